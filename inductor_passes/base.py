@@ -1,0 +1,60 @@
+"""What a pass is: one class, one idea, checked before and after it runs."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import fx
+
+
+class Numerics(enum.Enum):
+    """What a pass may do to the numbers of a program."""
+
+    BITWISE = "bitwise"  # every bit as before
+    REASSOCIATING = "reassociating"  # sums in another order
+    APPROXIMATE = "approximate"  # asked for by name only
+
+
+@dataclass(frozen=True, slots=True)
+class PassStats:
+    """What one run of a pass did. ``counters`` are non-negative integers, named in the pass's docstring."""
+
+    changed: bool
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+
+class GraphPass(abc.ABC):
+    """A rewrite of one post-grad ``fx.Graph``, in place.
+
+    Pure: the result depends on the graph, the pass's own configuration and the cost model that it
+    was built with; never on rank, clock or hash order, because ranks that decide differently hang.
+    """
+
+    name: ClassVar[str]
+    numerics: ClassVar[Numerics] = Numerics.BITWISE
+    # A pass that sets the order of launches and waits. While one is on, stock's schedulers are off.
+    schedules: ClassVar[bool] = False
+
+    def requires(self, graph: fx.Graph) -> None:
+        """Raise PreconditionError if this graph cannot be rewritten."""
+
+    @abc.abstractmethod
+    def run(self, graph: fx.Graph) -> PassStats:
+        """Rewrite ``graph`` in place and say what changed."""
+
+    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
+        """Raise InvariantError if a promise of this pass is broken.
+
+        ``before`` holds the nodes in the order they had when ``run`` was called; erased nodes included.
+        """
+
+    def digest(self) -> str:
+        """Everything besides the source that changes what ``run`` does; part of the cache key."""
+        return repr(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__module__}.{type(self).__qualname__}()"

@@ -1,0 +1,126 @@
+"""Launches and waits of a post-grad graph, and what is known of each: kind, group, payload, reduce op."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from inductor_passes._torch import size_hint
+
+NAMESPACES = frozenset({"_c10d_functional", "c10d_functional"})
+# Longest first: "all_gather" must not be read as "gather".
+KINDS = (
+    "reduce_scatter",
+    "all_reduce",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "permute",
+    "gather",
+    "scatter",
+    "reduce",
+    "isend",
+    "irecv",
+    "send",
+    "recv",
+)
+
+
+def _op(node: fx.Node) -> torch._ops.OpOverload | None:
+    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        return node.target
+    return None
+
+
+def is_wait(node: fx.Node) -> bool:
+    """Whether ``node`` is a ``wait_tensor``."""
+    op = _op(node)
+    return op is not None and op.namespace in NAMESPACES and op._opname.startswith("wait_tensor")
+
+
+def is_launch(node: fx.Node) -> bool:
+    """Whether ``node`` starts a collective that a ``wait_tensor`` ends."""
+    op = _op(node)
+    return op is not None and op.namespace in NAMESPACES and not is_wait(node) and kind(node) != ""
+
+
+def kind(node: fx.Node) -> str:
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``broadcast`` ...; "" if none."""
+    op = _op(node)
+    if op is None or op.namespace not in NAMESPACES:
+        return ""
+    return next((k for k in KINDS if op._opname.startswith(k)), "")
+
+
+def launches(graph: fx.Graph) -> list[fx.Node]:
+    """Every launch, in graph order."""
+    return [node for node in graph.nodes if is_launch(node)]
+
+
+def waits_of(launch: fx.Node) -> list[fx.Node]:
+    """The waits of a launch, through the ``getitem`` of a coalesced one, in user order."""
+    found = []
+    for user in launch.users:
+        if is_wait(user):
+            found.append(user)
+        elif user.target is operator.getitem:
+            found.extend(u for u in user.users if is_wait(u))
+    return found
+
+
+def launch_of(wait: fx.Node) -> fx.Node | None:
+    """The launch a wait belongs to; None if the value was launched outside this graph."""
+    source = wait.args[0]
+    if isinstance(source, fx.Node) and source.target is operator.getitem:
+        source = source.args[0]
+    return source if isinstance(source, fx.Node) and is_launch(source) else None
+
+
+def argument(node: fx.Node, name: str) -> object:
+    """The value of a named argument of the launch's schema, or None if the op has no such argument."""
+    op = _op(node)
+    if op is None:
+        return None
+    for index, arg in enumerate(op._schema.arguments):
+        if arg.name == name:
+            if name in node.kwargs:
+                return node.kwargs[name]
+            return node.args[index] if index < len(node.args) else arg.default_value
+    return None
+
+
+def group_name(node: fx.Node) -> str:
+    """The process group's name. Under compile-on-one-rank the group is a node: its name stands in."""
+    group = argument(node, "group_name")
+    if group is None:
+        group = argument(node, "tag")
+    return group.name if isinstance(group, fx.Node) else str(group)
+
+
+def reduce_op(node: fx.Node) -> str | None:
+    """``sum``, ``avg``, ``max`` ... or None for a collective that does not reduce."""
+    op = argument(node, "reduce_op")
+    return None if op is None else str(op).lower()
+
+
+def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
+    """Fake tensors that the launch reads: one, or several if coalesced. Shapes are local."""
+    source = node.args[0]
+    for item in source if isinstance(source, (list, tuple)) else (source,):
+        value = item.meta.get("val") if isinstance(item, fx.Node) else None
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+def payload_bytes(node: fx.Node) -> int:
+    """Bytes of this rank's input; symbolic sizes by their hint."""
+    return sum(tensor_bytes(tensor) for tensor in input_tensors(node))
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements of one tensor; symbolic sizes by their hint."""
+    return math.prod(size_hint(size) for size in tensor.shape) * tensor.dtype.itemsize

@@ -1,0 +1,33 @@
+"""Every failure of this package that a user can cause, each with what, why and how to fix."""
+
+from __future__ import annotations
+
+
+class PassesError(RuntimeError):
+    """Base class. ``str()`` is one paragraph: what happened, why, and how to fix it."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(" ".join(part for part in (what, why, fix) if part))
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+
+class OptionError(PassesError, ValueError):
+    """An option, a pass name or an option's value that we do not know."""
+
+
+class TopologyError(PassesError, ValueError):
+    """A topology file that is missing, unreadable, incomplete or physically impossible."""
+
+
+class PreconditionError(PassesError):
+    """A graph that a pass cannot work on."""
+
+
+class InvariantError(PassesError):
+    """A pass broke a promise: names the pass, the node and, where known, the user's line."""
+
+
+class PassFailedError(PassesError):
+    """A pass raised or returned something that is not a ``PassStats``."""
