@@ -1,8 +1,18 @@
-"""The only file that names private torch parts for this package, each behind a feature probe."""
+"""The only file that names private torch parts for this package, each behind a feature probe.
+
+Every function says in which torch versions its private names were seen.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import torch
+from torch import fx
+from torch.utils._ordered_set import OrderedSet
 
 
 def size_hint(size: int | torch.SymInt) -> int:
@@ -14,3 +24,206 @@ def size_hint(size: int | torch.SymInt) -> int:
         return size
     hint = getattr(size.node, "hint", None)
     return int(hint) if hint is not None else 1
+
+
+# --- Inductor's configuration -------------------------------------------------------------------
+
+
+def inductor_config() -> Any:
+    """``torch._inductor.config``, imported on first use. Seen in 2.11 to 2.15."""
+    from torch._inductor import config
+
+    return config
+
+
+def has_config(key: str) -> bool:
+    """Whether this torch's Inductor knows the dotted configuration key."""
+    return key in inductor_config().get_config_copy()
+
+
+def get_config(key: str) -> Any:
+    """The current value of a dotted key, under whatever patch is active."""
+    value: Any = inductor_config()
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def config_keys() -> frozenset[str]:
+    """Every dotted key of this torch's Inductor configuration."""
+    return frozenset(inductor_config().get_config_copy())
+
+
+def is_inductor_key(key: str) -> bool:
+    """Whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
+    return key.replace("-", "_") in config_keys()
+
+
+# --- Attaching passes ---------------------------------------------------------------------------
+
+
+@functools.cache
+def pass_base() -> type:
+    """The class to derive an Inductor graph pass from, told whether the graph is for inference.
+
+    ``CustomInferenceAwareGraphPass`` was seen in 2.11 to 2.15; ``CustomGraphPass`` is the fallback.
+    """
+    from torch._inductor import custom_graph_pass
+
+    return getattr(
+        custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass
+    )
+
+
+def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) -> None:
+    """Call a user's Inductor pass the way this torch would."""
+    from torch._inductor import custom_graph_pass
+
+    aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    if aware is not None and isinstance(pass_, aware):
+        pass_(graph, is_inference)
+    else:
+        pass_(graph)
+
+
+def reorder_for_locality(graph: fx.Graph) -> None:
+    """Stock's pass of that name. Seen in 2.11 to 2.15."""
+    from torch._inductor.fx_passes.post_grad import reorder_for_locality as stock
+
+    stock(graph)
+
+
+@functools.cache
+def can_pin_order() -> bool:
+    """Whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
+    try:
+        from torch._inductor.fx_passes import control_dependencies
+    except ImportError:
+        return False
+    return hasattr(control_dependencies, "preserve_node_ordering")
+
+
+def pin_nodes(graph: fx.Graph, after: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
+    """Make each key run after its values in the generated code. Call only if ``can_pin_order()``.
+
+    Each key is replaced by a higher-order op of the same name that holds the original operation.
+    """
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+    preserve_node_ordering(graph, {node: OrderedSet(deps) for node, deps in after.items()})
+
+
+def pinned_target(node: fx.Node) -> Any:
+    """The operation a pinned node holds; the node's own target if it is not pinned."""
+    if not can_pin_order() or node.op != "call_function":
+        return node.target
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    if node.target is not control_deps:
+        return node.target
+    holder = node.args[1]
+    assert isinstance(holder, fx.Node)
+    owner = node.graph.owning_module
+    assert owner is not None
+    subgraph = getattr(owner, str(holder.target))
+    return next(n.target for n in subgraph.graph.nodes if n.op == "call_function")
+
+
+# --- Where a compile stands ---------------------------------------------------------------------
+
+
+def graph_being_compiled() -> str:
+    """AOTAutograd's name of the graph in work, such as ``model__0_backward_1``, or "".
+
+    Seen in 2.11 to 2.15.
+    """
+    from torch._functorch import aot_autograd
+
+    name = getattr(aot_autograd, "get_graph_being_compiled", None)
+    try:
+        return str(name()) if name is not None else ""
+    except (IndexError, AttributeError):
+        return ""
+
+
+def compile_id() -> str:
+    """Dynamo's id of the compile in work, such as ``0/0``, or "". Seen in 2.11 to 2.15."""
+    from torch._guards import CompileContext
+
+    current = CompileContext.current_compile_id()
+    return "" if current is None else str(current)
+
+
+def is_aot_inductor() -> bool:
+    """Whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
+    from torch._inductor.virtualized import V
+
+    return bool(getattr(V, "aot_compilation", False))
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Hand a string to torch's structured trace, where tlparse finds it. Seen in 2.11 to 2.15."""
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=payload,
+    )
+
+
+# --- Caches -------------------------------------------------------------------------------------
+
+
+def cache_dir() -> str:
+    """Inductor's cache folder. Seen in 2.11 to 2.15."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir as stock
+
+    return str(stock())
+
+
+def counters() -> dict[str, int]:
+    """Inductor's counters. A cached graph brings the counts of its compile back when it is loaded.
+
+    Seen in 2.11 to 2.15.
+    """
+    from torch._dynamo.utils import counters as stock
+
+    return stock["inductor"]  # type: ignore[no-any-return]
+
+
+def source_of(code: Any) -> str | None:
+    """The Python wrapper code of a compiled graph, or None if it has none to show.
+
+    ``CompiledFxGraph.source_code`` was seen in 2.11 to 2.15.
+    """
+    source = getattr(code, "source_code", None)
+    return source if isinstance(source, str) and source else None
+
+
+def torch_version() -> str:
+    """Version and, where torch knows it, commit: both belong in a cache key."""
+    return f"{torch.__version__}+{getattr(torch.version, 'git_version', '')}"
+
+
+def package_dir() -> str:
+    """The folder of this package."""
+    return os.path.dirname(os.path.abspath(__file__))
+
+
+# --- Tests --------------------------------------------------------------------------------------
+
+
+def fake_tensor_mode() -> Any:
+    """A mode in which new tensors have shapes and no storage. Seen in 2.11 to 2.15."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def init_fake_group(world_size: int, rank: int) -> None:
+    """Initialise the default process group on fake ranks. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

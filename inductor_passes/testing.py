@@ -1,0 +1,112 @@
+"""Small graphs for tests: trace a function on a fake process group, print a graph as readable lines.
+
+Nothing here runs a kernel or moves a byte: tensors are fake, the group is fake, a trace takes
+milliseconds. A fake group answers questions about ranks; its collectives carry no numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from inductor_passes._torch import fake_tensor_mode, init_fake_group
+
+
+@contextlib.contextmanager
+def fake_group(world_size: int = 8, rank: int = 0) -> Iterator[None]:
+    """Inside, ``world_size`` fake ranks are initialised and this process is ``rank``.
+
+    The default group bears the name ``"0"``. Raises RuntimeError if a group is initialised already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "fake_group() needs to own the default process group, but one is initialised. "
+            "Call torch.distributed.destroy_process_group() first."
+        )
+    init_fake_group(world_size, rank)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def trace(
+    fn: Callable[..., object],
+    *shapes: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    dynamic: bool = False,
+    world_size: int = 8,
+) -> fx.Graph:
+    """Trace ``fn`` to an aten graph; every node carries its fake value in ``meta["val"]``.
+
+    ``fn`` gets one tensor of ``dtype`` per entry of ``shapes`` (local shapes). With ``dynamic`` every
+    size above 1 is a symbol, hinted by the given size; that takes ``device="cpu"``. Uses the process
+    group that is initialised; if there is none, a fake one of ``world_size`` ranks for the trace alone.
+    """
+    with contextlib.ExitStack() as stack:
+        if not dist.is_initialized():
+            stack.enter_context(fake_group(world_size))
+        if dynamic:
+            if device != "cpu":
+                raise ValueError(f"dynamic=True traces cpu tensors only, got device={device!r}.")
+            inputs = [torch.empty(tuple(shape), dtype=dtype) for shape in shapes]
+            return make_fx(fn, tracing_mode="symbolic")(*inputs).graph
+        with fake_tensor_mode():
+            inputs = [torch.empty(tuple(shape), dtype=dtype, device=device) for shape in shapes]
+        return make_fx(fn, tracing_mode="fake")(*inputs).graph
+
+
+def dump(graph: fx.Graph) -> str:
+    """One line a node, ``name: [local shape] = op(arguments)``; the last line is what is returned.
+
+    Namespaces, overloads, dtypes and strides are left out: these lines are for people to compare.
+    """
+    lines = []
+    for node in graph.nodes:
+        if node.op == "output":
+            lines.append(f"return {_format(node.args[0])}")
+            continue
+        line = node.name + _shape(node.meta.get("val"))
+        if node.op == "get_attr":
+            line += f" = self.{node.target}"
+        elif node.op != "placeholder":
+            arguments = [_format(arg) for arg in node.args]
+            arguments += [f"{name}={_format(arg)}" for name, arg in node.kwargs.items()]
+            line += f" = {_op_name(node)}({', '.join(arguments)})"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _op_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._opname
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _shape(value: object) -> str:
+    if value is None:
+        return ""
+    return f": {_value(value)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "[" + ", ".join(str(size) for size in value.shape) + "]"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(_value(item) for item in value) + ")"
+    return str(value)
+
+
+def _format(arg: object) -> str:
+    if isinstance(arg, list):
+        return "[" + ", ".join(_format(item) for item in arg) + "]"
+    if isinstance(arg, tuple):
+        return "(" + ", ".join(_format(item) for item in arg) + ")"
+    return str(arg)
