@@ -1,0 +1,30 @@
+"""What every cost model answers: how long a node computes, how long a collective holds its link."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import fx
+
+
+@runtime_checkable
+class CostModel(Protocol):
+    """Predicted durations in microseconds for the nodes of one post-grad graph.
+
+    Every rank of a program must get the same answers, or ranks schedule differently and hang: a model
+    may read shapes, dtypes, the topology file, and the size and stride of a group; never this process's
+    own rank, a clock or a benchmark. Predictions are made before launches are pinned in place.
+    """
+
+    @property
+    def name(self) -> str:
+        """For reports: the topology's name."""
+
+    def compute_us(self, node: fx.Node) -> float:
+        """Time on the compute stream; 0.0 for placeholders, views, launches, waits and outputs."""
+
+    def launch_us(self, launch: fx.Node) -> float:
+        """Time that one collective holds its channel, from its start until its result is there."""
+
+    def digest(self) -> str:
+        """A stable hash of everything that changes a prediction; part of the cache key."""
