@@ -26,6 +26,16 @@ def size_hint(size: int | torch.SymInt) -> int:
     return int(hint) if hint is not None else 1
 
 
+def group_size_of(group_name: str) -> int:
+    """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return int(distributed_c10d._get_group_size_by_name(group_name))
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return 0
+
+
 # --- Inductor's configuration -------------------------------------------------------------------
 
 
@@ -190,6 +200,32 @@ def counters() -> dict[str, int]:
     from torch._dynamo.utils import counters as stock
 
     return stock["inductor"]  # type: ignore[no-any-return]
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    example_inputs: Any,
+    inner_compile: Callable[..., Any],
+    patches: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """Stock's entry for backends. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx as stock
+
+    return stock(gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches))
+
+
+def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
+    """Stock's compile of one lowered graph. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx_inner as stock
+
+    return stock(*args, **kwargs)
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Inductor configuration of a ``mode=``. Raises RuntimeError, naming the known, for another."""
+    import torch._inductor
+
+    return dict(torch._inductor.list_mode_options(mode)) if mode not in (None, "default") else {}
 
 
 def source_of(code: Any) -> str | None:

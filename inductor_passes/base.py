@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from torch import fx
 
+from inductor_passes.cost import CostModel
+
 
 class Numerics(enum.Enum):
     """What a pass may do to the numbers of a program."""
@@ -27,6 +29,13 @@ class PassStats:
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a pass may be built from: the cost model of the compile's topology."""
+
+    cost: CostModel
+
+
 class GraphPass(abc.ABC):
     """A rewrite of one post-grad ``fx.Graph``, in place.
 
@@ -38,6 +47,15 @@ class GraphPass(abc.ABC):
     numerics: ClassVar[Numerics] = Numerics.BITWISE
     # A pass that sets the order of launches and waits. While one is on, stock's schedulers are off.
     schedules: ClassVar[bool] = False
+    # Promise checked after every run: the launches of a group keep their order.
+    keeps_launch_order: ClassVar[bool] = True
+    # Skipped on graphs without a collective, so that those compile to stock's code.
+    needs_collectives: ClassVar[bool] = True
+
+    @classmethod
+    def build(cls, context: PassContext) -> GraphPass:
+        """Make the pass for one compile. The default takes no arguments."""
+        return cls()
 
     def requires(self, graph: fx.Graph) -> None:
         """Raise PreconditionError if this graph cannot be rewritten."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from inductor_passes._torch import size_hint
+from inductor_passes._torch import group_size_of, size_hint
 
 NAMESPACES = frozenset({"_c10d_functional", "c10d_functional"})
 # Longest first: "all_gather" must not be read as "gather".
@@ -101,6 +101,14 @@ def group_name(node: fx.Node) -> str:
     return group.name if isinstance(group, fx.Node) else str(group)
 
 
+def group_size(node: fx.Node) -> int:
+    """Ranks in the group; 0 if neither the op nor torch.distributed knows."""
+    size = argument(node, "group_size")
+    if isinstance(size, int):
+        return size
+    return group_size_of(group_name(node))
+
+
 def reduce_op(node: fx.Node) -> str | None:
     """``sum``, ``avg``, ``max`` ... or None for a collective that does not reduce."""
     op = argument(node, "reduce_op")
@@ -124,3 +132,10 @@ def payload_bytes(node: fx.Node) -> int:
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """Bytes of the elements of one tensor; symbolic sizes by their hint."""
     return math.prod(size_hint(size) for size in tensor.shape) * tensor.dtype.itemsize
+
+
+def output_bytes(node: fx.Node) -> int:
+    """Bytes of a launch's result on this rank; symbolic sizes by their hint."""
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, (list, tuple)) else (value,)
+    return sum(tensor_bytes(t) for t in tensors if isinstance(t, torch.Tensor))

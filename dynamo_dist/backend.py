@@ -1,0 +1,40 @@
+"""``torch.compile(model, backend="dynamo_dist")``.
+
+Dynamo loads a backend's entry point once and calls the backend only after it has traced, which is
+too late to enable trackers. So the entry point names an attribute that does not exist until it is
+asked for: asking enables the plugin, and ``disable()`` makes Dynamo ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from dynamo_dist import activation
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name == "dynamo_dist":
+        activation.enable()
+        return compile_graph
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph: Inductor with our passes, by configuration of this compile alone.
+
+    ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
+    (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
+    ones, for an option or a pass that neither knows.
+    """
+    from inductor_passes.compile import compile_graph as compile_with_passes
+
+    return compile_with_passes(gm, example_inputs, mode=mode, options=options)

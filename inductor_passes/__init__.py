@@ -1,0 +1,48 @@
+"""Inductor passes that move communication under compute.
+
+Importing this package changes nothing in torch and imports nothing that ``import torch`` has not.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from inductor_passes.attach import options as options
+    from inductor_passes.base import GraphPass as GraphPass
+    from inductor_passes.base import Numerics as Numerics
+    from inductor_passes.base import PassContext as PassContext
+    from inductor_passes.base import PassStats as PassStats
+    from inductor_passes.pass_options import PassOptions as PassOptions
+    from inductor_passes.pipeline import run_passes as run_passes
+    from inductor_passes.registry import plugin_failures as plugin_failures
+    from inductor_passes.registry import register as register
+    from inductor_passes.registry import registered_passes as registered_passes
+    from inductor_passes.registry import unregister as unregister
+
+_HOME = {
+    "GraphPass": "base",
+    "Numerics": "base",
+    "PassContext": "base",
+    "PassOptions": "pass_options",
+    "PassStats": "base",
+    "options": "attach",
+    "plugin_failures": "registry",
+    "register": "registry",
+    "registered_passes": "registry",
+    "run_passes": "pipeline",
+    "unregister": "registry",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"inductor_passes.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'inductor_passes' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

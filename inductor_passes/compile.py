@@ -1,0 +1,50 @@
+"""Compile one Dynamo graph through stock Inductor with our passes attached."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from inductor_passes import _torch, recorder, reporters
+from inductor_passes.attach import config_patches
+from inductor_passes.generated_code import order_kept
+from inductor_passes.pass_options import split
+from inductor_passes.records import GraphRecord
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """What a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
+
+    ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
+    (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
+    Inductor's and AOTAutograd's caches work as they do in stock.
+    """
+    own, inductor = split({**_torch.mode_options(mode), **(options or {})})
+    current = _torch.compile_id()
+
+    def rename(record: GraphRecord) -> str:
+        return f"{current}:{record.phase}"
+
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        with recorder.compiling() as fresh:
+            code = _torch.compile_fx_inner(*args, **kwargs)
+        for key, record in fresh:
+            kept = order_kept(record.order, _torch.source_of(code))
+            recorder.amend(key, dataclasses.replace(record, order_kept=kept))
+        recorder.publish_cached(rename)
+        reporters.write(own.report)
+        return code
+
+    compiled = _torch.compile_fx(gm, example_inputs, inner_compile, config_patches(own, inductor))
+    if recorder.publish_cached(rename):
+        reporters.write(own.report)
+    return compiled

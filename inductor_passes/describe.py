@@ -1,0 +1,81 @@
+"""From a graph and its simulated timelines to the record that reports are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from inductor_passes import collectives as c
+from inductor_passes.cost import CostModel
+from inductor_passes.pin import has_own_kernel
+from inductor_passes.records import CollectiveRecord, GraphRecord, PassRecord
+from inductor_passes.simulate import Timeline
+from inductor_passes.source_lines import user_line
+
+
+def describe(
+    graph: fx.Graph,
+    cost: CostModel,
+    *,
+    before: Timeline,
+    after: Timeline,
+    passes: Sequence[PassRecord],
+    phase: str,
+    graph_id: str,
+) -> GraphRecord:
+    """The record of one graph, after its passes and before its order is pinned."""
+    warnings = [
+        f"{p.name} failed and was left out: {p.reason}" for p in passes if p.status == "failed"
+    ]
+    return GraphRecord(
+        graph_id=graph_id,
+        phase=phase,
+        node_count=len(graph.nodes),
+        topology=cost.name,
+        passes=tuple(passes),
+        collectives=tuple(_collective(n, cost, before, after) for n in c.launches(graph)),
+        before=before.record(),
+        after=after.record(),
+        order=tuple(order_events(graph)),
+        warnings=tuple(warnings),
+    )
+
+
+def order_events(graph: fx.Graph) -> list[str]:
+    """Launches, waits and kernels of their own, in order, in words that generated code can be held against.
+
+    ``launch KIND GROUP``, ``wait N`` (of the N-th launch of the graph) and ``kernel``.
+    """
+    events: list[str] = []
+    number: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        if c.is_launch(node):
+            number[node] = len(number)
+            events.append(f"launch {c.kind(node)} {c.group_name(node)}")
+        elif c.is_wait(node):
+            launch = c.launch_of(node)
+            if launch is not None:
+                events.append(f"wait {number[launch]}")
+        elif has_own_kernel(node):
+            events.append("kernel")
+    return events
+
+
+def _collective(
+    node: fx.Node, cost: CostModel, before: Timeline, after: Timeline
+) -> CollectiveRecord:
+    tensors = list(c.input_tensors(node))
+    return CollectiveRecord(
+        name=node.name,
+        kind=c.kind(node),
+        group_name=c.group_name(node),
+        group_size=c.group_size(node),
+        payload_bytes=c.payload_bytes(node),
+        dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        reduce_op=c.reduce_op(node),
+        stack=user_line(node),
+        predicted_us=cost.launch_us(node),
+        exposed_before_us=before.exposed_by_launch.get(node.name, 0.0),
+        exposed_after_us=after.exposed_by_launch.get(node.name, 0.0),
+    )

@@ -1,0 +1,57 @@
+"""One owner of the schedule.
+
+Stock Inductor has schedulers of its own (some opt-in, one on by default from torch 2.14). Two of
+them undo each other, so while our passes schedule, stock's are off; with ours off, stock's stay as
+the user set them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from inductor_passes import _torch
+
+log = logging.getLogger(__name__)
+
+# Everything in Inductor that moves a launch or a wait, by configuration key and its off value.
+STOCK_SCHEDULERS: Mapping[str, object] = {
+    "reorder_for_compute_comm_overlap": False,
+    "aten_distributed_optimizations.enable_overlap_scheduling": False,
+    "aten_distributed_optimizations.enable_simple_overlap": False,
+    "enable_simple_overlap": False,
+    "_micro_pipeline_tp": False,
+    "_fuse_ddp_communication": False,
+    "bucket_all_gathers_fx": "none",
+    "bucket_reduce_scatters_fx": "none",
+    "bucket_all_reduces_fx": "none",
+}
+
+
+def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
+    """Stock's schedulers that would run under the current configuration and ``patches``."""
+    known = _torch.config_keys()
+    found = {}
+    for key, off in STOCK_SCHEDULERS.items():
+        if key in known:
+            value = patches[key] if key in patches else _torch.get_config(key)
+            if value != off and value is not None:
+                found[key] = value
+    return found
+
+
+def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
+    """Patches that switch stock's schedulers off, with a warning for what the user had asked for."""
+    running = stock_schedulers_on(patches)
+    asked = sorted(key for key in running if key in patches)
+    if asked:
+        log.warning(
+            "Inductor's own scheduling (%s) is off in this compile: two schedulers undo each "
+            "other, and options={'schedule': 'local'} owns it. Use options={'schedule': 'off'} "
+            "to let Inductor's run instead.",
+            ", ".join(asked),
+        )
+    elif running:
+        log.info("Inductor's own scheduling is off in this compile: %s", ", ".join(sorted(running)))
+    return {key: STOCK_SCHEDULERS[key] for key in running}

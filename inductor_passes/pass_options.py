@@ -1,0 +1,110 @@
+"""The options users give, checked and split from Inductor's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from inductor_passes import _torch, pin, registry
+from inductor_passes.cost import load_topology
+from inductor_passes.errors import OptionError
+
+SCHEDULES = ("local", "off")
+PLANS = ("off",)
+ON_PASS_ERROR = ("raise", "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class PassOptions:
+    """What a user chose.
+
+    passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
+        sums run only if named here.
+    disable: names of passes, or ``pin_order``, to leave out.
+    topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
+    report: a folder for report.html, report.json and trace.json; None writes none.
+    schedule: ``local`` moves single launches and waits, ``off`` leaves order to Inductor.
+    plan: ``off``; no planner exists yet.
+    exact: only passes that keep every bit.
+    on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
+    """
+
+    passes: tuple[str, ...] | None = None
+    disable: tuple[str, ...] = ()
+    topology: str | None = None
+    report: str | None = None
+    schedule: str = "local"
+    plan: str = "off"
+    exact: bool = False
+    on_pass_error: str = "raise"
+
+    def __post_init__(self) -> None:
+        known = (*registry.registered_passes(), pin.NAME)
+        for name in (*(self.passes or ()), *self.disable):
+            if name not in known:
+                raise registry.unknown_pass(name, known)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("plan", self.plan, PLANS)
+        _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
+        if self.topology is not None:
+            load_topology(self.topology)
+
+    def digest(self) -> str:
+        """What of these options changes a compiled graph. ``report`` does not."""
+        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "report"])
+
+
+OWN_KEYS = tuple(field.name for field in fields(PassOptions))
+
+
+def split(given: Mapping[str, Any]) -> tuple[PassOptions, dict[str, Any]]:
+    """Our options and Inductor's, from one mapping. Raises OptionError for a key neither knows."""
+    own: dict[str, Any] = {}
+    inductor: dict[str, Any] = {}
+    for key, value in given.items():
+        if key in OWN_KEYS:
+            own[key] = _coerce(key, value)
+        elif _torch.is_inductor_key(key):
+            inductor[key.replace("-", "_")] = value
+        elif key != "guard_filter_fn":  # torch.compile takes that one itself
+            raise OptionError(
+                f"Unknown option {key!r}.",
+                f"Ours are {', '.join(OWN_KEYS)}; every key of Inductor's configuration works too.",
+                "See torch._inductor.list_options() for those.",
+            )
+    return PassOptions(**own), inductor
+
+
+def _coerce(key: str, value: Any) -> Any:
+    if key in ("passes", "disable"):
+        if isinstance(value, str):
+            value = (value,)
+        if value is None and key == "passes":
+            return None
+        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+            raise OptionError(
+                f"Option {key!r} is {value!r}.", "It takes a list of pass names.", _names_fix()
+            )
+        return tuple(value)
+    if key == "exact":
+        if not isinstance(value, bool):
+            raise OptionError(f"Option 'exact' is {value!r}.", "It takes True or False.")
+        return value
+    if key in ("topology", "report"):
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise OptionError(f"Option {key!r} is {value!r}.", "It takes a name or a path.")
+        return None if value is None else os.fspath(value)
+    return value
+
+
+def _names_fix() -> str:
+    return f"Known passes are {', '.join((*registry.registered_passes(), pin.NAME))}."
+
+
+def _one_of(key: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise OptionError(
+            f"Option {key!r} is {value!r}.", "", f"It takes one of {', '.join(map(repr, known))}."
+        )

@@ -1,0 +1,108 @@
+"""Make an order of the FX graph survive lowering.
+
+Inductor's scheduler reorders for memory and fuses across launches; left alone it puts a launch
+back in front of its wait. Stock's ``control_deps`` ties nodes to others that must run first:
+pinned are launches, waits, and the matrix products and reductions between them. Pointwise nodes
+stay free, because tying one would force its value into memory and cost a fusion.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from inductor_passes import _torch
+from inductor_passes.collectives import is_launch, is_wait
+from inductor_passes.cost import CostModel
+from inductor_passes.reorder.sink_waits import is_view
+
+NAME = "pin_order"
+# Below this a reduction hides too little to be worth a dependency.
+MIN_REDUCTION_US = 5.0
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+# Ops that Inductor lowers to a kernel of their own: tying one to a launch costs no fusion.
+OWN_KERNEL = frozenset(
+    {
+        aten.mm,
+        aten.addmm,
+        aten.bmm,
+        aten.baddbmm,
+        aten.convolution,
+        aten.convolution_backward,
+        aten._scaled_mm,
+        aten._grouped_mm,
+        aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward,
+        aten._scaled_dot_product_cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward,
+    }
+)
+REDUCTIONS = frozenset(
+    {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.prod, aten.any, aten.argmax}
+)
+
+
+def has_own_kernel(node: fx.Node) -> bool:
+    """Whether Inductor gives the node a kernel call of its own (a matrix product, attention ...)."""
+    return getattr(node.target, "overloadpacket", None) in OWN_KERNEL
+
+
+def pin_order(graph: fx.Graph, cost: CostModel) -> int:
+    """Tie launches, waits and the compute between them to their present order; count the ties.
+
+    Runs last: the tied nodes become higher-order ops that no other pass looks into. A graph without
+    a launch is left alone.
+    """
+    after: dict[fx.Node, list[fx.Node]] = {}
+    last: fx.Node | None = None  # the launch or wait passed most recently
+    since: list[fx.Node] = []  # anchors passed since
+    in_flight = 0
+    for node in list(graph.nodes):
+        if is_launch(node) or is_wait(node):
+            before = [*since, *([last] if last is not None else [])]
+            if before:
+                after[node] = before
+            in_flight += 1 if is_launch(node) else -1
+            last, since = node, []
+        elif _is_anchor(node, cost):
+            if last is not None and in_flight > 0 and last not in node.all_input_nodes:
+                after[node] = [last]
+            since.append(node)
+    if not any(is_launch(node) for node in graph.nodes):
+        return 0
+    _reduce_in_place(graph)
+    _torch.pin_nodes(graph, after)
+    return len(after)
+
+
+def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
+    if has_own_kernel(node):
+        return True
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in REDUCTIONS and cost.compute_us(node) >= MIN_REDUCTION_US
+
+
+def _reduce_in_place(graph: fx.Graph) -> None:
+    """Let an all_reduce overwrite an input that nobody else reads.
+
+    Stock's own pass for this runs after ours and cannot see into a tied node, which would cost a
+    copy of every payload.
+    """
+    for launch in graph.find_nodes(op="call_function", target=c10d.all_reduce.default):
+        if _is_last_reader(launch, launch.args[0]):
+            launch.target = c10d.all_reduce_.default
+
+
+def _is_last_reader(launch: fx.Node, value: object) -> bool:
+    """Whether ``value`` is fresh memory of this graph, read by the launch alone."""
+    while isinstance(value, fx.Node) and value.op == "call_function" and len(value.users) == 1:
+        if not is_view(value):
+            return isinstance(value.target, torch._ops.OpOverload) and not is_wait(value)
+        value = value.args[0]
+    return False

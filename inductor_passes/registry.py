@@ -1,0 +1,135 @@
+"""Which passes there are and in which order they run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Sequence
+
+from inductor_passes.base import GraphPass, PassContext
+from inductor_passes.errors import OptionError
+from inductor_passes.reorder import HoistLaunches, SinkWaits
+
+log = logging.getLogger(__name__)
+
+PLUGIN_GROUP = "inductor_passes.plugins"
+# Read top to bottom: this is the order.
+DEFAULT_PASSES: tuple[type[GraphPass], ...] = (SinkWaits, HoistLaunches)
+
+Registered = type[GraphPass] | GraphPass
+
+_third_party: list[tuple[Registered, str | None, str | None]] = []
+_plugins_read = False
+_plugin_failures: dict[str, str] = {}
+
+
+def register(
+    pass_: Registered, *, before: str | None = None, after: str | None = None
+) -> Registered:
+    """Add a pass to every later compile: at the end, or next to the pass named.
+
+    ``pass_`` is a ``GraphPass`` class (built with ``build(context)``) or an instance. Returns it, so
+    that it works as a class decorator. Raises OptionError if the name is taken, if it is not a
+    GraphPass, or if the neighbour is unknown. The same object twice is once.
+    """
+    is_pass = isinstance(pass_, GraphPass) or (
+        isinstance(pass_, type) and issubclass(pass_, GraphPass)
+    )
+    if not is_pass or not getattr(pass_, "name", ""):
+        raise OptionError(
+            f"register() got {pass_!r}, which is not a pass.",
+            "A pass is a subclass or an instance of inductor_passes.GraphPass with a name.",
+            "Derive from inductor_passes.GraphPass and set `name`.",
+        )
+    if any(known is pass_ for known, _, _ in _third_party):
+        return pass_
+    names = [p.name for p in ordered_passes()]
+    if pass_.name in names:
+        raise OptionError(
+            f"A pass named {pass_.name!r} is registered already.",
+            "Names select passes in options, so each must be unique.",
+            f"Choose another name; taken are {', '.join(names)}.",
+        )
+    for neighbour in (before, after):
+        if neighbour is not None and neighbour not in names:
+            raise unknown_pass(neighbour, names)
+    _third_party.append((pass_, before, after))
+    return pass_
+
+
+def unregister(pass_: Registered) -> None:
+    """Undo ``register``. Unknown passes are ignored."""
+    _third_party[:] = [entry for entry in _third_party if entry[0] is not pass_]
+
+
+def ordered_passes() -> list[Registered]:
+    """Default and registered passes in the order they run."""
+    read_plugins()
+    order: list[Registered] = list(DEFAULT_PASSES)
+    for pass_, before, after in _third_party:
+        names = [p.name for p in order]
+        if before in names:
+            order.insert(names.index(before), pass_)
+        elif after in names:
+            order.insert(names.index(after) + 1, pass_)
+        else:
+            order.append(pass_)
+    return order
+
+
+def registered_passes() -> tuple[str, ...]:
+    """The names of all passes, in order."""
+    return tuple(p.name for p in ordered_passes())
+
+
+def plugin_failures() -> dict[str, str]:
+    """Entry points of the group ``inductor_passes.plugins`` that could not be used, with the reason."""
+    read_plugins()
+    return dict(_plugin_failures)
+
+
+def build_passes(
+    context: PassContext, names: Sequence[str] | None, disable: Sequence[str]
+) -> list[GraphPass]:
+    """The passes of one compile: ``names`` (all if None), in registry order, without ``disable``."""
+    chosen = [
+        p for p in ordered_passes() if (names is None or p.name in names) and p.name not in disable
+    ]
+    return [p.build(context) if isinstance(p, type) else p for p in chosen]
+
+
+def unknown_pass(name: str, known: Sequence[str]) -> OptionError:
+    """The error for a pass name that is not registered."""
+    return OptionError(
+        f"There is no pass named {name!r}.",
+        "",
+        f"Known passes are {', '.join(known)}; others come from inductor_passes.register() or the "
+        f"entry-point group {PLUGIN_GROUP}.",
+    )
+
+
+def read_plugins() -> None:
+    """Load the entry points once. A plugin that fails is reported and left out."""
+    global _plugins_read  # noqa: PLW0603 - a process reads its entry points once
+    if _plugins_read:
+        return
+    _plugins_read = True
+    for entry in sorted(importlib.metadata.entry_points(group=PLUGIN_GROUP)):
+        try:
+            plugin = entry.load()
+            if isinstance(plugin, GraphPass) or (
+                isinstance(plugin, type) and issubclass(plugin, GraphPass)
+            ):
+                register(plugin)
+            else:
+                plugin()
+        except Exception as error:  # whatever a third party's import does must not stop a compile
+            _plugin_failures[entry.name] = f"{type(error).__name__}: {error}"
+            log.warning(
+                "The plugin %s (%s) could not be loaded and is left out: %s: %s. Uninstall it, or "
+                "ask its author for a version that works with this torch.",
+                entry.name,
+                entry.value,
+                type(error).__name__,
+                error,
+            )
