@@ -36,6 +36,23 @@ def group_size_of(group_name: str) -> int:
         return 0
 
 
+def group_device_types(group_name: str) -> frozenset[str] | None:
+    """Device types that a registered group's backends serve; None if there is no such group.
+
+    Empty where the group does not say. Seen in 2.11 to 2.15.
+    """
+    from torch.distributed import distributed_c10d
+
+    try:
+        group = distributed_c10d._resolve_process_group(group_name)
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return None
+    try:
+        return frozenset(device.type for device in group._device_types)
+    except (AttributeError, RuntimeError):
+        return frozenset()
+
+
 # --- Inductor's configuration -------------------------------------------------------------------
 
 
@@ -76,7 +93,7 @@ def is_inductor_key(key: str) -> bool:
 def pass_base() -> type:
     """The class to derive an Inductor graph pass from, told whether the graph is for inference.
 
-    ``CustomInferenceAwareGraphPass`` was seen in 2.11 to 2.15; ``CustomGraphPass`` is the fallback.
+    ``CustomInferenceAwareGraphPass`` was seen in 2.13 and 2.15; 2.11 has ``CustomGraphPass`` only.
     """
     from torch._inductor import custom_graph_pass
 
@@ -245,6 +262,55 @@ def torch_version() -> str:
 def package_dir() -> str:
     """The folder of this package."""
     return os.path.dirname(os.path.abspath(__file__))
+
+
+# --- Process groups -----------------------------------------------------------------------------
+
+
+def group_ranks(group: object) -> tuple[int, ...] | None:
+    """Global ranks of a group given by name or as an object; None if this process does not know it.
+
+    Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj`` were
+    seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    group = getattr(group, "real_obj", group)
+    try:
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)
+        if isinstance(group, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None  # a name that nobody registered, or a group already destroyed
+    return None
+
+
+def known_groups() -> dict[str, tuple[int, ...]]:
+    """Name and global ranks of every group that this process has made. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    ranks = c10d._world.pg_group_ranks
+    return {
+        name: tuple(ranks[group]) for group, name in c10d._world.pg_names.items() if group in ranks
+    }
+
+
+def world_size() -> int | None:
+    """Ranks of the job, or None where no process group is initialised."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
 # --- Tests --------------------------------------------------------------------------------------

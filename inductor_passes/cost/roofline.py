@@ -1,0 +1,119 @@
+"""The cost model that is used: a roofline for compute, alpha-beta for links, figures from a topology."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+
+import torch
+from torch import fx
+
+from inductor_passes._torch import known_groups, world_size
+from inductor_passes.collectives import is_launch, is_wait
+from inductor_passes.cost.collective_cost import blocking_kind, node_us
+from inductor_passes.cost.flops import flops, is_attention
+from inductor_passes.cost.group_shape import shape_of_ranks
+from inductor_passes.cost.topology import Topology
+from inductor_passes.cost.traffic import Traffic, graph_traffic
+
+
+class TopologyCostModel:
+    """Predicts microseconds on one topology. Implements ``CostModel``.
+
+    A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a kernel
+    where one starts there (``traffic.py`` says where). Tile and wave effects of small matrix products
+    and contention between kernels and collectives are not modelled.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self._seen: _Analysis | None = None
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self.topology.name
+
+    def __repr__(self) -> str:
+        return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
+
+    def compute_us(self, node: fx.Node) -> float:
+        """Time on the compute stream; 0.0 for placeholders, views, launches, waits and outputs.
+
+        Fusion makes the time of a node depend on its neighbours, so a graph is analysed once and
+        again after it has changed around ``node``; the order of its nodes makes no difference.
+        """
+        if node.op != "call_function" or is_launch(node) or is_wait(node) or blocking_kind(node):
+            return 0.0
+        if self._seen is None or not self._seen.holds_for(node):
+            self._seen = _Analysis(node.graph, self.topology)
+        return self._seen.us[node]
+
+    def launch_us(self, launch: fx.Node) -> float:
+        """Link time of a launch, or of a collective that blocks the compute stream itself.
+
+        Raises ValueError for any other node.
+        """
+        return node_us(launch, self.topology)
+
+    def digest(self) -> str:
+        """Hash of the figures, the size of the job and the shape of every group that it has made.
+
+        Groups are part of it because a graph names a group and not its ranks: without them a warm
+        cache could bring one rank a schedule for other groups than its peers have.
+        """
+        figures = dataclasses.asdict(self.topology)
+        del figures["sources"]
+        world = world_size() or 0
+        groups = {
+            name: dataclasses.astuple(shape_of_ranks(ranks, self.topology.ranks_per_node, world))
+            for name, ranks in sorted(known_groups().items())
+        }
+        text = json.dumps([figures, world, groups], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Analysis:
+    """Times of one graph's nodes, as long as the graph stays as it was."""
+
+    def __init__(self, graph: fx.Graph, topology: Topology) -> None:
+        self._graph = graph
+        self._length = len(graph.nodes)
+        self._edges: dict[fx.Node, tuple[list[fx.Node], int]] = {}
+        self.us: dict[fx.Node, float] = {}
+        for node, traffic in graph_traffic(graph).items():
+            self._edges[node] = (node.all_input_nodes, len(node.users))
+            self.us[node] = _compute_us(node, traffic, topology)
+
+    def holds_for(self, node: fx.Node) -> bool:
+        edges = self._edges.get(node)
+        return (
+            edges is not None
+            and self._graph is node.graph
+            and self._length == len(self._graph.nodes)
+            and edges == (node.all_input_nodes, len(node.users))
+        )
+
+
+def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:
+    moved = traffic.read_bytes + traffic.write_bytes
+    memory_us = moved / topology.memory_bytes_per_us
+    arithmetic_us = 0.0
+    count = 0 if node.op != "call_function" else flops(node)
+    if count:
+        rate = topology.matmul_rate(_dtype_name(node))
+        per_us = rate.flops_per_us
+        if is_attention(node):
+            per_us = rate.peak_tflops * topology.attention_efficiency * 1e6
+        arithmetic_us = count / per_us
+    return max(arithmetic_us, memory_us) + (topology.kernel_us if traffic.starts_kernel else 0.0)
+
+
+def _dtype_name(node: fx.Node) -> str:
+    """The type that a product is computed in: that of its first tensor."""
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype).removeprefix("torch.")
+    return "float32"

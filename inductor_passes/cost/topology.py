@@ -1,0 +1,165 @@
+"""A machine as the cost model sees it: rates of one device and of the links between devices.
+
+Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a file
+is in ``topology_file.py``. Nothing here is measured at run time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from inductor_passes.cost import topology_file
+from inductor_passes.errors import TopologyError
+
+_DATA = Path(__file__).parent / "data"
+_DEFAULTS = {"cuda": "h100x8"}
+_FALLBACK_DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """Matrix products of one dtype: the vendor's dense peak, and the share of it that is reached."""
+
+    peak_tflops: float
+    efficiency: float
+
+    @property
+    def flops_per_us(self) -> float:
+        """Reached rate."""
+        return self.peak_tflops * self.efficiency * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProtocol:
+    """One way the communication library drives a link; it picks the fastest for each message.
+
+    A step is one hop of a ring or tree. ``*_share`` is the part of the link's rate that is reached.
+    """
+
+    name: str
+    launch_us: float
+    intra_step_us: float
+    intra_share: float
+    inter_step_us: float
+    inter_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReduction:
+    """All-reduce done by the switch of one node: bytes of the payload over the rate, plus a start."""
+
+    launch_us: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Rates of one device and its links. GB/s is 1e9 bytes a second, per device and direction.
+
+    ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
+    ``float8`` stands for every 8-bit float). ``sources`` maps each figure's path to where it is from.
+    """
+
+    name: str
+    ranks_per_node: int
+    matmul: tuple[tuple[str, MatmulRate], ...]
+    attention_efficiency: float
+    memory_gb_per_s: float
+    kernel_us: float
+    intra_gb_per_s: float
+    inter_gb_per_s: float
+    protocols: tuple[LinkProtocol, ...]
+    switch_reduction: SwitchReduction | None
+    sources: tuple[tuple[str, str], ...]
+
+    def matmul_rate(self, dtype_name: str) -> MatmulRate:
+        """Rate of a dtype; one that the file does not name is taken at float32's."""
+        key = "float8" if dtype_name.startswith("float8") else dtype_name
+        rates = dict(self.matmul)
+        return rates.get(key, rates[_FALLBACK_DTYPE])
+
+    @property
+    def memory_bytes_per_us(self) -> float:
+        """Reached rate of device memory."""
+        return self.memory_gb_per_s * 1e3
+
+
+def shipped_topologies() -> tuple[str, ...]:
+    """Names that ``load_topology`` knows without a path, sorted."""
+    return tuple(sorted(path.stem for path in _DATA.glob("*.json")))
+
+
+def default_topology(device_type: str) -> str:
+    """The topology taken when the user names none.
+
+    By device type alone: a look at the device at hand could differ between ranks, and ranks that plan
+    for different machines plan differently. ``cuda`` gives ``h100x8``, everything else ``cpu-gloo``.
+    """
+    return _DEFAULTS.get(device_type, "cpu-gloo")
+
+
+def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
+    """Read a shipped topology by name, or a JSON file by path.
+
+    Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
+    a key that we do not know, or a figure that is no positive number.
+    """
+    text = os.fspath(name_or_path)
+    shipped = shipped_topologies()
+    fix = f"Shipped topologies: {', '.join(shipped)}; or give the path of a JSON file of the same form."
+    path = _DATA / f"{text}.json" if text in shipped else Path(text)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise TopologyError(f"Cannot read topology {text!r}:", f"{reason}.", fix) from error
+    return _build(topology_file.Section.of_text(content, text, fix))
+
+
+def _build(file: topology_file.Section) -> Topology:
+    device, links = file.section("device"), file.section("links")
+    matmul = []
+    for dtype, rate in device.section("matmul").named_sections():
+        matmul.append((dtype, MatmulRate(rate.rate("peak_tflops"), rate.share("efficiency"))))
+        rate.finish()
+    if _FALLBACK_DTYPE not in dict(matmul):
+        raise device.section("matmul").missing(_FALLBACK_DTYPE)
+    protocols = []
+    for entry in links.entries("protocols"):
+        intra, inter = entry.section("intra_node"), entry.section("inter_node")
+        protocols.append(
+            LinkProtocol(
+                name=entry.text("name"),
+                launch_us=entry.rate("launch_us"),
+                intra_step_us=intra.rate("step_us"),
+                intra_share=intra.share("bandwidth_share"),
+                inter_step_us=inter.rate("step_us"),
+                inter_share=inter.share("bandwidth_share"),
+            )
+        )
+        for section in (intra, inter, entry):
+            section.finish()
+    switch, reduction = links.optional_section("switch_reduction"), None
+    if switch is not None:
+        reduction = SwitchReduction(switch.rate("launch_us"), switch.rate("gb_per_s"))
+    topology = Topology(
+        name=file.text("name"),
+        ranks_per_node=file.count("ranks_per_node"),
+        matmul=tuple(matmul),
+        attention_efficiency=device.share("attention_efficiency"),
+        memory_gb_per_s=device.rate("memory_gb_per_s"),
+        kernel_us=device.rate("kernel_us"),
+        intra_gb_per_s=links.rate("intra_node_gb_per_s"),
+        inter_gb_per_s=links.rate("inter_node_gb_per_s"),
+        protocols=tuple(protocols),
+        switch_reduction=reduction,
+        sources=(),
+    )
+    for section in filter(None, (switch, device, links)):
+        section.finish()
+    file.text("description")
+    file.finish()
+    return dataclasses.replace(topology, sources=file.sources())

@@ -1,0 +1,157 @@
+"""Reading a topology's JSON strictly: every mistake names file, field, value and the fix.
+
+A file is one object::
+
+    {"name": "...", "description": "...", "ranks_per_node": FIGURE,
+     "device": {"matmul": {DTYPE: {"peak_tflops": FIGURE, "efficiency": FIGURE}, ...},
+                "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE},
+     "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
+               "protocols": [{"name": "...", "launch_us": FIGURE,
+                              "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
+                              "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
+               "switch_reduction": {"launch_us": FIGURE, "gb_per_s": FIGURE}}}
+
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``switch_reduction`` may be
+left out. ``data/cpu-gloo.json`` is a short one to start from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from inductor_passes.errors import TopologyError
+
+
+class Section:
+    """One JSON object of the file, read field by field; ``finish`` refuses what was not read."""
+
+    def __init__(self, data: Any, path: str, file: str, fix: str, sources: dict[str, str]) -> None:
+        self._path, self._file, self._fix, self._sources = path, file, fix, sources
+        if not isinstance(data, dict):
+            raise self._error(path, data, "must be an object")
+        self._data: dict[str, Any] = data
+        self._read: set[str] = set()
+
+    @classmethod
+    def of_text(cls, content: str, file: str, fix: str) -> Section:
+        """The top of a file. Raises TopologyError if ``content`` is not JSON or repeats a key."""
+
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            keys = [key for key, _ in pairs]
+            repeated = sorted({key for key in keys if keys.count(key) > 1})
+            if repeated:
+                raise TopologyError(
+                    f"Topology file {file!r} has {repeated[0]!r} twice in one object.",
+                    "Only one of the two could count.",
+                    f"Remove one. {fix}",
+                )
+            return dict(pairs)
+
+        try:
+            data = json.loads(content, object_pairs_hook=unique)
+        except json.JSONDecodeError as error:
+            raise TopologyError(
+                f"Topology file {file!r} is not JSON:",
+                f"{error.msg} at line {error.lineno}, column {error.colno}.",
+                f"Correct the file. {fix}",
+            ) from error
+        return cls(data, "", file, fix, {})
+
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """Path and source of every figure read so far, in the order of reading."""
+        return tuple(self._sources.items())
+
+    def section(self, name: str) -> Section:
+        """A nested object."""
+        return self._child(self._get(name), self._join(name))
+
+    def optional_section(self, name: str) -> Section | None:
+        """A nested object, or None if the file has none."""
+        return self.section(name) if name in self._data else None
+
+    def named_sections(self) -> Iterator[tuple[str, Section]]:
+        """Every entry of an object whose keys are free names."""
+        for name in self._data:
+            yield name, self.section(name)
+
+    def entries(self, name: str) -> Iterator[Section]:
+        """The objects of a list that is not empty."""
+        items = self._get(name)
+        if not isinstance(items, list) or not items:
+            raise self._error(self._join(name), items, "must be a list of at least one object")
+        for index, item in enumerate(items):
+            yield self._child(item, f"{self._join(name)}[{index}]")
+
+    def text(self, name: str) -> str:
+        """A string that is not empty."""
+        value = self._get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise self._error(self._join(name), value, "must be a string that is not empty")
+        return value
+
+    def rate(self, name: str) -> float:
+        """A figure: finite and above zero."""
+        return self._figure(name, math.inf, "must be a finite number above zero")
+
+    def share(self, name: str) -> float:
+        """A figure above zero and at most one."""
+        return self._figure(name, 1.0, "must be above zero and at most 1")
+
+    def count(self, name: str) -> int:
+        """A figure that is a whole number of at least one."""
+        value = self._figure(name, math.inf, "must be a whole number of at least 1")
+        if value != int(value):
+            raise self._error(self._join(name), value, "must be a whole number of at least 1")
+        return int(value)
+
+    def missing(self, name: str) -> TopologyError:
+        """The error for a field that is not there."""
+        return TopologyError(
+            f"Topology file {self._file!r} lacks the field {self._join(name)!r}.",
+            "Without it no time can be predicted.",
+            f"Add it. {self._fix}",
+        )
+
+    def finish(self) -> None:
+        """Raise TopologyError for a key that nothing has read: most often a typing mistake."""
+        unknown = [key for key in self._data if key not in self._read]
+        if unknown:
+            raise TopologyError(
+                f"Topology file {self._file!r} has an unknown field {self._join(unknown[0])!r}.",
+                f"Known here: {', '.join(sorted(self._read))}.",
+                f"Correct or remove it. {self._fix}",
+            )
+
+    def _figure(self, name: str, most: float, rule: str) -> float:
+        figure = self._child(self._get(name), self._join(name))
+        value, source = figure._get("value"), figure.text("source")
+        figure.finish()
+        # bool is an int to Python, and json reads NaN and Infinity.
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not 0 < value <= most:
+            raise self._error(self._join(name) + ".value", value, rule)
+        self._sources[self._join(name)] = source
+        return float(value)
+
+    def _get(self, name: str) -> Any:
+        if name not in self._data:
+            raise self.missing(name)
+        self._read.add(name)
+        return self._data[name]
+
+    def _child(self, data: Any, path: str) -> Section:
+        return Section(data, path, self._file, self._fix, self._sources)
+
+    def _join(self, name: str) -> str:
+        return f"{self._path}.{name}" if self._path else name
+
+    def _error(self, path: str, value: Any, rule: str) -> TopologyError:
+        where = f"field {path!r}" if path else "the whole file"
+        shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}..."
+        return TopologyError(
+            f"Topology file {self._file!r}: {where} is {shown}, but it {rule}.",
+            fix=f"Correct the file. {self._fix}",
+        )

@@ -1,0 +1,69 @@
+"""Peak memory of a program: when each value comes to life and when its last user has run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes.collectives import is_launch, tensor_bytes
+from inductor_passes.cost.aliasing import alias_source
+
+
+def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) -> int:
+    """Most bytes alive at one entry of a program.
+
+    ``fresh_bytes[i]``: bytes that entry i brings to life, 0 for a view or an input. ``uses[i]``: entries
+    whose bytes must still be there while i runs. Bytes are freed after their last use.
+    """
+    last = list(range(len(fresh_bytes)))
+    for i, used in enumerate(uses):
+        for owner in used:
+            last[owner] = max(last[owner], i)
+    freed = [0] * len(fresh_bytes)
+    for owner, i in enumerate(last):
+        freed[i] += fresh_bytes[owner]
+    live = peak = 0
+    for fresh, gone in zip(fresh_bytes, freed, strict=True):
+        live += fresh
+        peak = max(peak, live)
+        live -= gone
+    return peak
+
+
+def graph_peak_bytes(graph: fx.Graph, awaits: Sequence[Sequence[int]]) -> int:
+    """Peak over a graph's own values, each in full even where Inductor fuses it away.
+
+    Graph inputs and constants are not counted; outputs live to the end. Views and in-place results are
+    their base's memory. A launch reads its input until its wait, or to the end if nothing waits.
+    ``awaits[i]``: launches that node i waits for, as positions in the graph.
+    """
+    position: dict[fx.Node, int] = {}
+    owner: list[int] = []
+    fresh: list[int] = []
+    uses: list[list[int]] = []
+    unwaited: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        position[node] = i
+        source = alias_source(node)
+        owner.append(i if source is None else owner[position[source]])
+        fresh.append(value_bytes(node) if source is None else 0)
+        uses.append([owner[position[used]] for used in node.all_input_nodes])
+        if is_launch(node):
+            unwaited.add(i)
+        for launch in awaits[i]:
+            unwaited.discard(launch)
+            uses[i].extend(uses[launch])
+    for launch in sorted(unwaited):
+        uses[-1].extend(uses[launch])
+    return peak_of_values(fresh, uses)
+
+
+def value_bytes(node: fx.Node) -> int:
+    """Bytes of the tensors that a call makes; 0 for inputs and constants."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return 0
+    value = node.meta.get("val")
+    items = value if isinstance(value, (list, tuple)) else (value,)
+    return sum(tensor_bytes(item) for item in items if isinstance(item, torch.Tensor))

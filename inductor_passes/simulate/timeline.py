@@ -1,0 +1,117 @@
+"""The predicted execution of one graph: order and costs in, exposed time and peak memory out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from inductor_passes.collectives import group_name, is_launch, is_wait, kind
+from inductor_passes.cost.aliasing import alias_source
+from inductor_passes.cost.collective_cost import blocking_kind
+from inductor_passes.cost.model import CostModel
+from inductor_passes.records import SpanRecord, TimelineRecord
+from inductor_passes.simulate.execution import Execution, Program, execute
+from inductor_passes.simulate.memory import graph_peak_bytes
+
+COMPUTE_LANE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What one rank does when: predicted, not measured.
+
+    ``spans`` are in program order. Lane ``compute`` has spans of kind ``compute`` and, where the stream
+    stands still, ``wait``; the lane of a process group has one span per collective, of its kind.
+    ``exposed_us`` is the time that the compute stream waits, plus communication after its end: so
+    ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the launch's node name.
+    ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph inputs out.
+    """
+
+    spans: tuple[SpanRecord, ...]
+    makespan_us: float
+    compute_us: float
+    communication_us: float
+    exposed_us: float
+    exposed_by_launch: Mapping[str, float]
+    peak_bytes: int
+
+    def record(self) -> TimelineRecord:
+        """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the collectives' records."""
+        return TimelineRecord(
+            spans=self.spans,
+            makespan_us=self.makespan_us,
+            compute_us=self.compute_us,
+            communication_us=self.communication_us,
+            exposed_us=self.exposed_us,
+            peak_bytes=self.peak_bytes,
+        )
+
+
+def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
+    """Run ``graph`` in the order of its nodes on one compute stream and one channel per process group.
+
+    The rules are those of ``execution.py``; a collective that returns only when it is done blocks the
+    compute stream. Linear in nodes and edges. The graph is not changed.
+    """
+    program = program_of(graph, cost)
+    execution = execute(program)
+    nodes = list(graph.nodes)
+    exposed = {
+        node.name: execution.exposed[i] for i, node in enumerate(nodes) if program.channel[i]
+    }
+    return Timeline(
+        spans=_spans(nodes, program, execution),
+        makespan_us=execution.makespan_us,
+        compute_us=execution.compute_us,
+        communication_us=execution.communication_us,
+        exposed_us=execution.exposed_us,
+        exposed_by_launch=exposed,
+        peak_bytes=graph_peak_bytes(graph, program.awaits),
+    )
+
+
+def program_of(graph: fx.Graph, cost: CostModel) -> Program:
+    """The numbers of a graph, one entry per node.
+
+    A wait is matched with the launch whose memory it waits on, through views and parts of a coalesced
+    launch. A wait on a value launched outside the graph waits for nothing.
+    """
+    compute_us: list[float] = []
+    channel: list[str] = []
+    link_us: list[float] = []
+    awaits: list[tuple[int, ...]] = []
+    launched_at: dict[fx.Node, int] = {}
+    for i, node in enumerate(graph.nodes):
+        blocking = bool(blocking_kind(node))
+        if is_launch(node) or blocking:
+            launched_at[node] = i
+            channel.append(f"group {group_name(node)}")
+            link_us.append(cost.launch_us(node))
+            compute_us.append(0.0)
+            awaits.append((i,) if blocking else ())
+            continue
+        source = alias_source(node)
+        if source is not None and source in launched_at:
+            launched_at[node] = launched_at[source]
+        channel.append("")
+        link_us.append(0.0)
+        compute_us.append(cost.compute_us(node))
+        awaits.append((launched_at[node],) if is_wait(node) and node in launched_at else ())
+    return Program(compute_us, channel, link_us, awaits)
+
+
+def _spans(nodes: list[fx.Node], program: Program, execution: Execution) -> tuple[SpanRecord, ...]:
+    spans = []
+    for i, node in enumerate(nodes):
+        start, end, blocked = execution.start[i], execution.end[i], execution.blocked[i]
+        if program.channel[i]:
+            what = blocking_kind(node) or kind(node)
+            spans.append(SpanRecord(group_name(node), node.name, what, start, end - start))
+            start = end
+        if blocked > 0:
+            spans.append(SpanRecord(COMPUTE_LANE, node.name, "wait", start - blocked, blocked))
+        if not program.channel[i] and end > start:
+            spans.append(SpanRecord(COMPUTE_LANE, node.name, "compute", start, end - start))
+    return tuple(spans)
