@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inductor_passes import _torch
+from inductor_passes import _torch, reporters
 from inductor_passes.owner import take_ownership
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.pipeline import Attachment, attach
@@ -25,6 +25,7 @@ def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str,
 
 def config_patches(own: PassOptions, inductor: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor configuration that runs the passes; passes the user has set keep running, first."""
+    reporters.start(own.report)
     patches = dict(inductor)
 
     def value(key: str) -> Any:
@@ -35,7 +36,9 @@ def config_patches(own: PassOptions, inductor: Mapping[str, Any]) -> dict[str, A
             options=own,
             chain_pre=_as_one(value("post_grad_custom_pre_pass")),
             chain_post=_as_one(value("post_grad_custom_post_pass")),
-            owns_locality=bool(value("reorder_for_locality")),
+            locality=bool(value("reorder_for_locality")),
+            locality_in_training=_torch.has_config("reorder_for_locality_in_training")
+            and bool(value("reorder_for_locality_in_training")),
         )
     )
     patches["post_grad_custom_pre_pass"] = pre

@@ -31,3 +31,7 @@ class InvariantError(PassesError):
 
 class PassFailedError(PassesError):
     """A pass raised or returned something that is not a ``PassStats``."""
+
+
+class GroupError(PassesError):
+    """A process group that does not exist, or that does not serve the tensors' device."""

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import fx
 
-from inductor_passes import _torch, pin, recorder, registry
+from inductor_passes import _torch, pin, recorder, registry, reporters
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.checks import check_groups
 from inductor_passes.collectives import input_tensors, is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
 from inductor_passes.describe import describe
@@ -188,11 +189,14 @@ class Attachment:
     options: PassOptions
     chain_pre: Any = None
     chain_post: Any = None
-    owns_locality: bool = True
+    # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
+    locality: bool = True
+    locality_in_training: bool = False
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
-        if self.owns_locality and is_inference and not any(is_launch(n) for n in graph.nodes):
+        wanted = self.locality and (is_inference or self.locality_in_training)
+        if wanted and not any(is_launch(node) for node in graph.nodes):
             _torch.reorder_for_locality(graph)
         if self.chain_pre is not None:
             _torch.call_pass(self.chain_pre, graph, is_inference)
@@ -201,6 +205,7 @@ class Attachment:
         """Run the passes, pin what they decided, and record it."""
         if self.chain_post is not None:
             _torch.call_pass(self.chain_post, graph, is_inference)
+        check_groups(graph)
         name = _torch.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
         record = run_passes(
@@ -216,6 +221,8 @@ class Attachment:
                     "This torch has no control_dependencies: Inductor may move launches back."
                 )
         recorder.compiled(record)
+        if not recorder.is_followed():  # else whoever follows has more to add first
+            reporters.write(self.options.report)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
             record.phase,
@@ -230,7 +237,7 @@ class Attachment:
     def uuid(self, side: str) -> str | None:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
-        parts.append(str(self.owns_locality))
+        parts.append(f"{self.locality} {self.locality_in_training}")
         if self.options.topology is not None:
             parts.append(TopologyCostModel(load_topology(self.options.topology)).digest())
         for pass_ in registry.ordered_passes():
@@ -297,16 +304,21 @@ def _pass_classes() -> tuple[type, type]:
     class Before(Side):
         side = "before"
 
-        def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
-            self.attachment.before(graph, is_inference)
+        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
+            self.attachment.before(graph, _is_inference(is_inference))
 
     class After(Side):
         side = "after"
 
-        def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
-            self.attachment.after(graph, is_inference)
+        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
+            self.attachment.after(graph, _is_inference(is_inference))
 
     return Before, After
+
+
+def _is_inference(told: bool | None) -> bool:
+    """What Inductor says; torch 2.11 does not say it to passes, but to the graph's name."""
+    return "inference" in _torch.graph_being_compiled() if told is None else told
 
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:

@@ -88,6 +88,11 @@ def compiling() -> Iterator[list[tuple[str, GraphRecord]]]:
         _compiling.reset(token)
 
 
+def is_followed() -> bool:
+    """Whether this thread compiles inside ``compiling()``."""
+    return _compiling.get() is not None
+
+
 def amend(key: str, record: GraphRecord) -> None:
     """Replace a stored record by one with more known, and publish it again."""
     store(key, record)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import os
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
 REPORTER_GROUP = "inductor_passes.reporters"
 
-# Takes the folder of option ``report``; called after each graph, once its record is published.
-Reporter = Callable[[str], None]
+# Takes the folder of option ``report``, starts to listen, and returns what brings the folder up to
+# date; that is called after each graph, once its record is published.
+Reporter = Callable[[str], Callable[[], object]]
+
+_open: dict[str, list[Callable[[], object]]] = {}
 
 
 @functools.cache
@@ -20,24 +24,45 @@ def _reporters() -> tuple[Reporter, ...]:
     return tuple(entry.load() for entry in importlib.metadata.entry_points(group=REPORTER_GROUP))
 
 
+def start(directory: str | None) -> None:
+    """Let reporters listen from now on for the report in ``directory``; once for each folder."""
+    if directory is None:
+        return
+    folder = os.path.abspath(directory)
+    if folder in _open:
+        return
+    _open[folder] = []
+    try:
+        writers = _reporters()
+        _open[folder] = [reporter(folder) for reporter in writers]
+    except Exception as error:
+        _warn(folder, error)
+        return
+    if not writers:
+        log.warning(
+            "No report is written to %s: no reporter is installed. Install dynamo-dist with pip "
+            "rather than through PYTHONPATH.",
+            folder,
+        )
+
+
 def write(directory: str | None) -> None:
     """Bring the report in ``directory`` up to date. Whatever goes wrong costs a warning, no compile."""
     if directory is None:
         return
-    try:
-        writers = _reporters()
-        if not writers:
-            log.warning(
-                "No report is written to %s: no reporter is installed. Install dynamo-dist with pip "
-                "rather than through PYTHONPATH.",
-                directory,
-            )
-        for writer in writers:
-            writer(directory)
-    except Exception as error:
-        log.warning(
-            "The report in %s could not be written (%s: %s); the compile goes on.",
-            directory,
-            type(error).__name__,
-            error,
-        )
+    start(directory)
+    folder = os.path.abspath(directory)
+    for refresh in _open[folder]:
+        try:
+            refresh()
+        except Exception as error:
+            _warn(folder, error)
+
+
+def _warn(folder: str, error: Exception) -> None:
+    log.warning(
+        "The report in %s could not be written (%s: %s); the compile goes on.",
+        folder,
+        type(error).__name__,
+        error,
+    )

@@ -1,0 +1,211 @@
+import pytest
+import torch
+
+import inductor_passes as ip
+from inductor_passes.base import GraphPass, Numerics, PassStats
+from inductor_passes.errors import InvariantError, OptionError, PassFailedError
+from inductor_passes.pipeline import Attachment, attach, run_pass
+from inductor_passes.testing import dump, trace
+
+c10d = torch.ops._c10d_functional
+
+
+def gathered_weight(x, w):
+    w_full = c10d.wait_tensor(c10d.all_gather_into_tensor(w, 8, "0"))
+    return (x @ x) @ w_full
+
+
+SHAPES = [16, 16], [2, 16]
+
+
+class Noop(GraphPass):
+    name = "noop"
+
+    def run(self, graph):
+        return PassStats(False, {"seen": len(graph.nodes)})
+
+
+class Raises(Noop):
+    name = "raises"
+
+    def run(self, graph):
+        for node in list(graph.nodes)[3:5]:  # half of the work is done when it fails
+            node.meta.pop("val")
+        graph.find_nodes(op="call_function", target=c10d.wait_tensor.default)[0].target = len
+        raise ValueError("no such thing")
+
+
+class WrongType(Noop):
+    name = "wrong_type"
+
+    def run(self, graph):
+        return True
+
+
+class LosesWait(Noop):
+    name = "loses_wait"
+
+    def run(self, graph):
+        wait = graph.find_nodes(op="call_function", target=c10d.wait_tensor.default)[0]
+        wait.replace_all_uses_with(wait.args[0])
+        graph.erase_node(wait)
+        return PassStats(True)
+
+
+@pytest.fixture
+def registered():
+    added = []
+
+    def add(pass_, **where):
+        added.append(ip.register(pass_, **where))
+        return pass_
+
+    yield add
+    for pass_ in added:
+        ip.unregister(pass_)
+
+
+def test_passes_run_in_registered_order(registered):
+    assert ip.registered_passes() == ("sink_waits", "hoist_launches")
+    registered(Noop, before="hoist_launches")
+    registered(Raises, after="noop")
+    assert ip.registered_passes() == ("sink_waits", "noop", "raises", "hoist_launches")
+    record = ip.run_passes(trace(gathered_weight, *SHAPES), ip.PassOptions(disable=("raises",)))
+    assert [p.name for p in record.passes] == ["sink_waits", "noop", "hoist_launches"]
+    assert record.passes[1].counters == {"seen": 8}
+
+
+def test_registering_is_checked(registered):
+    registered(Noop)
+    registered(Noop)  # the same object twice is once
+    assert ip.registered_passes().count("noop") == 1
+    with pytest.raises(OptionError, match="registered already"):
+        ip.register(type("Other", (Noop,), {}))
+    with pytest.raises(OptionError, match="no pass named 'nobody'"):
+        ip.register(Raises, before="nobody")
+    with pytest.raises(OptionError, match="not a pass"):
+        ip.register(print)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "words"),
+    [
+        (Raises, PassFailedError, ["raises", "ValueError: no such thing", "on_pass_error"]),
+        (WrongType, PassFailedError, ["wrong_type", "returned bool", "PassStats"]),
+        (LosesWait, InvariantError, ["loses_wait", "0 waits instead of 1", "test_pipeline.py"]),
+    ],
+)
+def test_a_failing_pass_raises_or_is_left_out(registered, caplog, broken, error, words):
+    registered(broken, before="sink_waits")
+    graph = trace(gathered_weight, *SHAPES)
+    line = f'File "{__file__}", line 14, in gathered_weight\n    w_full = ...'
+    for node in graph.nodes:
+        node.meta["stack_trace"] = line
+    with pytest.raises(error) as caught:
+        ip.run_passes(graph)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+    graph = trace(gathered_weight, *SHAPES)
+    record = ip.run_passes(graph, ip.PassOptions(on_pass_error="skip"))
+    assert [p.status for p in record.passes] == ["failed", "ran", "ran"]
+    assert record.warnings and broken.name in record.warnings[0]
+    assert "compile goes on without the pass" in caplog.text
+    clean = trace(gathered_weight, *SHAPES)
+    ip.run_passes(clean, ip.PassOptions(disable=(broken.name,)))
+    assert dump(graph) == dump(clean)
+
+
+def test_numerics_decide_what_runs(registered):
+    registered(type("Sums", (Noop,), {"name": "sums", "numerics": Numerics.REASSOCIATING}))
+    registered(type("Rounds", (Noop,), {"name": "rounds", "numerics": Numerics.APPROXIMATE}))
+
+    def ran(**options):
+        record = ip.run_passes(trace(gathered_weight, *SHAPES), ip.PassOptions(**options))
+        return [p.name for p in record.passes]
+
+    own = ["sink_waits", "hoist_launches"]
+    assert ran() == [*own, "sums"]
+    assert ran(exact=True) == own
+    assert ran(passes=("rounds", "sums")) == ["sums", "rounds"]
+    assert ran(schedule="off") == ["sums"]
+
+
+def test_a_graph_without_collectives_is_left_alone(registered):
+    graph = trace(lambda x: (x @ x).relu(), [4, 4])
+    assert ip.run_passes(graph) is None
+    registered(type("Always", (Noop,), {"name": "always", "needs_collectives": False}))
+    assert [p.name for p in ip.run_passes(graph).passes] == ["always"]
+
+
+def test_the_record_tells_what_happened():
+    record = ip.run_passes(
+        trace(gathered_weight, [4096, 4096], [512, 4096]),
+        ip.PassOptions(topology="h100x8"),
+        phase="forward",
+        graph_id="0/0:forward",
+    )
+    assert (record.phase, record.topology, record.order_kept) == ("forward", "h100x8", None)
+    assert record.order == ("launch all_gather 0", "kernel", "wait 0", "kernel")
+    (gather,) = record.collectives
+    assert (gather.kind, gather.group_size, gather.payload_bytes) == (
+        "all_gather",
+        8,
+        512 * 4096 * 4,
+    )
+    assert gather.exposed_before_us > gather.exposed_after_us
+    assert record.before.exposed_us > record.after.exposed_us
+    assert record.before.compute_us == pytest.approx(record.after.compute_us)
+
+
+def uuid(**options):
+    return attach(Attachment(ip.PassOptions(**options)))[1].uuid()
+
+
+def test_uuid_changes_with_everything_that_changes_a_graph(registered, tmp_path):
+    plain = uuid()
+    assert plain == uuid() == uuid(report=str(tmp_path))
+    assert attach(Attachment(ip.PassOptions()))[0].uuid() != plain
+    seen = {plain, uuid(exact=True), uuid(disable=("sink_waits",)), uuid(topology="h100x8")}
+    assert len(seen) == 4
+    registered(Noop)
+    assert uuid() not in seen
+
+
+def test_uuid_of_a_topology_file_follows_its_content(tmp_path):
+    from pathlib import Path
+
+    import inductor_passes.cost
+
+    shipped = Path(inductor_passes.cost.__file__).parent / "data" / "h100x8.json"
+    copy = tmp_path / "mine.json"
+    copy.write_text(shipped.read_text())
+    first = uuid(topology=str(copy))
+    copy.write_text(shipped.read_text().replace("h100x8", "other"))
+    assert uuid(topology=str(copy)) != first
+
+
+def test_a_chained_pass_without_uuid_switches_the_cache_off_as_in_stock():
+    def user_pass(graph):
+        return None
+
+    assert attach(Attachment(ip.PassOptions(), chain_post=user_pass))[1].uuid() is None
+
+
+def test_a_third_party_instance_is_run_as_it_is(registered):
+    class Configured(Noop):
+        name = "configured"
+
+        def __init__(self, bonus):
+            self.bonus = bonus
+
+        def digest(self):
+            return str(self.bonus)
+
+        def run(self, graph):
+            return PassStats(False, {"bonus": self.bonus})
+
+    one = registered(Configured(1))
+    with_one = uuid()
+    assert run_pass(one, trace(gathered_weight, *SHAPES)).counters == {"bonus": 1}
+    one.bonus = 2
+    assert uuid() != with_one
