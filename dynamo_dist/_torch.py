@@ -1,0 +1,792 @@
+"""The only file that names private torch parts for this package, each behind a feature probe.
+
+A name that a torch lacks is None here; what differs from version to version is made one shape. What
+stands here knows how to look into torch and how to change it, not when or why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any, NoReturn, Protocol
+
+import torch._dynamo.convert_frame as _convert_frame
+import torch._dynamo.guards as _guards
+import torch.compiler.config as _compiler_config
+import torch.distributed.distributed_c10d as _c10d
+from torch._dynamo.backends import registry as _backends
+from torch._dynamo.bytecode_transformation import create_call_function
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.exc import raise_observed_exception, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource, GlobalWeakRefSource, is_constant_source
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._library import opaque_object as _opaque
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._logging._internal import log_registry as _log_registry
+
+log = logging.getLogger(__name__)
+
+
+def _optional(module: str, *names: str) -> Any:
+    """The first of ``names`` that ``module`` has; None if it has none of them."""
+    found = importlib.import_module(module)
+    return next((getattr(found, name) for name in names if hasattr(found, name)), None)
+
+
+def probes() -> dict[str, bool]:
+    """What this torch has, by the names that ``doctor`` explains."""
+    entry = _compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
+    return {
+        "opaque_types": HAS_OPAQUE_TYPES,
+        "custom_class_names": _OPAQUE is not None and _OPAQUE.__name__.startswith("CustomClass"),
+        "getattro_protocol": HAS_GETATTRO_PROTOCOL,
+        "config_per_thread": hasattr(entry.user_override, "get"),
+        "subgraph_reuse": hasattr(_guards, "GUARD_VALUE_DISPATCH"),
+        "short_log_names": _log_registry.is_log("dist"),
+    }
+
+
+# --- Changes: what enable() does to torch, each with its way back --------------------------------
+
+_MISSING = object()
+
+
+class Change(Protocol):
+    """One thing done to torch. ``undo`` is called once after ``apply`` and restores exactly."""
+
+    def apply(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+
+class SetAttribute:
+    """Replace or add an attribute of a class or a module; descriptors are kept as they are."""
+
+    def __init__(self, owner: Any, name: str, value: object) -> None:
+        self.owner, self.name, self.value = owner, name, value
+
+    def apply(self) -> None:
+        self.before = vars(self.owner).get(self.name, _MISSING)
+        setattr(self.owner, self.name, self.value)
+
+    def undo(self) -> None:
+        if self.before is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class SetItem:
+    """Replace or add one item of a table."""
+
+    def __init__(self, table: MutableMapping[Any, Any], key: object, value: object) -> None:
+        self.table, self.key, self.value = table, key, value
+
+    def apply(self) -> None:
+        self.before = self.table.get(self.key, _MISSING)
+        self.table[self.key] = self.value
+
+    def undo(self) -> None:
+        if self.before is _MISSING:
+            del self.table[self.key]
+        else:
+            self.table[self.key] = self.before
+
+
+class CacheKeyTag:
+    """Append ``digest`` to ``torch.compiler.config.cache_key_tag``, for every thread.
+
+    The tag is part of the keys of torch's compile caches. From 2.13 on a value set in a thread is
+    seen in that thread alone, while backward graphs may be compiled in another one: so it is the
+    default that changes, and besides it the value of this thread if it had one. Seen in 2.11 to 2.15.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+
+    def apply(self) -> None:
+        entry = _compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
+        default, from_env, here = entry.default, entry.env_value_default, _override(entry)
+        self.before = (default, from_env, here)
+        entry.default = default + self.digest
+        if isinstance(from_env, str):
+            entry.env_value_default = from_env + self.digest
+        if isinstance(here, str):
+            _compiler_config.cache_key_tag = here + self.digest
+
+    def undo(self) -> None:
+        entry = _compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
+        default, from_env, here = self.before
+        entry.default, entry.env_value_default = default, from_env
+        now = _override(entry)
+        if (
+            isinstance(here, str) and now == here + self.digest
+        ):  # else the user's own, set meanwhile
+            _compiler_config.cache_key_tag = here
+
+
+def _override(entry: Any) -> object:
+    """What this thread set for a config entry, or torch's mark for "nothing"."""
+    override = entry.user_override
+    return override.get() if hasattr(override, "get") else override
+
+
+def cache_key_tag() -> str:
+    """The tag as torch's caches read it in this thread."""
+    return _compiler_config.cache_key_tag
+
+
+class BackendEntryPoint:
+    """Make Dynamo resolve a backend's entry point again at its next naming, once undone.
+
+    Dynamo keeps the function that an entry point gave (``_COMPILER_FNS``) and forgets the entry
+    point (``_BACKENDS``). Seen in 2.11 to 2.15.
+    """
+
+    def __init__(self, entry_point: EntryPoint) -> None:
+        self.entry_point = entry_point
+
+    def apply(self) -> None:
+        self.before = _backends._BACKENDS.get(self.entry_point.name, _MISSING)
+
+    def undo(self) -> None:
+        name = self.entry_point.name
+        _backends._COMPILER_FNS.pop(name, None)
+        if isinstance(self.before, EntryPoint):
+            _backends._BACKENDS[name] = self.before
+        elif name in _backends._BACKENDS:
+            _backends._BACKENDS[name] = self.entry_point
+
+
+# Dynamo holds this lock while it traces: under it no table changes in the middle of a trace, and
+# two threads cannot enable and disable at once.
+compile_lock = _convert_frame.compile_lock
+
+
+# --- Trackers: Dynamo's stock ones for our three types, and the protocol they speak ---------------
+
+# One opaque-object tracker for all three from 2.12 on (renamed in 2.14), a class for each in 2.11.
+_OPAQUE = _optional(
+    "torch._dynamo.variables.script_object",
+    "CustomClassObjectVariable",  # 2.14
+    "TorchScriptObjectVariable",
+)
+_OPAQUE_CLASS = _optional(
+    "torch._dynamo.variables.script_object",
+    "CustomClassVariable",  # 2.14
+    "OpaqueObjectClassVariable",
+)
+_DISTRIBUTED = "torch._dynamo.variables.distributed"
+_STOCK_GROUP = _optional(_DISTRIBUTED, "ProcessGroupVariable")
+_STOCK_MESH = _optional(_DISTRIBUTED, "DeviceMeshVariable")
+_STOCK_PLACEMENT = _optional(_DISTRIBUTED, "PlacementVariable")
+_STOCK_PLACEMENT_CLASS = _optional(_DISTRIBUTED, "PlacementClassVariable")
+
+HAS_OPAQUE_TYPES = _STOCK_GROUP is None
+HAS_GETATTRO_PROTOCOL = hasattr(VariableTracker, "tp_getattro_impl")
+
+
+class Tracker:
+    """Stands before a stock tracker in the bases: our hooks first, then stock's rules.
+
+    A hook that returns None leaves the case to stock. Attribute access is ``var_getattr`` up to 2.13
+    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise, and up to 2.12 a
+    hash is asked for by another name; here each is one hook. Guards are the hooks' own business.
+    """
+
+    source: Any
+    value: Any
+
+    @property
+    def real(self) -> Any:
+        """The object itself; no guard is installed."""
+        return unwrap(self.value)
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.name``, or None."""
+        return None
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``real.name(...)``, or None."""
+        return None
+
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        """Hook: ``hasattr(real, name)``, or None."""
+        return None
+
+    def text(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.__repr__()`` or ``real.__str__()``, or None."""
+        return None
+
+    def guard_identity(self) -> None:
+        """Hook: called when stock is about to look at which object this is."""
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().var_getattr(tx, name) if found is None else found  # type: ignore[misc]
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().tp_getattro_impl(tx, name) if found is None else found  # type: ignore[misc]
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.method(tx, name, list(args), kwargs)
+        return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        found = self.has_attribute(tx, name)
+        if found is None:
+            return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
+        if self.source is not None and not is_constant_source(self.source):
+            guard = functools.partial(GuardBuilder.HASATTR, attr=name)
+            install_guard(self.source.make_guard(guard))
+        return ConstantVariable.create(found)
+
+    def python_type(self) -> type:
+        return type(self.real)
+
+    def _text(self, tx: Any, name: str, stock: str) -> Any:
+        found = self.text(tx, name)
+        return getattr(super(), stock)(tx) if found is None else found
+
+    def repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "repr_impl")
+
+    def str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "str_impl")
+
+    def tp_repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "tp_repr_impl")
+
+    def tp_str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "tp_str_impl")
+
+    def as_python_constant(self) -> Any:
+        self.guard_identity()
+        return super().as_python_constant()  # type: ignore[misc]
+
+    def is_python_constant(self) -> bool:
+        return True  # stock asks by trying ``as_python_constant``, which would install the guard
+
+    def get_real_python_backed_value(self) -> object:
+        self.guard_identity()
+        return self.real
+
+    def hash_impl(self, tx: Any) -> Any:
+        self.guard_identity()
+        return hash(self.real), False
+
+    def is_python_hashable(self) -> bool:
+        return True
+
+    def get_python_hash(self) -> int:
+        self.guard_identity()
+        return hash(self.real)
+
+    def is_python_equal(self, other: object) -> bool:
+        self.guard_identity()
+        return bool(self.real == other.as_python_constant())  # type: ignore[attr-defined]
+
+
+def _with_stock(stock: Any) -> Any:
+    return type(f"{stock.__name__}WithHooks", (Tracker, stock), {"__module__": __name__})
+
+
+GroupTracker: Any = _with_stock(_STOCK_GROUP or _OPAQUE)
+MeshTracker: Any = _with_stock(_STOCK_MESH or _OPAQUE)
+PlacementTracker: Any = _with_stock(_STOCK_PLACEMENT or _OPAQUE)
+
+
+def unwrap(value: Any) -> Any:
+    """The object that Dynamo's stand-in for an opaque object stands for; other values as they are."""
+    return value.real_obj if isinstance(value, FakeScriptObject) else value
+
+
+def retrack(trackers: Mapping[type, type]) -> list[Change]:
+    """Let stock build its trackers of the given types, then make each an instance of ours.
+
+    ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
+    from ``GroupTracker`` and so on. Stock keeps the guards, the graph input and the fake object: a
+    tracker made from nothing lacks them as soon as its object must become a graph input.
+    """
+    stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
+    owner: Any = _OPAQUE if HAS_OPAQUE_TYPES else _STOCK_GROUP.__mro__[1]
+    stock_init = owner.__init__
+
+    @functools.wraps(stock_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
+        if type(self) in stock:
+            real = unwrap(self.value)
+            for traced, tracker in trackers.items():
+                if isinstance(real, traced):
+                    self.__class__ = tracker
+                    break
+            if HAS_OPAQUE_TYPES and isinstance(self.proxy, FakeScriptObject):
+                # 2.13 leaves the stand-in of a placement of an intermediate DTensor in the graph.
+                self.value, self.proxy = real, real
+
+    return [SetAttribute(owner, "__init__", init)]
+
+
+def extend_class_tracker(hook: Callable[[Any, str], bool | None]) -> list[Change]:
+    """Answer ``hasattr(cls, name)`` for classes of opaque objects; stock breaks. None: left to stock."""
+    owner = _OPAQUE_CLASS if HAS_OPAQUE_TYPES else _STOCK_PLACEMENT_CLASS
+    stock = owner.call_obj_hasattr
+
+    @functools.wraps(stock)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = hook(self.value, name)
+        return stock(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    return [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
+
+
+def on_group_functions(names: tuple[str, ...], before: Callable[..., None]) -> list[Change]:
+    """Call ``before(tx, function, args, kwargs)`` where stock evaluates a c10d query while tracing."""
+    table = TorchInGraphFunctionVariable._get_handlers()
+    changes: list[Change] = []
+    for function in (getattr(_c10d, name) for name in names):
+        if (stock := table.get(function)) is not None:
+            changes.append(SetItem(table, function, _guarded_handler(function, stock, before)))
+    return changes
+
+
+def _guarded_handler(
+    function: Callable[..., Any], stock: Callable[..., Any], before: Callable[..., None]
+) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def handler(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        before(tx, function, args, kwargs)
+        return stock(self, tx, *args, **kwargs)
+
+    return handler
+
+
+class ConstantTracker(VariableTracker):
+    """An object known while tracing that no stock tracker fits; its members are the subclass's hooks."""
+
+    def __init__(self, value: object, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.value = value
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``value.name``."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``value.name(...)``."""
+        raise NotImplementedError
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.value, name))
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def as_python_constant(self) -> Any:
+        return self.value
+
+    def reconstruct(self, codegen: Any) -> None:
+        _load_object(codegen, self.value)
+
+
+def _load_object(codegen: Any, value: object) -> None:
+    name = codegen.tx.output.install_global_by_id("__dynamo_dist_constant", value)
+    codegen.append_output(codegen.create_load_global(name, add=True))
+
+
+class FunctionTracker(VariableTracker):
+    """A function whose calls we answer: ``answer(tx, args, kwargs)`` gives a tracker or None.
+
+    On None the function is traced as stock would trace it.
+    """
+
+    def __init__(self, function: Any, answer: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function, self.answer = function, answer
+
+    def python_type(self) -> type:
+        return type(self.function)
+
+    def as_python_constant(self) -> Any:
+        return self.function
+
+    def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.answer(tx, list(args), kwargs)
+        if found is None:
+            return build(tx, self.function).call_function(tx, args, kwargs)
+        return found
+
+
+def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
+    """Answer calls of one function, guarded by its identity, by ``FunctionTracker``."""
+
+    def wrap(builder: Any, value: Any) -> Any:
+        builder.install_guards(GuardBuilder.ID_MATCH)
+        return FunctionTracker(value, answer, source=builder.source)
+
+    return [SetItem(VariableBuilder._id_dispatch(), id(function), wrap)]
+
+
+def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
+    """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
+
+    ``load(value)`` gives an object and False, or a function and True; the compiled function then calls
+    it, every time it runs, for a new object.
+    """
+    stock: Any = PyCodegen.__call__
+
+    @functools.wraps(stock)
+    def call(self: Any, value: Any, allow_cache: bool = True) -> None:
+        if type(value) is not tracker or value.source is not None:
+            return stock(self, value, allow_cache)
+        loaded, is_factory = load(value)
+        if is_factory:
+            self.add_push_null(lambda: _load_object(self, loaded))
+            self.extend_output(create_call_function(0, False))
+        else:
+            _load_object(self, loaded)
+        self.clear_tos()
+
+    return [SetAttribute(PyCodegen, "__call__", call)]
+
+
+# --- What a tracker's hook may do -----------------------------------------------------------------
+
+# The group registered under a name; raises if there is none.
+resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]
+
+
+def build(tx: Any, value: object, source: Any = None) -> Any:
+    """The tracker of ``value``; with a source, guarded as stock guards it."""
+    return VariableTracker.build(tx, value, source)
+
+
+def attribute_source(tracker: Any, name: str) -> Any:
+    """Where ``tracker.name`` comes from; None if that of ``tracker`` is not known."""
+    return AttrSource(tracker.source, name) if tracker.source is not None else None
+
+
+def imported_source(tx: Any, module: str, *path: str) -> Any:
+    """The source of ``module.path[0].path[1]...``."""
+    source = tx.import_source(module)
+    for name in path:
+        source = AttrSource(source, name)
+    return source
+
+
+def build_by_weakref(tx: Any, value: object) -> Any:
+    """The tracker of an object that no variable of the program holds; guarded: it is alive."""
+    name = tx.store_global_weakref_by_id("__dynamo_dist", value)
+    return VariableTracker.build(tx, value, GlobalWeakRefSource(name), realize=True)
+
+
+def build_callable(answer: Callable[..., Any]) -> Any:
+    """A tracker that answers a call with ``answer(*args, **kwargs)``."""
+    return LambdaVariable(answer)
+
+
+def is_literal(value: object) -> bool:
+    """Whether stock's ``ConstantVariable`` may hold this value."""
+    return bool(ConstantVariable.is_literal(value))
+
+
+def is_open_member(value: object, name: str) -> bool:
+    """Whether torch registered this member of an opaque object; never up to 2.11."""
+    info = _opaque.get_opaque_obj_info(type(value))
+    return info is not None and name in info.members
+
+
+def is_inlined_member(value: object, name: str) -> bool:
+    """Whether torch registered this member as Python code to be traced, not as a constant."""
+    info = _opaque.get_opaque_obj_info(type(value))
+    return info is not None and info.members.get(name) is _opaque.MemberType.INLINED
+
+
+def constants(
+    args: list[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]] | None:
+    """The arguments' values if all are constants while tracing; else None."""
+    try:
+        return (
+            [arg.as_python_constant() for arg in args],
+            {name: arg.as_python_constant() for name, arg in kwargs.items()},
+        )
+    except NotImplementedError:
+        return None
+
+
+def missing_attribute(tx: Any, value: object, name: str) -> NoReturn:
+    """Raise, in the traced program, the AttributeError that eager raises."""
+    message = f"{type(value).__name__!r} object has no attribute {name!r}"
+    raise_observed_exception(AttributeError, tx, args=[message])
+    raise AssertionError("raise_observed_exception returned")
+
+
+def graph_break(kind: str, context: str, explanation: str, fix: str) -> NoReturn:
+    """Break the graph. ``kind`` is fixed text, without names or shapes, so that breaks can be counted."""
+    unimplemented(gb_type=kind, context=context, explanation=explanation, hints=[fix])
+    raise AssertionError("unimplemented returned")
+
+
+def guard(tracker: Any, create: Callable[..., None]) -> None:
+    """Guard a tracker's object by ``create``: ``VALUE_MATCH`` or ``IDENTITY_MATCH``, bound once by partial."""
+    guard_source(tracker.source, create)
+
+
+def guard_source(source: Any, create: Callable[..., None]) -> None:
+    """The same for a source; nothing to do for none, and for what cannot change."""
+    if source is not None and not is_constant_source(source):
+        install_guard(source.make_guard(create))
+
+
+def VALUE_MATCH(builder: Any, guard: Any, *, what: str, read: Callable[[Any], Any]) -> None:
+    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives disable()."""
+    expected = read(unwrap(builder.get(guard)))
+
+    def check(value: Any) -> bool:
+        try:
+            return bool(read(unwrap(value)) == expected)
+        except Exception:  # e.g. a group that has been destroyed
+            return False
+
+    code = _guards.get_verbose_code_parts(f"{what} of {guard.name} == {expected!r}", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(check, code, guard.user_stack)
+
+
+def IDENTITY_MATCH(builder: Any, guard: Any) -> None:
+    """Guard: it is this very object; under an outer trace, this object or its stand-in."""
+    value = builder.get(guard)
+    if isinstance(value, FakeScriptObject):
+        VALUE_MATCH(builder, guard, what="id", read=id)
+    else:
+        builder.ID_MATCH(guard)
+
+
+def register_guards() -> list[Change]:
+    """Tell Dynamo's subgraph reuse (from 2.13 on) how to evaluate our guards while tracing."""
+    table = _optional("torch._dynamo.guards", "GUARD_VALUE_DISPATCH")
+    spec = _optional("torch._dynamo.guards", "GuardCheckSpec")
+    if table is None or spec is None:
+        return []
+
+    def read_value(guard: Any, value: Any) -> tuple[Callable[[Any], Any], Any]:
+        read = guard.create_fn.keywords["read"]
+        return read, read(unwrap(value))
+
+    return [
+        SetItem(
+            table,
+            "VALUE_MATCH",
+            spec(read_value, lambda value, seen: seen[0](unwrap(value)) == seen[1]),
+        ),
+        SetItem(
+            table,
+            "IDENTITY_MATCH",
+            spec(
+                lambda guard, value: id(unwrap(value)),
+                lambda value, seen: id(unwrap(value)) == seen,
+            ),
+        ),
+    ]
+
+
+# --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBreak:
+    """One graph break, as Dynamo logs it. ``stack`` is what was being traced, innermost last."""
+
+    kind: str
+    message: str
+    stack: tuple[traceback.FrameSummary, ...]
+    falls_back: bool  # the whole function, or the rest of it, runs eagerly
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCompile:
+    """One attempt to compile a frame, done or failed; ``reported`` if a SeenBreak told of the failure."""
+
+    function: str
+    file: str
+    line: int
+    recompile_reason: str
+    failure: str
+    message: str
+    stack: tuple[traceback.FrameSummary, ...]
+    reported: bool
+    suppressed: bool
+
+
+BreakListener = Callable[[SeenBreak], None]
+CompileListener = Callable[[SeenCompile], None]
+
+_FALLBACK_PREFIXES = (
+    "Failed to handle graph break gracefully",
+    "Encountered graph break that we cannot resume from",
+)
+_watch_lock = threading.RLock()
+_watchers: list[tuple[BreakListener, CompileListener]] = []
+_unwatch: list[Callable[[], None]] = []
+
+
+@contextlib.contextmanager
+def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterator[None]:
+    """Tell of every graph break and every compile, whatever TORCH_LOGS says; nothing else changes.
+
+    Wraps two functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
+    which Dynamo calls once for each break it recovers from, and the hook ``log_compilation_event``,
+    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off). Both
+    run at compile time only. Seen in torch 2.11 to 2.15; where one is missing, its events are too.
+    """
+    watcher = (on_break, on_compile)
+    with _watch_lock:
+        _watchers.append(watcher)
+        if len(_watchers) == 1:
+            _unwatch.extend(_wrap_dynamo())
+    try:
+        yield
+    finally:
+        with _watch_lock:
+            _watchers.remove(watcher)
+            if not _watchers:
+                while _unwatch:
+                    _unwatch.pop()()
+
+
+def _wrap_dynamo() -> Iterator[Callable[[], None]]:
+    import torch._dynamo.symbolic_convert as symbolic_convert
+    import torch._dynamo.utils as utils
+
+    translator = getattr(symbolic_convert, "InstructionTranslatorBase", None)
+    log_break = getattr(translator, "log_graph_break", None)
+    if translator is not None and log_break is not None:
+
+        @functools.wraps(log_break)
+        def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
+            exc = bound.get("exc")
+            fresh = not getattr(exc, "logged", False)
+            result = log_break(self, *args, **kwargs)
+            if fresh and isinstance(exc, BaseException):
+                _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
+            return result
+
+        yield _replace(translator, "log_graph_break", log_graph_break)
+
+    log_event = getattr(utils, "log_compilation_event", None)
+    if log_event is not None:
+
+        @functools.wraps(log_event)
+        def log_compilation_event(metrics: Any) -> Any:
+            result = log_event(metrics)
+            exc = sys.exc_info()[1]
+            _notify(1, lambda: _seen_compile(metrics, exc))
+            return result
+
+        yield _replace(utils, "log_compilation_event", log_compilation_event)
+
+
+def _replace(owner: Any, name: str, wrapper: Any) -> Callable[[], None]:
+    original = owner.__dict__[name]
+    setattr(owner, name, wrapper)
+
+    def restore() -> None:
+        # Somebody else may have wrapped ours: then theirs stays, and ours calls nobody.
+        if owner.__dict__.get(name) is wrapper:
+            setattr(owner, name, original)
+
+    return restore
+
+
+def _notify(which: int, make: Callable[[], Any]) -> None:
+    with _watch_lock:
+        listeners = [watcher[which] for watcher in _watchers]
+    if not listeners:
+        return
+    try:
+        event = make()
+        for listener in listeners:
+            listener(event)
+    except Exception:
+        log.exception("A watcher of graph breaks raised; the compile goes on.")
+
+
+def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
+    error_type = getattr(getattr(exc, "error_type", None), "name", "")
+    kind = getattr(exc, "gb_type", None) or f"{type(exc).__name__}: {error_type}".rstrip(": ")
+    return SeenBreak(
+        kind=kind,
+        message=str(getattr(exc, "msg", None) or exc),
+        stack=_traced_stack(exc),
+        falls_back=reason.startswith(_FALLBACK_PREFIXES),
+    )
+
+
+def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
+    failure = str(getattr(metrics, "fail_type", None) or "")
+    return SeenCompile(
+        function=str(getattr(metrics, "co_name", None) or ""),
+        file=str(getattr(metrics, "co_filename", None) or ""),
+        line=int(getattr(metrics, "co_firstlineno", None) or 0),
+        recompile_reason=str(getattr(metrics, "recompile_reason", None) or ""),
+        failure=failure,
+        message=str(getattr(metrics, "fail_reason", None) or ""),
+        stack=_traced_stack(exc) if failure and exc is not None else (),
+        reported=bool(getattr(exc, "logged", False)),
+        suppressed=bool(getattr(metrics, "config_suppress_errors", None)),
+    )
+
+
+def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
+    """The user's frames that were being traced: Dynamo's record, else its translators in the traceback."""
+    recorded = getattr(exc, "real_stack", None)
+    if recorded:
+        return tuple(recorded)
+    frames: dict[int, traceback.FrameSummary] = {}
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        translator = frame.f_locals.get("self")
+        if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
+            frames[id(translator)] = translator.frame_summary()
+    return tuple(frames.values())
+
+
+# --- Counting and meeting, for dynamo_dist.comparing ----------------------------------------------
+
+
+def unique_graphs() -> int:
+    """Graphs that Dynamo has captured in this process so far. Seen in torch 2.11 to 2.15."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"].get("unique_graphs", 0))
+
+
+def default_store() -> Any:
+    """The store of the default process group, which must be initialised. Seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()

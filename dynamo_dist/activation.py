@@ -1,0 +1,148 @@
+"""``enable()``, ``disable()``, ``enabled()``: one switch for the process.
+
+Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so that
+``disable()`` leaves torch as it was. A function compiled while enabled keeps working after that: its
+guards need nothing of ours in torch's tables, and when one fails it is traced anew by stock's rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dynamo_dist import versions
+from dynamo_dist.config import DistConfig
+from dynamo_dist.errors import ActivationError
+
+if TYPE_CHECKING:
+    from dynamo_dist._torch import Change
+
+log = logging.getLogger(__name__)
+
+BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
+
+_applied: list[Change] = []
+
+
+def enable() -> None:
+    """Change torch's tables so that distributed programs trace; nothing happens if it is on already.
+
+    Once on, one ``disable()`` turns it off, however often it was enabled. Raises
+    UnsupportedTorchError, ConfigError for a bad environment variable, and ActivationError if a change
+    fails, after undoing the others.
+    """
+    versions.check()
+    config = DistConfig.from_env()
+
+    from dynamo_dist import _torch
+    from dynamo_dist.trackers import registry
+
+    with _torch.compile_lock:
+        if _applied:
+            return
+        _apply(
+            [
+                _torch.BackendEntryPoint(BACKEND),
+                *registry.changes(config),
+                _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
+            ]
+        )
+        log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
+
+
+def disable() -> None:
+    """Restore every table of torch as it was before ``enable()``; nothing happens if it is off.
+
+    Raises ActivationError if a change cannot be undone, after undoing the others.
+    """
+    if not _applied:
+        return
+
+    from dynamo_dist import _torch
+
+    with _torch.compile_lock:
+        if failures := _undo():
+            raise ActivationError(
+                f"disable() could not undo {', '.join(failures)}.",
+                "Something else changed the same place of torch in the meantime.",
+                "Restart the process to be sure of stock behaviour.",
+            )
+        log.info("disabled")
+
+
+def is_enabled() -> bool:
+    """Whether ``enable()`` is in force in this process."""
+    return bool(_applied)
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Enable inside the block and leave behind what was before, on or off, whatever the block did."""
+    before = is_enabled()
+    enable()
+    try:
+        yield
+    finally:
+        if before:
+            enable()
+        else:
+            disable()
+
+
+def digest(config: DistConfig) -> str:
+    """Twelve hex digits over our sources, ``config`` and torch's version: part of torch's cache keys.
+
+    Torch's caches see the graph, not the rules by which it was made; without this a state would be
+    served the results of another.
+    """
+    import torch
+
+    state = f"{_source_digest()} {sorted(config.trackers_off)} {torch.__version__}"
+    return hashlib.sha256(state.encode()).hexdigest()[:12]
+
+
+@cache
+def _source_digest() -> str:
+    root = Path(__file__).parent
+    sources = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return sources.hexdigest()
+
+
+def _apply(changes: list[Change]) -> None:
+    for change in changes:
+        try:
+            change.apply()
+        except Exception as error:
+            _undo()
+            raise ActivationError(
+                f"enable() failed at {_describe(change)}: {error!r}.",
+                "This torch is not as we know it.",
+                "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
+            ) from error
+        _applied.append(change)
+
+
+def _undo() -> list[str]:
+    """Undo all, last first; the descriptions of those that failed."""
+    failures = []
+    while _applied:
+        change = _applied.pop()
+        try:
+            change.undo()
+        except Exception as error:
+            log.warning("could not undo %s: %r", _describe(change), error)
+            failures.append(_describe(change))
+    return failures
+
+
+def _describe(change: Change) -> str:
+    where = getattr(change, "name", getattr(change, "key", ""))
+    return f"{type(change).__name__}({where})" if where else type(change).__name__

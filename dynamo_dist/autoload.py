@@ -1,0 +1,40 @@
+"""The ``torch.backends`` entry point: torch calls it at the end of ``import torch``.
+
+It runs in every process of the environment, ours or not, so it does one thing: it tells torch's
+logging our names, so that ``TORCH_LOGS="+dist"`` is understood. It imports nothing but the standard
+library, and nothing that goes wrong in it may reach ``import torch``.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+
+# What may stand in TORCH_LOGS -> the loggers that it sets.
+LOG_NAMES = {
+    "dynamo_dist": ["dynamo_dist"],
+    "inductor_passes": ["inductor_passes"],
+    "dist": ["dynamo_dist", "inductor_passes"],
+}
+
+log = logging.getLogger(__name__)
+
+
+def register_log_names() -> None:
+    """Register ``LOG_NAMES`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
+
+    Never raises: torch turns an exception here into a failed ``import torch``.
+    """
+    try:
+        from torch._logging import _internal
+
+        if log_names_are_in_time(_internal):
+            for alias, loggers in LOG_NAMES.items():
+                _internal.register_log(alias, list(loggers))
+    except Exception as error:
+        log.debug("no short names for TORCH_LOGS: %r", error)
+
+
+def log_names_are_in_time(internal: ModuleType) -> bool:
+    """Whether TORCH_LOGS is still unread, seen by the handler that torch gives its logger then."""
+    return not any(internal._is_torch_handler(h) for h in logging.getLogger("torch").handlers)

@@ -1,0 +1,29 @@
+"""Every failure of this package that a user can cause, each with what, why and how to fix."""
+
+from __future__ import annotations
+
+
+class DistError(RuntimeError):
+    """Base class. ``str()`` is one paragraph: what happened, why, and how to fix it."""
+
+    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(" ".join(part for part in (what, why, fix) if part))
+        self.what = what
+        self.why = why
+        self.fix = fix
+
+
+class UnsupportedTorchError(DistError):
+    """This torch is older or newer than those we are tested with."""
+
+
+class ActivationError(DistError):
+    """A change in torch could not be made or undone; what had been changed was restored."""
+
+
+class ConfigError(DistError, ValueError):
+    """A value in the environment or in ``DistConfig`` that we do not know."""
+
+
+class CompareError(DistError):
+    """A comparison that cannot be made or cannot go on; names the rank that failed or is gone."""

@@ -1,0 +1,1 @@
+"""How Dynamo sees process groups, device meshes and placements while this package is enabled."""

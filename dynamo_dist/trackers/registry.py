@@ -1,0 +1,53 @@
+"""Which trackers there are, and the changes in torch that put them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist import _torch
+from dynamo_dist.config import DistConfig
+from dynamo_dist.trackers import device_mesh, placement, process_group
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One tracker: the type it tracks, its class, and what else it changes."""
+
+    name: str
+    traced: type
+    tracker: type
+    changes: Callable[[], list[_torch.Change]]
+
+
+TRACKERS = (
+    Registration(
+        "process_group",
+        dist.ProcessGroup,
+        process_group.ProcessGroupVariable,
+        process_group.changes,
+    ),
+    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, lambda: []),
+    Registration("placement", Placement, placement.PlacementVariable, placement.changes),
+)
+
+
+def active(config: DistConfig) -> tuple[Registration, ...]:
+    """The trackers that ``config`` leaves on, in the order of ``TRACKERS``."""
+    return tuple(entry for entry in TRACKERS if entry.name not in config.trackers_off)
+
+
+def changes(config: DistConfig) -> list[_torch.Change]:
+    """Everything to apply, in order, for the trackers that are on; nothing is applied here."""
+    entries = active(config)
+    if not entries:
+        return []
+    return [
+        *_torch.retrack({entry.traced: entry.tracker for entry in entries}),
+        *_torch.register_guards(),
+        *(change for entry in entries for change in entry.changes()),
+    ]

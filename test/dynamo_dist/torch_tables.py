@@ -1,0 +1,70 @@
+"""Every table of torch that enable() touches, as comparable data; run in a process of its own too."""
+
+
+def snapshot():
+    """Identities and contents, so that an equal but other object shows up as a difference."""
+    import torch.compiler.config as compiler_config
+    from torch._dynamo import guards
+    from torch._dynamo.backends import registry
+    from torch._dynamo.codegen import PyCodegen
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._library import opaque_object
+    from torch.distributed import device_mesh, distributed_c10d
+    from torch.distributed.tensor import placement_types
+
+    def identities(table):
+        return [(key, id(value)) for key, value in table.items()]
+
+    classes = {PyCodegen, VariableBuilder, SourcelessBuilder, *descendants(VariableTracker)}
+    entry = compiler_config._config["cache_key_tag"]
+    override = entry.user_override
+    return {
+        **{f"{c.__module__}.{c.__qualname__}": identities(vars(c)) for c in classes},
+        **{
+            f"type dispatch {flag}": identities(VariableBuilder._type_dispatch_impl(flag))
+            for flag in (True, False)
+        },
+        "id dispatch": identities(VariableBuilder._id_dispatch()),
+        "sourceless": identities(SourcelessBuilder._type_handlers),
+        "handlers": identities(TorchInGraphFunctionVariable._get_handlers()),
+        "guard dispatch": identities(getattr(guards, "GUARD_VALUE_DISPATCH", {})),
+        "opaque": {
+            cls.__qualname__: (dict(info.members), id(info.guard_fn), info.opaque_typ)
+            for cls, info in opaque_object._OPAQUE_TYPES.items()
+        },
+        "backends": dict(registry._BACKENDS),
+        "compiler functions": identities(registry._COMPILER_FNS),
+        "cache key tag": (
+            entry.default,
+            entry.env_value_default,
+            override.get() if hasattr(override, "get") else override,
+        ),
+        **{
+            module.__name__: identities(vars(module))
+            for module in (device_mesh, distributed_c10d, placement_types, guards)
+        },
+    }
+
+
+def descendants(cls):
+    found = set()
+    for child in cls.__subclasses__():
+        if not child.__module__.startswith("dynamo_dist"):
+            found |= {child, *descendants(child)}
+    return found
+
+
+def difference(before, after):
+    """Names of the tables that differ."""
+    return [name for name in before | after if before.get(name) != after.get(name)]
+
+
+def settle():
+    """Fill torch's own lazy tables, which any first compile fills."""
+    from torch._dynamo.backends.registry import list_backends
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    list_backends()
+    TorchInGraphFunctionVariable._get_handlers()
