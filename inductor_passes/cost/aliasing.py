@@ -68,7 +68,7 @@ def _aliased_nodes(node: fx.Node) -> list[fx.Node]:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not node.args:
         return []
-    if target._opname in _UNDECLARED_VIEWS:
+    if is_view(node):
         return _nodes_of(node.args[0])
     returned: set[str] = set()
     for result in target._schema.returns:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from inductor_passes.cost import topology_file
@@ -73,7 +73,7 @@ class Topology:
     inter_gb_per_s: float
     protocols: tuple[LinkProtocol, ...]
     switch_reduction: SwitchReduction | None
-    sources: tuple[tuple[str, str], ...]
+    sources: tuple[tuple[str, str], ...] = field(repr=False)
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
         """Rate of a dtype; one that the file does not name is taken at float32's."""

@@ -70,6 +70,7 @@ class Section:
 
     def optional_section(self, name: str) -> Section | None:
         """A nested object, or None if the file has none."""
+        self._read.add(name)
         return self.section(name) if name in self._data else None
 
     def named_sections(self) -> Iterator[tuple[str, Section]]:

@@ -5,10 +5,11 @@ at the graph's edges only and never at the order of its nodes:
 
 - A node is *fusible* if it is pointwise (elementwise, factory, indexing) or a reduction. Its iteration
   size is the number of elements it computes, for a reduction the number it reads.
-- Its *depth* is the largest number of other nodes (matrix products, launches, waits ...) on any path
-  to it. Two fusible nodes joined by an edge share a kernel if their depths are equal, so nothing in
-  between has to run first, and their iteration sizes fit: equal, or a small operand is broadcast.
-  A reduction of everything to one element ends its kernel; a partly read value is not fused.
+- Its *depth* is the largest number of nodes on any path to it that end a kernel: all that are not
+  fusible (matrix products, launches, waits ...) and long reductions to few elements, which Inductor
+  splits. Two fusible nodes joined by an edge share a kernel if their depths are equal, so nothing in
+  between has to run first, and their iteration sizes fit: equal, or a small operand is broadcast. A
+  value that is read in part is not fused.
 - A use in such a shared kernel reads nothing, and a value with no other use is not written. All other
   values are written once, and read once by each kernel: readers of equal depth and size count as one
   kernel and share the read evenly.
@@ -19,6 +20,7 @@ they pick, not the table. A node that writes memory starts a kernel.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections import Counter
@@ -47,6 +49,9 @@ _REDUCTIONS = frozenset(
     "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin logsumexp".split()
 )
 _NO_MEMORY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
+# torch/_inductor/choices.py, reduction_split_factor: more than 8192 elements to fewer results than twice
+# the multiprocessors (132 on the GPUs whose topologies we ship).
+_SPLIT_LENGTH, _SPLIT_RESULTS = 8192, 264
 _TAG_REDUCTION = getattr(torch.Tag, "reduction", None)
 
 
@@ -66,12 +71,17 @@ class _Kind:
     free: bool
     pointwise: bool = False
     reduction: bool = False
+    split: bool = False
     depth: int = 0
     iterations: int = 0
 
     @property
     def fusible(self) -> bool:
         return self.pointwise or self.reduction
+
+    @property
+    def depth_after(self) -> int:
+        return self.depth + (not self.free and (self.split or not self.fusible))
 
 
 def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
@@ -124,16 +134,13 @@ def _kinds(graph: fx.Graph) -> dict[fx.Node, _Kind]:
     kinds: dict[fx.Node, _Kind] = {}
     for node in graph.nodes:
         inputs = [kinds[source] for source in node.all_input_nodes]
-        depth = max((k.depth + (not k.fusible and not k.free) for k in inputs), default=0)
+        depth = max((k.depth_after for k in inputs), default=0)
         if node.op != "call_function" or is_view(node) or node.target is operator.getitem:
             source = node.args[0] if node.target is operator.getitem else None
             if isinstance(source, fx.Node) and not is_view(node) and source in kinds:
                 # Part of a several-output node: that node's kind, but it moves nothing itself.
                 origin = kinds[source]
-                late = origin.depth + (not origin.fusible and not origin.free)
-                kinds[node] = _Kind(
-                    True, origin.pointwise, origin.reduction, late, origin.iterations
-                )
+                kinds[node] = dataclasses.replace(origin, free=True, depth=origin.depth_after)
             else:
                 kinds[node] = _Kind(True, depth=depth)
         elif is_launch(node) or is_wait(node):
@@ -156,7 +163,8 @@ def _compute_kind(node: fx.Node, depth: int) -> _Kind:
     out = max(_numel(tensor) for tensor in _tensors(node.meta["val"]))
     if name in _REDUCTIONS or _TAG_REDUCTION in target.tags:
         if largest_input > out:
-            return _Kind(False, reduction=True, depth=depth, iterations=largest_input)
+            split = out < _SPLIT_RESULTS and largest_input > _SPLIT_LENGTH * out
+            return _Kind(False, reduction=True, split=split, depth=depth, iterations=largest_input)
         return _Kind(False, pointwise=True, depth=depth, iterations=out)
     if torch.Tag.pointwise in target.tags or name in _POINTWISE or name in _PICKING:
         return _Kind(False, pointwise=True, depth=depth, iterations=out)
@@ -178,10 +186,7 @@ def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, _Kin
     if op_name(reader) in _PICKING or not consumer.fusible:
         return False
     if producer.reduction:
-        return consumer.pointwise and (
-            consumer.iterations == count
-            or (count > 1 and consumer.iterations == producer.iterations)
-        )
+        return consumer.pointwise and consumer.iterations in (count, producer.iterations)
     return count == consumer.iterations or (
         count < consumer.iterations and consumer.iterations % max(count, 1) == 0
     )
