@@ -31,7 +31,8 @@ def group_size_of(group_name: str) -> int:
     from torch.distributed import distributed_c10d
 
     try:
-        return int(distributed_c10d._get_group_size_by_name(group_name))
+        size: Any = distributed_c10d._get_group_size_by_name
+        return int(size(group_name))
     except (RuntimeError, ValueError, KeyError, LookupError):
         return 0
 
@@ -44,7 +45,8 @@ def group_device_types(group_name: str) -> frozenset[str] | None:
     from torch.distributed import distributed_c10d
 
     try:
-        group = distributed_c10d._resolve_process_group(group_name)
+        resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
+        group = resolve(group_name)
     except (RuntimeError, ValueError, KeyError, LookupError):
         return None
     try:
@@ -190,9 +192,10 @@ def is_aot_inductor() -> bool:
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:
     """Hand a string to torch's structured trace, where tlparse finds it. Seen in 2.11 to 2.15."""
-    from torch._logging import trace_structured
+    import torch._logging
 
-    trace_structured(
+    structured: Any = getattr(torch._logging, "trace_structured")  # noqa: B009 - not exported
+    structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},
         payload_fn=payload,
@@ -216,7 +219,7 @@ def counters() -> dict[str, int]:
     """
     from torch._dynamo.utils import counters as stock
 
-    return stock["inductor"]  # type: ignore[no-any-return]
+    return stock["inductor"]
 
 
 def compile_fx(
@@ -228,7 +231,10 @@ def compile_fx(
     """Stock's entry for backends. Seen in 2.11 to 2.15."""
     from torch._inductor.compile_fx import compile_fx as stock
 
-    return stock(gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches))
+    compiled: Any = stock(
+        gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches)
+    )
+    return compiled
 
 
 def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ class Communication:
 
 def _loose_users(launch: fx.Node) -> list[fx.Node]:
     """Users that read the value of a launch without a wait between (a ``getitem`` is looked through)."""
-    found = []
+    found: list[fx.Node] = []
     for user in launch.users:
         if is_wait(user):
             continue

@@ -296,7 +296,7 @@ def _pass_classes() -> tuple[type, type]:
             return self.attachment.uuid(self.side)
 
         def __eq__(self, other: object) -> bool:
-            return type(self) is type(other) and self.attachment == other.attachment  # type: ignore[attr-defined]
+            return type(self) is type(other) and self.attachment == other.attachment
 
         def __hash__(self) -> int:
             return hash((self.side, self.attachment.options))

@@ -68,7 +68,7 @@ def compiled(record: GraphRecord) -> str:
     store(key, record)
     with _lock:
         counts = _counts()
-        counts[PREFIX + key] += 1  # type: ignore[index]
+        counts[PREFIX + key] += 1
         _published[key] = _published.get(key, 0) + 1
     current = _compiling.get()
     if current is not None:

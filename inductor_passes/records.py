@@ -95,7 +95,9 @@ class GraphRecord:
         """Inverse of ``to_json``. Raises ValueError for another schema version."""
         fields = dict(data)
         if fields.pop("schema", None) != SCHEMA_VERSION:
-            raise ValueError(f"graph record has schema {data.get('schema')}, expected {SCHEMA_VERSION}")
+            raise ValueError(
+                f"graph record has schema {data.get('schema')}, expected {SCHEMA_VERSION}"
+            )
         fields["passes"] = tuple(PassRecord(**p) for p in fields["passes"])
         fields["collectives"] = tuple(CollectiveRecord(**c) for c in fields["collectives"])
         for which in ("before", "after"):

@@ -110,3 +110,27 @@ def _format(arg: object) -> str:
     if isinstance(arg, tuple):
         return "(" + ", ".join(_format(item) for item in arg) + ")"
     return str(arg)
+
+
+class FixedCost:
+    """A cost model for tests: microseconds by op name, one duration for every launch.
+
+    ``FixedCost(launch=8.0, mm=10.0)`` prices each ``aten.mm`` at 10 and each collective at 8;
+    every other node is free.
+    """
+
+    name = "fixed"
+
+    def __init__(self, launch: float = 8.0, **compute: float) -> None:
+        self._launch = launch
+        self._compute = compute
+
+    def compute_us(self, node: fx.Node) -> float:
+        packet = getattr(node.target, "overloadpacket", None)
+        return self._compute.get(getattr(packet, "__name__", ""), 0.0)
+
+    def launch_us(self, launch: fx.Node) -> float:
+        return self._launch
+
+    def digest(self) -> str:
+        return f"{self._launch} {sorted(self._compute.items())}"

@@ -1,0 +1,44 @@
+"""One process of test_caches.py: compile a tensor-parallel step in one state, print what happened."""
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import dynamo_dist
+from inductor_passes import recorder
+from inductor_passes.testing import fake_group
+
+state = sys.argv[1]
+
+
+def step(x, w, group):
+    y = (x @ w).redistribute(placements=[Replicate()]).to_local()
+    return torch.relu(y) * group.size()
+
+
+with fake_group(4):
+    mesh = init_device_mesh("cpu", (4,))
+    torch.manual_seed(0)
+    x = DTensor.from_local(torch.randn(8, 16), mesh, [Shard(1)], run_check=False)
+    w = DTensor.from_local(torch.randn(16, 16), mesh, [Shard(0)], run_check=False)
+    backend = {"stock": "inductor", "enabled": "dynamo_dist", "disabled": "inductor"}[state]
+    if state == "disabled":
+        dynamo_dist.enable()
+        dynamo_dist.disable()
+    with recorder.gathered() as records:
+        out = torch.compile(step, backend=backend, fullgraph=True)(x, w, dist.group.WORLD)
+    print(
+        json.dumps(
+            {
+                "hits": counters["aot_autograd"]["autograd_cache_hit"],
+                "misses": counters["aot_autograd"]["autograd_cache_miss"],
+                "records": [[r.phase, len(r.collectives), r.order_kept] for r in records],
+                "checksum": out.double().sum().item(),
+            }
+        )
+    )

@@ -1,0 +1,36 @@
+"""Inductor's and AOTAutograd's caches keep working, and no state is served another state's result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+CHILD = Path(__file__).with_name("cache_child.py")
+
+
+def run(state, cache):
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(CHILD), state], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_three_states_share_one_cache_folder(tmp_path):
+    first = {state: run(state, tmp_path) for state in ("stock", "enabled", "disabled")}
+    again = {state: run(state, tmp_path) for state in ("stock", "enabled", "disabled")}
+    assert (first["stock"]["hits"], first["stock"]["misses"]) == (0, 1)
+    assert (first["enabled"]["hits"], first["enabled"]["misses"]) == (0, 1)
+    # Disabled is stock again, to the cache too.
+    assert (first["disabled"]["hits"], first["disabled"]["misses"]) == (1, 0)
+    for state, result in again.items():
+        assert (result["hits"], result["misses"]) == (1, 0), state
+    # The record of what the passes did comes back from a warm cache, where no pass ran.
+    assert first["enabled"]["records"] == again["enabled"]["records"] == [["inference", 1, True]]
+    assert first["stock"]["records"] == again["disabled"]["records"] == []
+    assert len({r["checksum"] for r in (*first.values(), *again.values())}) == 1
