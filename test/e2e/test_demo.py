@@ -1,0 +1,130 @@
+"""The demo as a user runs it, small."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "tools" / "demo"
+VARIANTS = {"eager", "stock", "ours"}
+
+
+def demo(*arguments, timeout_s=60, **environment):
+    return subprocess.run(
+        [sys.executable, str(DEMO / "main.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+@pytest.mark.slow
+def test_training_on_two_ranks(tmp_path):
+    done = demo(
+        *("--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 32),
+        *("--topology", "h100x8", "--json", "--out", tmp_path, "--deadline", 380),
+        timeout_s=400,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["graph_breaks"] == 0 and found["graphs"] == 1
+    assert found["max_loss_diff"] < 1e-5 and found["max_loss_diff_stock"] < 1e-5
+    assert found["losses"].keys() == VARIANTS == found["step_ms"].keys()
+    eager = found["losses"]["eager"]
+    assert len(eager) == 3 and eager[2] < eager[0]  # it learns
+    # Passes move launches, they do not add or drop any: output of attention and MLP, logits; in the
+    # backward one for each of q, k, v, gate, up, and the logits' input.
+    launches = found["launches_by_kind"]
+    assert launches["ours"] == launches["stock"] == launches["eager"]
+    assert found["launches"] == sum(launches["ours"].values())
+    assert launches["ours"]["all_reduce"] >= 7
+    assert 0 <= found["exposed_us_after"] <= found["exposed_us_before"]
+    assert found["topology"] == "h100x8"
+    assert "<html" in Path(found["report"]).read_text().lower()
+    assert json.loads(Path(found["trace"]).read_text())["traceEvents"]
+
+
+@pytest.mark.slow
+def test_tracing_on_fake_ranks(tmp_path):
+    done = demo(
+        *("--fake", "--model", "llama-tiny", "--world-size", 16, "--seq", 64),
+        *("--json", "--out", tmp_path),
+        timeout_s=240,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["dp"], found["tp"], found["layers"]) == (2, 8, 2)
+    # 9 weights a layer, embedding, last norm and head, each gathered over dp; and the logits.
+    assert found["launches_by_kind"]["all_gather"] == 9 * 2 + 3 + 1
+    assert found["launches_by_kind"]["reduce_scatter"] == 9 * 2 + 3
+    # Over tp: two a layer in the forward, five in the backward, and the head's input.
+    assert found["launches_by_kind"]["all_reduce"] >= 7 * 2
+    assert set(found["graphs"]) == {"forward", "backward"}
+    assert found["exposed_us_after"] < found["exposed_us_before"]
+    assert found["peak_rss_bytes"] < 8 << 30
+    assert Path(found["report"]).exists() and Path(found["trace"]).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "gpt-9"), "--model gpt-9 is not known; there are llama3-8b"),
+        (("--world-size", 10), "--world-size 10 is not a multiple of --tp 8"),
+        (("--tp", 16), "has 8 key heads: --tp must divide that"),
+    ],
+)
+def test_shapes_that_cannot_be_traced(arguments, message, tmp_path):
+    done = demo("--fake", *arguments, "--out", tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+
+
+def why_no_link():
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "network namespaces need root on Linux"
+    if absent := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        return f"{' and '.join(absent)} absent (iproute2)"
+    return ""
+
+
+@pytest.mark.slow
+def test_two_hosts_on_a_slow_link():
+    if reason := why_no_link():
+        pytest.skip(reason)
+    done = demo("--link", "1gbit", "--rounds", 3, "--json", "--deadline", 280, timeout_s=300)
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["label"] == "real processes, emulated link"
+    assert found["numbers_equal"] and found["order_kept"] and found["rounds"] == 3
+    # Eight shards of 2 MiB take 134 ms at 1 Gbit/s: the link is really that slow.
+    assert found["step_ms"]["stock"] > 134
+    assert namespaces() == set()
+
+
+def namespaces():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in listed.stdout.splitlines() if line.startswith("dd")}
+
+
+@pytest.mark.parametrize(
+    ("rate", "path", "message"),
+    [
+        ("fast", None, "--link fast is no rate that tc knows"),
+        ("1gbit", "/nowhere", "apt-get install iproute2" if os.geteuid() == 0 else "needs root"),
+    ],
+)
+def test_a_link_that_cannot_be_made_is_a_sentence(rate, path, message, monkeypatch):
+    monkeypatch.syspath_prepend(str(DEMO))
+    if path:
+        monkeypatch.setenv("PATH", path)
+    link = runpy.run_path(str(DEMO / "link.py"))
+    with pytest.raises(link["CannotEmulate"], match=message), link["two_hosts"](rate):
+        pass

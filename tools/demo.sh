@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Train a small Llama on two ranks, eager, stock Inductor and dynamo_dist side by side.
+#   bash tools/demo.sh [--json] [--steps N] [--topology NAME] ...     (--help lists all)
+#   bash tools/demo.sh --link 1gbit                                   two hosts on a slow link (root)
+#   bash tools/demo.sh --fake --world-size 64 --model llama3-8b       a large model, traced, not run
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/env.sh
+ensure_env
+fresh_run
+python tools/demo/main.py "$@"

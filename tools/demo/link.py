@@ -1,0 +1,190 @@
+"""Two ranks as two hosts: network namespaces, joined by a veth pair that is held to a rate.
+
+The processes are real and so is every byte; the link is emulated by the kernel (``tc tbf``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import data
+import launch
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+LABEL = "real processes, emulated link"
+ADDRESSES = ("10.9.0.1", "10.9.0.2")
+PORT = 29555  # in a namespace of its own, so always free
+TITLES = {
+    "compute": "compute alone, no link",
+    "stock": "stock Inductor, default",
+    "stock_reorder": "stock Inductor, its opt-in reordering",
+    "ours": "dynamo_dist",
+}
+
+
+class CannotEmulate(Exception):
+    """This machine cannot make such a link; ``str()`` says what is missing."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One end of the link."""
+
+    namespace: str
+    interface: str
+    address: str
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time a chain of gathers on the link; exit code 2 if the link cannot be made."""
+    work = Path(tempfile.mkdtemp(prefix="dynamo_dist_link_"))
+    try:
+        with two_hosts(args.link) as hosts:
+            print(f"two hosts, link {args.link} ({LABEL}) ...", file=sys.stderr, flush=True)
+            commands, environments = [], []
+            for rank, host in enumerate(hosts):
+                worker = [sys.executable, str(HERE / "link_worker.py"), "--work", str(work)]
+                worker += ["--rounds", str(args.rounds), "--timeout", str(args.timeout)]
+                commands.append(["ip", "netns", "exec", host.namespace, *worker])
+                environments.append(
+                    {
+                        **data.environment(),
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(len(hosts)),
+                        "MASTER_ADDR": hosts[0].address,
+                        "MASTER_PORT": str(PORT),
+                        "GLOO_SOCKET_IFNAME": host.interface,
+                    }
+                )
+            launch.watch(commands, environments, work, args.deadline)
+        ranks = [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(2)]
+    except CannotEmulate as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    results = summarise(ranks, args.link)
+    if args.json:
+        print(json.dumps(results, indent=2))
+    else:
+        show(results)
+    return 0 if results["ok"] else 1
+
+
+@contextlib.contextmanager
+def two_hosts(rate: str) -> Iterator[tuple[Host, Host]]:
+    """Two namespaces that reach each other at ``rate`` both ways; gone afterwards.
+
+    Raises CannotEmulate without root, ``ip`` or ``tc``, or where the kernel refuses.
+    """
+    if not re.fullmatch(r"[0-9.]+(bit|[kmgt]i?bit|bps|[kmgt]i?bps)", rate, re.IGNORECASE):
+        raise CannotEmulate(f"--link {rate} is no rate that tc knows; write 1gbit or 200mbit.")
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise CannotEmulate(
+            "--link needs root on Linux: it makes network namespaces. Run it with sudo, or in a "
+            "container that is started with --privileged."
+        )
+    if absent := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        raise CannotEmulate(
+            f"--link needs {' and '.join(absent)}, which this machine lacks: "
+            "apt-get install iproute2"
+        )
+    tag = f"dd{os.getpid()}"
+    hosts = tuple(Host(f"{tag}{end}", f"{tag}{end}", ADDRESSES[i]) for i, end in enumerate("ab"))
+    try:
+        for host in hosts:
+            _ip("netns", "add", host.namespace)
+        a, b = hosts
+        _ip("link", "add", a.interface, "type", "veth", "peer", "name", b.interface)
+        for host in hosts:
+            _ip("link", "set", host.interface, "netns", host.namespace)
+            inside = ("-n", host.namespace)
+            _ip(*inside, "addr", "add", f"{host.address}/24", "dev", host.interface)
+            _ip(*inside, "link", "set", host.interface, "up")
+            _ip(*inside, "link", "set", "lo", "up")
+            shape = ["tc", *inside, "qdisc", "add", "dev", host.interface, "root", "tbf"]
+            _command([*shape, "rate", rate, "burst", "512k", "latency", "200ms"])
+        yield a, b
+    finally:
+        for host in hosts:  # takes its end of the veth pair with it
+            subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True, check=False)
+        # What is left if the pair never reached its namespace.
+        subprocess.run(["ip", "link", "del", hosts[0].interface], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    _command(["ip", *arguments])
+
+
+def _command(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotEmulate(
+            f"This machine cannot make the link: '{' '.join(command)}' said: "
+            f"{done.stderr.strip() or done.returncode}. In a container, start it with --privileged."
+        )
+
+
+def summarise(ranks: list[dict], rate: str) -> dict:
+    """The object that ``--json`` prints. Times are milliseconds of the slower rank in each round."""
+    rounds = {
+        name: [max(pair) for pair in zip(*(rank["ms"][name] for rank in ranks), strict=True)]
+        for name in ranks[0]["ms"]
+    }
+    ratios = [ours / stock for ours, stock in zip(rounds["ours"], rounds["stock"], strict=True)]
+    return {
+        "ok": all(rank["equal"] and rank["recompiles"] == 0 for rank in ranks),
+        "label": LABEL,
+        "link": rate,
+        "program": ranks[0]["program"],
+        "step_ms": {name: statistics.median(times) for name, times in rounds.items()},
+        "step_ms_quartiles": {name: _quartiles(times) for name, times in rounds.items()},
+        "ratio_ours_to_stock": statistics.median(ratios),
+        "ratio_quartiles": _quartiles(ratios),
+        "rounds": len(ratios),
+        "numbers_equal": all(rank["equal"] for rank in ranks),
+        "order_kept": all(rank["order_kept"] for rank in ranks),
+        "exposed_us_before": ranks[0]["exposed_us_before"],
+        "exposed_us_after": ranks[0]["exposed_us_after"],
+        "topology": ranks[0]["topology"],
+    }
+
+
+def show(results: dict) -> None:
+    """A table and the ratio."""
+    console = Console(file=sys.stdout)
+    table = Table(title=f"{results['program']}; {results['link']} link ({LABEL})")
+    for heading in ("", "step, ms, median", "quartiles"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, median in results["step_ms"].items():
+        low, high = results["step_ms_quartiles"][name]
+        table.add_row(TITLES[name], f"{median:.1f}", f"{low:.1f} to {high:.1f}")
+    console.print(table)
+    low, high = results["ratio_quartiles"]
+    console.print(
+        f"ours / stock: {results['ratio_ours_to_stock']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"{results['rounds']} rounds in turn); results "
+        f"{'equal' if results['numbers_equal'] else 'DIFFER'}; launches and waits "
+        f"{'stand' if results['order_kept'] else 'DO NOT stand'} in the generated code as scheduled"
+    )
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0], values[0]]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [low, high]

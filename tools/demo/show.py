@@ -1,0 +1,134 @@
+"""Results of the demo, as one JSON object and as tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import Sizes
+from rich.console import Console
+from rich.table import Table
+
+from dynamo_dist.comparing.records import VariantResult, merge
+from dynamo_dist.comparing.table import TITLES
+
+# fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
+TOLERANCE = 1e-5
+REAL = "real, CPU, gloo"
+
+
+def training_results(
+    ranks: list[dict[str, Any]], sizes: Sizes, parameters: int, out: Path
+) -> dict[str, Any]:
+    """The object that ``--json`` prints, from what each rank wrote.
+
+    Times are milliseconds (real, of the slower rank), exposed times microseconds (simulated on
+    ``topology``); launches are those of one step of ours on one rank.
+    """
+    merged = {
+        name: merge([VariantResult.from_json(rank["variants"][name]) for rank in ranks])
+        for name in ranks[0]["variants"]
+    }
+    losses = {name: ranks[0]["variants"][name]["losses"] for name in merged}
+    differences = {name: _loss_difference(ranks, name) for name in merged if name != "eager"}
+    ours = merged["ours"]
+    exposed = ours.simulated
+    ok = differences["ours"] < TOLERANCE and ours.graph_breaks == 0
+    return {
+        "ok": ok,
+        "graph_breaks": ours.graph_breaks,
+        "graphs": ours.graphs,
+        "max_loss_diff": differences["ours"],
+        "max_loss_diff_stock": differences.get("stock"),
+        "launches": sum(ours.launches.values()),
+        "launches_by_kind": {name: result.launches for name, result in merged.items()},
+        "exposed_us_before": exposed.exposed_us_before if exposed else None,
+        "exposed_us_after": exposed.exposed_us_after if exposed else None,
+        "topology": exposed.topology if exposed else None,
+        "step_ms": {name: result.step_ms_median for name, result in merged.items()},
+        "step_ms_spread": {name: list(r.step_ms_spread) for name, r in merged.items()},
+        "first_step_s": {name: result.first_s for name, result in merged.items()},
+        "losses": losses,
+        "model": str(sizes),
+        "parameters": parameters,
+        "ranks": len(ranks),
+        "torch": torch.__version__,
+        "report": _existing(out / "report.html"),
+        "trace": _existing(out / "trace.json"),
+    }
+
+
+def training(results: dict[str, Any]) -> None:
+    """Two tables and where the report is."""
+    console = Console(file=sys.stdout)
+    losses = results["losses"]
+    table = Table(title=f"loss of each step, fp32, {results['ranks']} ranks")
+    table.add_column("step", justify="right")
+    for name in losses:
+        table.add_column(
+            "dynamo_dist, compiled" if name == "ours" else TITLES[name], justify="right"
+        )
+    table.add_column("difference, ours to eager", justify="right")
+    for step, row in enumerate(zip(*losses.values(), strict=True)):
+        values = dict(zip(losses, row, strict=True))
+        gap = f"{abs(values['ours'] - values['eager']):.1e}"
+        table.add_row(str(step), *(f"{value:.6f}" for value in row), gap)
+    console.print(table)
+
+    table = Table(title=f"{results['model']}, {results['parameters'] / 1e6:.1f} M parameters")
+    table.add_column("")
+    for name in losses:
+        table.add_column(TITLES[name], justify="right")
+    table.add_row("graph breaks", *_only_ours(losses, results["graph_breaks"]))
+    table.add_row("largest loss difference to eager", *_loss_cells(results))
+    launches = results["launches_by_kind"]
+    table.add_row(
+        "collectives launched in a step", *(str(sum(launches[n].values())) for n in losses)
+    )
+    for kind in sorted({kind for counts in launches.values() for kind in counts}):
+        table.add_row(f"  {kind}", *(str(launches[name].get(kind, 0)) for name in losses))
+    table.add_row(f"step, ms ({REAL}), median", *(f"{results['step_ms'][n]:.1f}" for n in losses))
+    spreads = results["step_ms_spread"]
+    table.add_row(
+        "  shortest to longest", *(f"{spreads[n][0]:.1f} to {spreads[n][1]:.1f}" for n in losses)
+    )
+    table.add_row("first step, s", *(f"{results['first_step_s'][name]:.1f}" for name in losses))
+    if results["exposed_us_before"] is not None:
+        where = f"simulated on {results['topology']}"
+        table.add_row(
+            f"exposed communication, us ({where}), before",
+            *_only_ours(losses, f"{results['exposed_us_before']:.1f}"),
+        )
+        table.add_row("  after", *_only_ours(losses, f"{results['exposed_us_after']:.1f}"))
+    console.print(table)
+    verdict = "agree" if results["ok"] else "DO NOT AGREE"
+    console.print(f"eager and compiled {verdict} (limit {TOLERANCE:g}, no graph break)")
+    for what in ("report", "trace"):
+        if results[what]:
+            console.print(f"{what}: {results[what]}", soft_wrap=True)
+
+
+def _loss_difference(ranks: list[dict[str, Any]], name: str) -> float:
+    gaps = [
+        abs(a - b)
+        for rank in ranks
+        for a, b in zip(
+            rank["variants"]["eager"]["losses"], rank["variants"][name]["losses"], strict=True
+        )
+    ]
+    return max(gaps, key=lambda gap: float("inf") if gap != gap else gap)
+
+
+def _only_ours(names: Any, value: object) -> list[str]:
+    return [str(value) if name == "ours" else "" for name in names]
+
+
+def _loss_cells(results: dict[str, Any]) -> list[str]:
+    by_name = {"ours": results["max_loss_diff"], "stock": results["max_loss_diff_stock"]}
+    return [f"{by_name[name]:.1e}" if name in by_name else "" for name in results["losses"]]
+
+
+def _existing(path: Path) -> str | None:
+    return str(path) if path.exists() else None

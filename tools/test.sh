@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# All checks: fast tests, slow tests, ruff, mypy. Arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. tools/env.sh
+ensure_env
+fresh_run
+
+failed=()
+summaries=()
+
+# Runs one step whatever became of the ones before it, so that one run shows everything.
+step() {
+    local name=$1 start=$SECONDS status=0
+    shift
+    printf '\n== %s: %s\n' "$name" "$*"
+    "$@" </dev/null || status=$?
+    printf '== %s: %s after %d s\n' "$name" "$( ((status)) && echo "FAILED ($status)" || echo ok)" $((SECONDS - start))
+    ((status == 0)) || failed+=("$name")
+}
+
+tests() {
+    local name=$1 marker=$2 log=$RUN_DIR/$1.log status=0
+    shift 2
+    python -m pytest -m "$marker" -o faulthandler_timeout=300 "$@" 2>&1 | tee "$log" || status=$?
+    summaries+=("$name: $(grep -E '^=+ .* in [0-9.]+s.*=+$' "$log" | tail -n 1)")
+    # A selection such as -k may leave one of the two steps without a test: that is no failure.
+    if ((status == 5 && $# > 0)); then return 0; fi
+    return "$status"
+}
+
+step "fast tests" tests fast "not slow" "$@"
+step "slow tests" tests slow "slow" "$@"
+step "ruff check" ruff check .
+step "ruff format" ruff format --check .
+step "mypy" mypy
+
+printf '\n'
+printf '%s\n' "${summaries[@]}"
+if ((${#failed[@]})); then
+    printf 'FAILED: %s (%d s in all)\n' "$(IFS=,; echo "${failed[*]}")" "$SECONDS"
+    exit 1
+fi
+printf 'all passed in %d s\n' "$SECONDS"
