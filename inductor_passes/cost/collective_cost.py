@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import fx
 
-from inductor_passes._torch import size_hint
-from inductor_passes.collectives import argument, is_launch, kind, payload_bytes
+from inductor_passes._torch import size_hint, world_size
+from inductor_passes.collectives import argument, is_launch, is_wait, kind, payload_bytes
 from inductor_passes.cost.alpha_beta import collective_us
-from inductor_passes.cost.group_shape import shape_of
+from inductor_passes.cost.group_shape import GroupShape, shape_of
 from inductor_passes.cost.topology import Topology
 
 # Collectives that return only when they are done: no wait follows, the compute stream stands still.
@@ -22,17 +24,41 @@ def blocking_kind(node: fx.Node) -> str:
     return _BLOCKING_KINDS.get(node.target._schema.name, "")
 
 
-def node_us(launch: fx.Node, topology: Topology) -> float:
+Role = Literal["", "launch", "wait", "blocking"]
+_roles: dict[int, tuple[object, Role]] = {}
+
+
+def role(node: fx.Node) -> Role:
+    """What a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
+    if node.op != "call_function":
+        return ""
+    entry = _roles.get(id(node.target))
+    if entry is None:
+        found: Role = "launch" if is_launch(node) else "wait" if is_wait(node) else ""
+        found = "blocking" if blocking_kind(node) else found
+        # A fact of the operator, so remembered for it; see ``aliasing.per_operator``.
+        entry = _roles[id(node.target)] = (node.target, found)
+    return entry[1]
+
+
+def node_us(launch: fx.Node, topology: Topology, shapes: dict[object, GroupShape]) -> float:
     """Predict the link time of a launch or of a blocking collective.
 
-    Raises ValueError for any other node: a caller that asks has mistaken its node.
+    ``shapes`` remembers groups by name between calls: a group can have thousands of ranks, and a graph
+    thousands of launches on it. Raises ValueError for a node that is no collective.
     """
-    name = kind(launch) if is_launch(launch) else blocking_kind(launch)
+    name = kind(launch) if role(launch) == "launch" else blocking_kind(launch)
     if not name:
         raise ValueError(f"{launch.format_node()} is no collective, so it has no link time")
-    group = shape_of(launch, topology.ranks_per_node)
+    group = argument(launch, "group_name")
+    key = (group, argument(launch, "group_size"), world_size())
+    shape = shapes.get(key) if isinstance(group, str) else None
+    if shape is None:
+        shape = shape_of(launch, topology.ranks_per_node)
+        if isinstance(group, str):
+            shapes[key] = shape
     payload = payload_bytes(launch)
-    return collective_us(name, payload, group, topology, one_peer=_has_one_peer(launch))
+    return collective_us(name, payload, shape, topology, one_peer=_has_one_peer(launch))
 
 
 def _has_one_peer(launch: fx.Node) -> bool:

@@ -16,9 +16,11 @@ from torch import fx
 from torch.utils import flop_counter
 
 from inductor_passes._torch import size_hint
+from inductor_passes.cost.node_kinds import loop_of
 
 log = logging.getLogger(__name__)
 
+_PLAIN_MM = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "flex_attention")
 
 
@@ -40,7 +42,12 @@ def op_name(node: fx.Node) -> str:
 def flops(node: fx.Node) -> int:
     """Multiplications and additions of one node on this rank (local shapes)."""
     target = node.target
-    formula: Callable[..., Any] | None = _OWN.get(op_name(node))
+    if loop_of(target) != "none":
+        return 0  # bound by memory, and by far the most frequent
+    name = op_name(node)
+    if name in _PLAIN_MM:
+        return _plain_mm(node)
+    formula: Callable[..., Any] | None = _OWN.get(name)
     if formula is None:
         packet = target._overloadpacket if isinstance(target, torch._ops.OpOverload) else target
         formula = flop_counter.flop_registry.get(packet)
@@ -106,6 +113,17 @@ def _mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
     if a.dim() == 3 and b.dim() == 3:
         return 2 * a.shape[0] * a.shape[1] * a.shape[2] * b.shape[2]
     return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _plain_mm(node: fx.Node) -> int:
+    """mm, addmm, bmm, baddbmm: almost all products of a graph, so counted without meta tensors."""
+    shapes = []
+    for source in node.args[-2:]:
+        value = source.meta.get("val") if isinstance(source, fx.Node) else None
+        if not isinstance(value, torch.Tensor):
+            return 0
+        shapes.append([size_hint(size) for size in value.shape])
+    return 2 * math.prod(shapes[0]) * shapes[1][-1]
 
 
 def _second_mm(_bias: object, a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:

@@ -10,10 +10,9 @@ import torch
 from torch import fx
 
 from inductor_passes._torch import known_groups, world_size
-from inductor_passes.collectives import is_launch, is_wait
-from inductor_passes.cost.collective_cost import blocking_kind, node_us
+from inductor_passes.cost.collective_cost import node_us, role
 from inductor_passes.cost.flops import flops, is_attention
-from inductor_passes.cost.group_shape import shape_of_ranks
+from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
 from inductor_passes.cost.topology import Topology
 from inductor_passes.cost.traffic import Traffic, graph_traffic
 
@@ -29,6 +28,7 @@ class TopologyCostModel:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self._seen: _Analysis | None = None
+        self._shapes: dict[object, GroupShape] = {}
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class TopologyCostModel:
         Fusion makes the time of a node depend on its neighbours, so a graph is analysed once and
         again after it has changed around ``node``; the order of its nodes makes no difference.
         """
-        if node.op != "call_function" or is_launch(node) or is_wait(node) or blocking_kind(node):
+        if node.op != "call_function" or role(node):
             return 0.0
         if self._seen is None or not self._seen.holds_for(node):
             self._seen = _Analysis(node.graph, self.topology)
@@ -55,7 +55,7 @@ class TopologyCostModel:
 
         Raises ValueError for any other node.
         """
-        return node_us(launch, self.topology)
+        return node_us(launch, self.topology, self._shapes)
 
     def digest(self) -> str:
         """Hash of the figures, the size of the job and the shape of every group that it has made.
@@ -80,20 +80,18 @@ class _Analysis:
     def __init__(self, graph: fx.Graph, topology: Topology) -> None:
         self._graph = graph
         self._length = len(graph.nodes)
-        self._edges: dict[fx.Node, tuple[list[fx.Node], int]] = {}
+        self._edges: dict[fx.Node, tuple[object, int]] = {}
         self.us: dict[fx.Node, float] = {}
         for node, traffic in graph_traffic(graph).items():
-            self._edges[node] = (node.all_input_nodes, len(node.users))
+            self._edges[node] = (node.args, len(node.users))
             self.us[node] = _compute_us(node, traffic, topology)
 
     def holds_for(self, node: fx.Node) -> bool:
-        edges = self._edges.get(node)
-        return (
-            edges is not None
-            and self._graph is node.graph
-            and self._length == len(self._graph.nodes)
-            and edges == (node.all_input_nodes, len(node.users))
-        )
+        # Not a proof that nothing has changed, but cheap; a change far away moves the estimate little.
+        if self._graph is not node.graph or self._length != len(self._graph.nodes):
+            return False
+        args, users = self._edges.get(node, (None, 0))
+        return args is node.args and users == len(node.users)
 
 
 def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One entry per node in program order; the four sequences have equal length.
+    """One entry per node in program order; the four lists have equal length.
 
     ``compute_us[i]``: time on the compute stream, after entry i has waited.
     ``channel[i]``: channel that entry i launches on, "" if it launches nothing.
@@ -23,10 +23,10 @@ class Program:
     that blocks.
     """
 
-    compute_us: Sequence[float]
-    channel: Sequence[str]
-    link_us: Sequence[float]
-    awaits: Sequence[Sequence[int]]
+    compute_us: list[float]
+    channel: list[str]
+    link_us: list[float]
+    awaits: list[Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)

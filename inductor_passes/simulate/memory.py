@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.collectives import is_launch, tensor_bytes
 from inductor_passes.cost.aliasing import alias_source
+from inductor_passes.cost.collective_cost import role
+from inductor_passes.cost.node_kinds import element_count, tensors
 
 
 def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) -> int:
@@ -32,25 +33,35 @@ def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) ->
     return peak
 
 
-def graph_peak_bytes(graph: fx.Graph, awaits: Sequence[Sequence[int]]) -> int:
+def memory_owners(graph: fx.Graph) -> list[int]:
+    """Position of the node whose memory each node's value is: its own, or that of a view's base."""
+    position: dict[fx.Node, int] = {}
+    owners: list[int] = []
+    for i, node in enumerate(graph.nodes):
+        position[node] = i
+        source = alias_source(node)
+        owners.append(i if source is None else owners[position[source]])
+    return owners
+
+
+def graph_peak_bytes(
+    graph: fx.Graph, owners: Sequence[int], awaits: Sequence[Sequence[int]]
+) -> int:
     """Peak over a graph's own values, each in full even where Inductor fuses it away.
 
     Graph inputs and constants are not counted; outputs live to the end. Views and in-place results are
     their base's memory. A launch reads its input until its wait, or to the end if nothing waits.
     ``awaits[i]``: launches that node i waits for, as positions in the graph.
     """
-    position: dict[fx.Node, int] = {}
-    owner: list[int] = []
+    owner_of: dict[fx.Node, int] = {}
     fresh: list[int] = []
     uses: list[list[int]] = []
     unwaited: set[int] = set()
     for i, node in enumerate(graph.nodes):
-        position[node] = i
-        source = alias_source(node)
-        owner.append(i if source is None else owner[position[source]])
-        fresh.append(value_bytes(node) if source is None else 0)
-        uses.append([owner[position[used]] for used in node.all_input_nodes])
-        if is_launch(node):
+        owner_of[node] = owners[i]
+        fresh.append(value_bytes(node) if owners[i] == i else 0)
+        uses.append([owner_of[used] for used in node.all_input_nodes])
+        if role(node) == "launch":
             unwaited.add(i)
         for launch in awaits[i]:
             unwaited.discard(launch)
@@ -62,8 +73,9 @@ def graph_peak_bytes(graph: fx.Graph, awaits: Sequence[Sequence[int]]) -> int:
 
 def value_bytes(node: fx.Node) -> int:
     """Bytes of the tensors that a call makes; 0 for inputs and constants."""
-    if node.op in ("placeholder", "get_attr", "output"):
+    if node.op != "call_function":
         return 0
     value = node.meta.get("val")
-    items = value if isinstance(value, (list, tuple)) else (value,)
-    return sum(tensor_bytes(item) for item in items if isinstance(item, torch.Tensor))
+    if isinstance(value, torch.Tensor):
+        return element_count(value) * value.dtype.itemsize
+    return sum(element_count(tensor) * tensor.dtype.itemsize for tensor in tensors(value))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes.collectives import group_name, is_launch, is_wait, kind
-from inductor_passes.cost.aliasing import alias_source
-from inductor_passes.cost.collective_cost import blocking_kind
+from inductor_passes.collectives import group_name, kind
+from inductor_passes.cost.collective_cost import blocking_kind, role
 from inductor_passes.cost.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
-from inductor_passes.simulate.memory import graph_peak_bytes
+from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners
 
 COMPUTE_LANE = "compute"
 
@@ -55,9 +54,10 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
     The rules are those of ``execution.py``; a collective that returns only when it is done blocks the
     compute stream. Linear in nodes and edges. The graph is not changed.
     """
-    program = program_of(graph, cost)
-    execution = execute(program)
     nodes = list(graph.nodes)
+    owners = memory_owners(graph)
+    program = program_of(nodes, owners, cost)
+    execution = execute(program)
     exposed = {
         node.name: execution.exposed[i] for i, node in enumerate(nodes) if program.channel[i]
     }
@@ -68,38 +68,31 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
         communication_us=execution.communication_us,
         exposed_us=execution.exposed_us,
         exposed_by_launch=exposed,
-        peak_bytes=graph_peak_bytes(graph, program.awaits),
+        peak_bytes=graph_peak_bytes(graph, owners, program.awaits),
     )
 
 
-def program_of(graph: fx.Graph, cost: CostModel) -> Program:
-    """The numbers of a graph, one entry per node.
+def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel) -> Program:
+    """The numbers of a graph's nodes, one entry per node; ``owners`` as ``memory_owners`` has them.
 
     A wait is matched with the launch whose memory it waits on, through views and parts of a coalesced
     launch. A wait on a value launched outside the graph waits for nothing.
     """
-    compute_us: list[float] = []
-    channel: list[str] = []
-    link_us: list[float] = []
-    awaits: list[tuple[int, ...]] = []
-    launched_at: dict[fx.Node, int] = {}
-    for i, node in enumerate(graph.nodes):
-        blocking = bool(blocking_kind(node))
-        if is_launch(node) or blocking:
-            launched_at[node] = i
-            channel.append(f"group {group_name(node)}")
-            link_us.append(cost.launch_us(node))
-            compute_us.append(0.0)
-            awaits.append((i,) if blocking else ())
-            continue
-        source = alias_source(node)
-        if source is not None and source in launched_at:
-            launched_at[node] = launched_at[source]
-        channel.append("")
-        link_us.append(0.0)
-        compute_us.append(cost.compute_us(node))
-        awaits.append((launched_at[node],) if is_wait(node) and node in launched_at else ())
-    return Program(compute_us, channel, link_us, awaits)
+    count = len(nodes)
+    program = Program([0.0] * count, [""] * count, [0.0] * count, [()] * count)
+    launch_into: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        does = role(node)
+        if does in ("launch", "blocking"):
+            launch_into[owners[i]] = i
+            program.channel[i] = f"group {group_name(node)}"
+            program.link_us[i] = cost.launch_us(node)
+            program.awaits[i] = (i,) if does == "blocking" else ()
+        elif does == "wait":
+            program.awaits[i] = (launch_into[owners[i]],) if owners[i] in launch_into else ()
+        else:
+            program.compute_us[i] = cost.compute_us(node)
+    return program
 
 
 def _spans(nodes: list[fx.Node], program: Program, execution: Execution) -> tuple[SpanRecord, ...]:

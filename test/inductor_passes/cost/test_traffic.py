@@ -1,7 +1,8 @@
 import torch
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.cost.traffic import distinct_bytes, graph_traffic
+from inductor_passes.cost.node_kinds import distinct_bytes
+from inductor_passes.cost.traffic import graph_traffic
 from inductor_passes.testing import trace
 
 aten = torch.ops.aten

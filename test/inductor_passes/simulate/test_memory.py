@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate.memory import graph_peak_bytes, peak_of_values
+from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners, peak_of_values
 from inductor_passes.simulate.timeline import program_of
 from inductor_passes.testing import FixedCost, trace
 
@@ -14,7 +14,10 @@ KB = 1024  # bytes of a value of 256 float32
 
 def peak(fn, *shapes, **options):
     graph = trace(fn, *shapes, **options)
-    return graph_peak_bytes(graph, program_of(graph, FixedCost()).awaits)
+    owners = memory_owners(graph)
+    return graph_peak_bytes(
+        graph, owners, program_of(list(graph.nodes), owners, FixedCost()).awaits
+    )
 
 
 class TestValues(TestCase):
