@@ -1,0 +1,183 @@
+"""Collect what compiles while a block runs: graphs, graph breaks, recompiles."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dynamo_dist._torch import SeenBreak, SeenCompile, watch_dynamo
+from dynamo_dist.reporting import stacks
+from dynamo_dist.reporting.catalog import CATALOG, Cause, advise
+from dynamo_dist.reporting.messages import parse, without_addresses
+from dynamo_dist.reporting.records import BreakRecord, Effect, Fact, RecompileRecord, RunReport
+from inductor_passes import recorder
+from inductor_passes.records import GraphRecord
+
+# Dynamo leaves such frames to Python on purpose: nothing was lost.
+_NOT_FAILURES = re.compile(r"^Skip|Restart")
+_LIMIT = re.compile(r"(recompile|cache) limit exceeded")
+_SEVERITY: dict[Effect, int] = {"split": 0, "eager": 1, "error": 2}
+_COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)?(?:_\d+)?: ")
+
+
+class Collector:
+    """What was seen so far. Safe to read at any time, from any thread."""
+
+    def __init__(self, catalog: Sequence[Cause] = CATALOG) -> None:
+        self._catalog = tuple(catalog)
+        self._lock = threading.Lock()
+        self._graphs: dict[str, GraphRecord] = {}
+        self._breaks: dict[tuple[str, str, str], BreakRecord] = {}
+        self._recompiles: dict[tuple[str, str, str], RecompileRecord] = {}
+
+    @property
+    def graphs(self) -> list[GraphRecord]:
+        """One record for each graph, the latest that came, in first-seen order."""
+        with self._lock:
+            return list(self._graphs.values())
+
+    @property
+    def breaks(self) -> list[BreakRecord]:
+        """One record for each place and reason, with the number of times it was met."""
+        with self._lock:
+            return list(self._breaks.values())
+
+    @property
+    def recompiles(self) -> list[RecompileRecord]:
+        """One record for each function and guard."""
+        with self._lock:
+            return list(self._recompiles.values())
+
+    def report(self, facts: Sequence[Fact] = ()) -> RunReport:
+        """Everything seen so far with this process's rank and versions."""
+        graphs = tuple(self.graphs)
+        spread = dist.is_available() and dist.is_initialized()
+        return RunReport(
+            rank=dist.get_rank() if spread else 0,
+            world_size=dist.get_world_size() if spread else 1,
+            torch_version=torch.__version__,
+            plugin_version=_plugin_version(),
+            topology=", ".join(dict.fromkeys(g.topology for g in graphs if g.topology)),
+            graphs=graphs,
+            breaks=tuple(self.breaks),
+            recompiles=tuple(self.recompiles),
+            facts=tuple(facts),
+        )
+
+    def on_graph(self, record: GraphRecord) -> None:
+        """Take a record; a later one of the same ``graph_id`` replaces the earlier."""
+        with self._lock:
+            self._graphs[record.graph_id] = record
+
+    def on_break(self, seen: SeenBreak) -> None:
+        """Take a break that Dynamo recovered from."""
+        self._add_break(
+            seen.message, seen.kind, seen.stack, "eager" if seen.falls_back else "split"
+        )
+
+    def on_compile(self, seen: SeenCompile) -> None:
+        """Take the end of a compile: why it was a second one, and whether it failed."""
+        if seen.recompile_reason and seen.function:
+            self._add_recompile(seen)
+        if seen.failure and not seen.reported and not _NOT_FAILURES.search(seen.failure):
+            gave_up = seen.suppressed or _LIMIT.search(seen.message) is not None
+            effect: Effect = "eager" if gave_up else "error"
+            self._add_break(seen.message, seen.failure, seen.stack, effect)
+
+    def _add_break(
+        self,
+        text: str,
+        kind: str,
+        stack: Sequence[traceback.FrameSummary],
+        effect: Effect,
+    ) -> None:
+        # The first message of a chain is the cause, the later ones are what came of it.
+        message = parse(text)[0]
+        if not message.context and not message.hints:
+            # Not in Dynamo's form: an exception's text, whose first line is no fixed name.
+            message = dataclasses.replace(message, kind=kind, explanation=without_addresses(text))
+        line = stacks.user_line(stack)
+        advice = advise(message, stacks.call_path(stack), self._catalog)
+        record = BreakRecord(
+            kind=message.kind,
+            reason=message.explanation,
+            user_line=line,
+            explanation=advice.why,
+            fix=advice.fix,
+            cause=advice.cause,
+            effect=effect,
+            hints=message.hints,
+        )
+        key = (record.kind, record.reason, record.user_line)
+        with self._lock:
+            known = self._breaks.get(key)
+            if known:
+                worst = max(known.effect, effect, key=_SEVERITY.__getitem__)
+                record = dataclasses.replace(record, count=known.count + 1, effect=worst)
+            self._breaks[key] = record
+
+    def _add_recompile(self, seen: SeenCompile) -> None:
+        line = f"{seen.file}:{seen.line}" if seen.file else stacks.user_line(seen.stack)
+        record = RecompileRecord(seen.function, line, _guard(seen.recompile_reason))
+        key = (record.function, record.user_line, record.guard)
+        with self._lock:
+            known = self._recompiles.get(key)
+            self._recompiles[key] = dataclasses.replace(
+                record, count=known.count + 1 if known else 1
+            )
+
+
+@contextlib.contextmanager
+def collect(catalog: Sequence[Cause] = CATALOG) -> Iterator[Collector]:
+    """Collect while the block runs; the collector stays readable after it.
+
+    Listens at compile time only, so compiled calls are as fast as without it. Works whatever
+    TORCH_LOGS says, changes nothing that torch logs, nests, and sees compiles of every thread.
+    """
+    collector = Collector(catalog)
+    with watch_dynamo(collector.on_break, collector.on_compile):
+        unsubscribe = recorder.subscribe(collector.on_graph)
+        try:
+            yield collector
+        finally:
+            recorder.publish_cached()  # graphs that a compile by stock's backend took from the cache
+            unsubscribe()
+
+
+def explain(
+    fn: Callable[..., Any], *, backend: str | Callable[..., Any] = "dynamo_dist", **options: Any
+) -> Callable[..., RunReport]:
+    """``explain(fn)(*args)`` compiles ``fn``, calls it once with ``args`` and returns the report.
+
+    ``options`` are keyword arguments of ``torch.compile``. Forgets every compiled function of this
+    process first (``torch.compiler.reset()``), because what is compiled already is not compiled
+    again. An exception that the call raises passes through.
+    """
+
+    def explained(*args: Any, **kwargs: Any) -> RunReport:
+        torch.compiler.reset()
+        with collect() as collector:
+            torch.compile(fn, backend=backend, **options)(*args, **kwargs)
+        return collector.report()
+
+    return explained
+
+
+def _guard(reason: str) -> str:
+    """The guard's expression: torch appends its source line, and puts the compile's id in front."""
+    first = reason.strip().splitlines()[0]
+    return _COMPILE_ID.sub("", without_addresses(first)).split("  # ", 1)[0].strip()
+
+
+def _plugin_version() -> str:
+    import dynamo_dist
+
+    return str(getattr(dynamo_dist, "__version__", ""))

@@ -1,0 +1,176 @@
+"""Reports of several ranks as one: where ranks differ comes first, because there they may hang."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_dist.reporting.records import SCHEMA_VERSION, RunReport
+from dynamo_dist.reporting.summary import Summary, graph_titles, summarize
+from dynamo_dist.reporting.units import count_of, split_line
+from inductor_passes.records import GraphRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RankDifference:
+    """Something on which ranks disagree: each value with the ranks that have it, most ranks first."""
+
+    what: str
+    values: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergedReport:
+    """Reports of several ranks of one run, by rank. ``missing`` are ranks that gave none."""
+
+    reports: tuple[RunReport, ...]
+    differences: tuple[RankDifference, ...]
+    missing: tuple[int, ...]
+
+    @property
+    def first(self) -> RunReport:
+        """The report of the lowest rank: what is equal on all ranks is read from it."""
+        return self.reports[0]
+
+    @property
+    def summaries(self) -> tuple[tuple[int, Summary], ...]:
+        """Each rank with its totals."""
+        return tuple((report.rank, summarize(report)) for report in self.reports)
+
+    def to_json(self) -> dict[str, Any]:
+        """``{schema, world_size, missing, differences, reports}``; ``reports`` as each rank wrote it.
+
+        ``differences`` is a list of ``{what, values: [{value, ranks}]}``.
+        """
+        return {
+            "schema": SCHEMA_VERSION,
+            "world_size": self.first.world_size,
+            "missing": list(self.missing),
+            "differences": [
+                {"what": d.what, "values": [{"value": v, "ranks": list(r)} for v, r in d.values]}
+                for d in self.differences
+            ],
+            "reports": [report.to_json() for report in self.reports],
+        }
+
+
+def merge(reports: Sequence[RunReport]) -> MergedReport:
+    """Compare the ranks of one run.
+
+    Compared are graph breaks, graphs, and in each graph the launches, their payloads and the order
+    of launches and waits; group names are not, since each rank names the groups that it is in.
+    Raises ValueError for no report, two of one rank, or reports of different world sizes.
+    """
+    if not reports:
+        raise ValueError("merge() got no reports. Pass the report of at least one rank.")
+    ranks = [report.rank for report in reports]
+    twice = sorted(rank for rank, count in Counter(ranks).items() if count > 1)
+    if twice:
+        raise ValueError(
+            f"merge() got two reports of rank {twice[0]}. They are of different runs, or one file was "
+            "read twice; pass one for each rank."
+        )
+    sizes = sorted({report.world_size for report in reports})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"merge() got reports of runs with {' and '.join(map(str, sizes))} ranks. Pass reports of "
+            "one run."
+        )
+    ordered = tuple(sorted(reports, key=lambda report: report.rank))
+    return MergedReport(
+        reports=ordered,
+        differences=tuple(_differences(ordered)),
+        missing=tuple(sorted(set(range(sizes[0])) - set(ranks))),
+    )
+
+
+def _differences(reports: Sequence[RunReport]) -> list[RankDifference]:
+    found = [
+        _compare(reports, "graph breaks", _breaks, _breaks_text),
+        _compare(reports, "graphs", lambda r: tuple(graph_titles(r.graphs)), _titles_text),
+        _compare(reports, "topology", lambda r: r.topology, str),
+        _compare(reports, "torch", lambda r: r.torch_version, str),
+    ]
+    graphs: dict[str, dict[int, GraphRecord]] = defaultdict(dict)
+    for report in reports:
+        for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
+            graphs[title][report.rank] = graph
+    for title, by_rank in graphs.items():
+        found.append(_sequences(f"{title}: launches", by_rank, _launches))
+        found.append(_sequences(f"{title}: payload", by_rank, _payloads))
+        found.append(_sequences(f"{title}: order", by_rank, _order))
+    return [difference for difference in found if difference is not None]
+
+
+def _compare(
+    reports: Sequence[RunReport],
+    what: str,
+    value: Callable[[RunReport], Hashable],
+    text: Callable[[Any], str],
+) -> RankDifference | None:
+    ranks: dict[Hashable, list[int]] = defaultdict(list)
+    for report in reports:
+        ranks[value(report)].append(report.rank)
+    if len(ranks) < 2:
+        return None
+    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    return RankDifference(what, tuple((text(value), tuple(r)) for value, r in ordered))
+
+
+def _sequences(
+    what: str,
+    by_rank: dict[int, GraphRecord],
+    sequence: Callable[[GraphRecord], tuple[str, ...]],
+) -> RankDifference | None:
+    """Ranks by equal sequence, each told by the first place where it leaves that of most ranks."""
+    ranks: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank, graph in sorted(by_rank.items()):
+        ranks[sequence(graph)].append(rank)
+    if len(ranks) < 2:
+        return None
+    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
+    most = ordered[0][0]
+    places = [_first_difference(most, other) for other, _ in ordered[1:]]
+    values = [(_at(most, min(places)), tuple(ordered[0][1]))]
+    for (other, members), place in zip(ordered[1:], places, strict=True):
+        values.append((_at(other, place), tuple(members)))
+    return RankDifference(what, tuple(values))
+
+
+def _first_difference(one: Sequence[str], other: Sequence[str]) -> int:
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return min(len(one), len(other))
+
+
+def _at(sequence: Sequence[str], index: int) -> str:
+    total = f"of {len(sequence)}"
+    return f"#{index + 1} {total}: {sequence[index]}" if index < len(sequence) else f"ends {total}"
+
+
+def _breaks(report: RunReport) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((item.kind, split_line(item.user_line)[0]) for item in report.breaks))
+
+
+def _breaks_text(breaks: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{kind} at {line}" for kind, line in breaks) or "none"
+
+
+def _titles_text(titles: Sequence[str]) -> str:
+    return f"{count_of(len(titles), 'graph')}: {', '.join(titles)}" if titles else "none"
+
+
+def _launches(graph: GraphRecord) -> tuple[str, ...]:
+    return tuple(f"{c.kind} over {c.group_size}, {c.dtype}" for c in graph.collectives)
+
+
+def _payloads(graph: GraphRecord) -> tuple[str, ...]:
+    return tuple(f"{c.kind} of {c.payload_bytes} bytes" for c in graph.collectives)
+
+
+def _order(graph: GraphRecord) -> tuple[str, ...]:
+    """``launch KIND``, ``wait N``, ``kernel``: without the group's name."""
+    return tuple(" ".join(event.split()[:2]) for event in graph.order)

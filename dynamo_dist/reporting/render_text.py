@@ -1,0 +1,160 @@
+"""A report for the terminal: the same figures as the page, without the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dynamo_dist.reporting import units
+from dynamo_dist.reporting.merge import MergedReport
+from dynamo_dist.reporting.records import BreakRecord, Fact, RunReport
+from dynamo_dist.reporting.summary import Summary, graph_titles, order_text, summarize
+from inductor_passes.records import GraphRecord, PassRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EFFECTS = {
+    "split": "splits the graph",
+    "eager": "the rest runs eagerly",
+    "error": "the compile failed",
+}
+# More would not help on a terminal; report.html has them all.
+_MOST_EXPOSED = 5
+
+
+def render_text(report: RunReport | MergedReport, console: Console | None = None) -> None:
+    """Print to ``console``, by default standard output; colour where the terminal has it."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(highlight=False, soft_wrap=False)
+    if isinstance(report, MergedReport):
+        _ranks(console, report)
+        report = report.first
+    _head(console, report)
+    summary = summarize(report)
+    _summary(console, report, summary)
+    for item in report.breaks:
+        _break(console, item)
+    for recompile in report.recompiles:
+        where = units.split_line(recompile.user_line)[0]
+        times = units.count_of(recompile.count, "time")
+        _line(console, f"recompiled {times}: {recompile.function} ({where}): {recompile.guard}")
+    for fact in report.facts:
+        _fact(console, fact)
+    for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
+        _graph(console, title, graph)
+
+
+def _ranks(console: Console, merged: MergedReport) -> None:
+    if not merged.differences:
+        count = units.count_of(len(merged.reports), "rank")
+        _line(console, f"{count} agree in breaks, graphs, launches, payloads and order.")
+    else:
+        _line(console, "RANKS DIFFER; ranks that launch in another order hang.", "bold red")
+    for difference in merged.differences:
+        for value, ranks in difference.values:
+            where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {units.rank_list(ranks)}"
+            _line(console, f"  {difference.what}: {value} on {where}")
+    if merged.missing:
+        _line(console, f"No report from rank {units.rank_list(merged.missing)}.", "bold red")
+
+
+def _head(console: Console, report: RunReport) -> None:
+    ranks = f"rank {report.rank} of {report.world_size}, " if report.world_size > 1 else ""
+    _line(
+        console,
+        f"dynamo_dist {report.plugin_version or '?'}: {ranks}torch {report.torch_version or '?'}",
+        "bold",
+    )
+
+
+def _summary(console: Console, report: RunReport, summary: Summary) -> None:
+    breaks = units.human_number(summary.break_places)
+    if summary.break_places:
+        breaks += f" ({units.count_of(summary.break_times, 'time')} in all)"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summary.launches_by_kind)
+    launches = units.human_number(summary.launches) + (f" ({kinds})" if kinds else "")
+    rows = [
+        ("graph breaks", breaks),
+        ("graphs", units.human_number(summary.graphs)),
+        ("launches", launches),
+    ]
+    if summary.graphs:
+        us, size = units.human_us, units.human_bytes
+        s, label = summary, f"simulated on {report.topology}"
+        rows += [
+            ("exposed", _from_to(s.exposed_before_us, s.exposed_after_us, us, label)),
+            ("time", _from_to(s.makespan_before_us, s.makespan_after_us, us, label)),
+            ("peak memory", _from_to(s.peak_before_bytes, s.peak_after_bytes, size, label)),
+        ]
+    for name, value in rows:
+        _line(console, f"  {name:<14}{value}")
+    _line(console, "")
+
+
+def _from_to(before: float, after: float, human: Callable[[float], str], label: str) -> str:
+    changed = units.change(before, after)
+    return f"{human(before)} → {human(after)}" + (f", {changed}" if changed else "") + f" ({label})"
+
+
+def _break(console: Console, item: BreakRecord) -> None:
+    times = f", {units.count_of(item.count, 'time')}" if item.count > 1 else ""
+    _line(console, f"BREAK {item.kind} ({_EFFECTS[item.effect]}{times})", "bold red")
+    if item.user_line:
+        _line(console, f"  {item.user_line}")
+    _line(console, f"  why: {item.explanation}")
+    if item.fix:
+        _line(console, "  fix:")
+        for code in item.fix.splitlines():
+            _line(console, f"    {code}", "cyan")
+    _line(console, "")
+
+
+def _fact(console: Console, fact: Fact) -> None:
+    value = units.fact_text(fact.value)
+    if isinstance(fact.value, tuple) and len(fact.value) > 1:
+        value += f" over {len(fact.value)} values"
+    unit = f" {fact.unit}" if fact.unit else ""
+    source = f" ({fact.source})" if fact.source else ""
+    _line(console, f"{fact.name}: {value}{unit}{source}")
+
+
+def _graph(console: Console, title: str, graph: GraphRecord) -> None:
+    counts = f"{units.count_of(graph.node_count, 'node')}, {units.count_of(len(graph.collectives), 'collective')}"
+    _line(console, "")
+    _line(console, f"{title} graph: {counts}; {order_text(graph)}", "bold")
+    for record in graph.passes:
+        _line(console, f"  {_pass_text(record)}")
+    for warning in graph.warnings:
+        _line(console, f"  warning: {warning}", "yellow")
+    exposed = sorted(
+        (c for c in graph.collectives if units.human_us(c.exposed_after_us) != "0"),
+        key=lambda c: -c.exposed_after_us,
+    )
+    for c in exposed[:_MOST_EXPOSED]:
+        times = (
+            f"{units.human_us(c.exposed_before_us)} → {units.human_us(c.exposed_after_us)} exposed"
+        )
+        where = " ".join(units.split_line(c.stack))
+        _line(
+            console,
+            f"  {c.kind} {units.human_bytes(c.payload_bytes)} on {c.group_name}: {times}  {where}".rstrip(),
+        )
+    if len(exposed) > _MOST_EXPOSED:
+        _line(console, f"  and {len(exposed) - _MOST_EXPOSED} more exposed", "dim")
+
+
+def _pass_text(record: PassRecord) -> str:
+    if record.status != "ran":
+        return f"{record.name}: {record.status}, {record.reason}"
+    did = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in record.counters.items())
+    return f"{record.name} ({record.numerics}): {did if record.changed and did else 'changed' if record.changed else 'nothing to do'}"
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """Text as it is: what a user's code says is never read as markup."""
+    from rich.text import Text
+
+    console.print(Text(text, style=style), soft_wrap=True)
