@@ -1,0 +1,35 @@
+"""The README's example runs as it stands there, and its report appears where it says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_every_option_is_documented():
+    from inductor_passes.pass_options import OWN_KEYS
+
+    table = README.read_text().split("## Options")[1].split("\n## ")[0]
+    assert [key for key in OWN_KEYS if f"`{key}`" not in table] == []
+
+
+@pytest.mark.slow
+def test_the_example(tmp_path):
+    (example,) = re.findall(r"```python\n(# example\.py.*?)```", README.read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(example)
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, "example.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("tensor(") == 2
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    for rank in (0, 1):
+        assert {f"report.rank{rank}.html", f"report.rank{rank}.json"} <= written
+        assert f"trace.rank{rank}.json" in written
