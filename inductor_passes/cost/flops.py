@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import flop_counter
 
 from inductor_passes._torch import size_hint
 from inductor_passes.cost.node_kinds import loop_of
@@ -50,7 +49,7 @@ def flops(node: fx.Node) -> int:
     formula: Callable[..., Any] | None = _OWN.get(name)
     if formula is None:
         packet = target._overloadpacket if isinstance(target, torch._ops.OpOverload) else target
-        formula = flop_counter.flop_registry.get(packet)
+        formula = _registry().get(packet)
     if formula is None:
         return 0
     try:
@@ -63,6 +62,13 @@ def flops(node: fx.Node) -> int:
     if not is_attention(node):
         return count
     return int(count * _causal_share(node))
+
+
+def _registry() -> dict[Any, Callable[..., Any]]:
+    # Not at the top: it logs a warning where a CUDA build has no Triton, and an import should not.
+    from torch.utils.flop_counter import flop_registry
+
+    return flop_registry
 
 
 def concrete(value: Any) -> Any:
@@ -143,14 +149,12 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *_: object, **__: object) -> 
 
 
 def _attention(*args: object, **kwargs: object) -> int:
-    formula = flop_counter.flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
+    formula = _registry()[torch.ops.aten._scaled_dot_product_flash_attention]
     return int(formula(*args[:3], out_val=kwargs["out_val"]))
 
 
 def _attention_backward(*args: object, **kwargs: object) -> int:
-    formula = flop_counter.flop_registry[
-        torch.ops.aten._scaled_dot_product_flash_attention_backward
-    ]
+    formula = _registry()[torch.ops.aten._scaled_dot_product_flash_attention_backward]
     return int(formula(*args[:4], out_val=kwargs["out_val"]))
 
 

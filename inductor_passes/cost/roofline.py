@@ -80,18 +80,20 @@ class _Analysis:
     def __init__(self, graph: fx.Graph, topology: Topology) -> None:
         self._graph = graph
         self._length = len(graph.nodes)
-        self._edges: dict[fx.Node, tuple[object, int]] = {}
+        self._args: dict[fx.Node, object] = {}
+        self._users: dict[fx.Node, int] = {}
         self.us: dict[fx.Node, float] = {}
         for node, traffic in graph_traffic(graph).items():
-            self._edges[node] = (node.args, len(node.users))
-            self.us[node] = _compute_us(node, traffic, topology)
+            self._args[node] = node.args
+            self._users[node] = len(node.users)
+            busy = traffic.starts_kernel or traffic.read_bytes
+            self.us[node] = _compute_us(node, traffic, topology) if busy else 0.0
 
     def holds_for(self, node: fx.Node) -> bool:
         # Not a proof that nothing has changed, but cheap; a change far away moves the estimate little.
         if self._graph is not node.graph or self._length != len(self._graph.nodes):
             return False
-        args, users = self._edges.get(node, (None, 0))
-        return args is node.args and users == len(node.users)
+        return self._args.get(node) is node.args and self._users[node] == len(node.users)
 
 
 def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:

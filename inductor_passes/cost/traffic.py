@@ -50,8 +50,8 @@ _NOTHING = Traffic(0.0, 0.0, False)
 def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
     """Traffic of every node. Linear in nodes and edges; does not depend on the order of the nodes."""
     kinds = node_kinds(graph)
-    # How many readers of each value a kernel has: they share one read.
-    sharers: dict[fx.Node, Counter[tuple[int, int]]] = {}
+    # How many readers of a value one kernel has: they share a read.
+    sharers: Counter[tuple[fx.Node, int, int]] = Counter()
     reads: dict[fx.Node, dict[fx.Node, int]] = {}
     written: set[fx.Node] = set()
     used: set[fx.Node] = set()
@@ -65,7 +65,8 @@ def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
                 found[value] = 0
                 continue
             written.add(value)
-            sharers.setdefault(value, Counter())[_kernel(kind)] += 1
+            if kind.fusible:
+                sharers[value, kind.depth, kind.iterations] += 1
     result = {}
     for node, kind in kinds.items():
         if kind.free:
@@ -74,8 +75,7 @@ def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
         fusible = kind.fusible
         read = 0.0
         for value, size in reads[node].items():
-            if size:
-                read += size / (sharers[value][_kernel(kind)] if fusible else 1)
+            read += size / (sharers[value, kind.depth, kind.iterations] or 1) if fusible else size
         write = 0.0
         for written_as, size in _values_written(node, kind):
             inside = fusible and written_as in used and written_as not in written
@@ -104,10 +104,6 @@ def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, Node
         producer.elements < consumer.iterations
         and consumer.iterations % max(producer.elements, 1) == 0
     )
-
-
-def _kernel(kind: NodeKind) -> tuple[int, int]:
-    return kind.depth, kind.iterations
 
 
 def _values_read(node: fx.Node, kinds: dict[fx.Node, NodeKind]) -> dict[fx.Node, int]:

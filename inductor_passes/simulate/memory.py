@@ -21,10 +21,14 @@ def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) ->
     last = list(range(len(fresh_bytes)))
     for i, used in enumerate(uses):
         for owner in used:
-            last[owner] = max(last[owner], i)
+            last[owner] = i
+    return _peak(fresh_bytes, last)
+
+
+def _peak(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> int:
     freed = [0] * len(fresh_bytes)
-    for owner, i in enumerate(last):
-        freed[i] += fresh_bytes[owner]
+    for size, i in zip(fresh_bytes, last_use, strict=True):
+        freed[i] += size
     live = peak = 0
     for fresh, gone in zip(fresh_bytes, freed, strict=True):
         live += fresh
@@ -55,20 +59,26 @@ def graph_peak_bytes(
     """
     owner_of: dict[fx.Node, int] = {}
     fresh: list[int] = []
-    uses: list[list[int]] = []
+    last = list(range(len(owners)))
+    read_by: dict[int, list[int]] = {}  # what a launch still reads until something waits for it
     unwaited: set[int] = set()
     for i, node in enumerate(graph.nodes):
         owner_of[node] = owners[i]
         fresh.append(value_bytes(node) if owners[i] == i else 0)
-        uses.append([owner_of[used] for used in node.all_input_nodes])
+        inputs = [owner_of[used] for used in node.all_input_nodes]
+        for owner in inputs:
+            last[owner] = i
         if role(node) == "launch":
+            read_by[i] = inputs
             unwaited.add(i)
         for launch in awaits[i]:
             unwaited.discard(launch)
-            uses[i].extend(uses[launch])
-    for launch in sorted(unwaited):
-        uses[-1].extend(uses[launch])
-    return peak_of_values(fresh, uses)
+            for owner in read_by.get(launch, ()):
+                last[owner] = i
+    for launch in unwaited:
+        for owner in read_by[launch]:
+            last[owner] = len(last) - 1
+    return _peak(fresh, last)
 
 
 def value_bytes(node: fx.Node) -> int:

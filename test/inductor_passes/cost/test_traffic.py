@@ -181,6 +181,19 @@ add: 2048 + 4096 kernel
 mul: 2048 + 4096 kernel""",
         )
 
+    def test_readers_behind_a_view_share_it_too(self):
+        def program(x):
+            flat = (x @ x).view(-1)
+            return flat + 1, flat * 2
+
+        self.assertExpectedInline(
+            traffic(program, [16, 16]),
+            """\
+mm: 1024 + 1024 kernel
+add: 512 + 1024 kernel
+mul: 512 + 1024 kernel""",
+        )
+
     def test_order_of_the_nodes_makes_no_difference(self):
         graph = trace(lambda x, w: ((x + 1) @ w, (x * 2) @ w, x.sum(-1)), [16, 16], [16, 16])
         before = graph_traffic(graph)
