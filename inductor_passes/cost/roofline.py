@@ -35,6 +35,11 @@ class TopologyCostModel:
         """The topology's name."""
         return self.topology.name
 
+    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Topology]]:
+        # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
+        # was analysed belongs to a graph of this process and stays behind.
+        return type(self), (self.topology,)
+
     def __repr__(self) -> str:
         return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
 

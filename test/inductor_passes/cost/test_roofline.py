@@ -1,5 +1,7 @@
+import copy
 import dataclasses
 import functools
+import pickle
 
 import torch
 import torch.distributed as dist
@@ -168,6 +170,21 @@ class TestModel(TestCase):
     def test_is_a_cost_model(self):
         self.assertIsInstance(TopologyCostModel(SIMPLE), CostModel)
         self.assertEqual(TopologyCostModel(load_topology("h100x8")).name, "h100x8")
+
+    def test_copies_leave_the_analysed_graph_behind(self):
+        cost = TopologyCostModel(SIMPLE)
+        node = list(trace(torch.neg, [1000]).nodes)[1]
+        expected = cost.compute_us(node)
+        for other in (copy.deepcopy(cost), pickle.loads(pickle.dumps(cost))):
+            self.assertEqual((other.topology, other.compute_us(node)), (SIMPLE, expected))
+
+    def test_symbolic_sizes_are_not_guarded(self):
+        graph = trace(lambda x, w: torch.softmax(x @ w, -1), [64, 32], [32, 16], dynamic=True)
+        cost = TopologyCostModel(SIMPLE)
+        shapes = next(iter(graph.nodes)).meta["val"].shape[0].node.shape_env
+        before = len(shapes.guards)
+        self.assertTrue(all(cost.compute_us(node) >= 0 for node in graph.nodes))
+        self.assertEqual(len(shapes.guards), before)
 
     def test_digest_changes_with_every_figure(self):
         seen = {TopologyCostModel(SIMPLE).digest()}
