@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import logging
 import sys
 import threading
@@ -27,12 +28,12 @@ from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, GlobalWeakRefSource, is_constant_source
+from torch._dynamo.source import AttrSource, GlobalWeakRefSource, TypeSource, is_constant_source
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import LambdaVariable
-from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
@@ -196,6 +197,8 @@ _STOCK_PLACEMENT = _optional(_DISTRIBUTED, "PlacementVariable")
 _STOCK_PLACEMENT_CLASS = _optional(_DISTRIBUTED, "PlacementClassVariable")
 
 HAS_OPAQUE_TYPES = _STOCK_GROUP is None
+# Up to 2.11 or 2.12 a HASATTR guard is made of the attribute's source, later of the object's.
+_HASATTR_NAMES_ITSELF = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters
 HAS_GETATTRO_PROTOCOL = hasattr(VariableTracker, "tp_getattro_impl")
 
 
@@ -250,9 +253,10 @@ class Tracker:
         found = self.has_attribute(tx, name)
         if found is None:
             return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
-        if self.source is not None and not is_constant_source(self.source):
-            guard = functools.partial(GuardBuilder.HASATTR, attr=name)
-            install_guard(self.source.make_guard(guard))
+        if _HASATTR_NAMES_ITSELF:
+            guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
+        else:
+            guard_source(attribute_source(self, name), GuardBuilder.HASATTR)
         return ConstantVariable.create(found)
 
     def python_type(self) -> type:
@@ -276,7 +280,7 @@ class Tracker:
 
     def as_python_constant(self) -> Any:
         self.guard_identity()
-        return super().as_python_constant()  # type: ignore[misc]
+        return self.real
 
     def is_python_constant(self) -> bool:
         return True  # stock asks by trying ``as_python_constant``, which would install the guard
@@ -338,42 +342,54 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
             if HAS_OPAQUE_TYPES and isinstance(self.proxy, FakeScriptObject):
                 # 2.13 leaves the stand-in of a placement of an intermediate DTensor in the graph.
                 self.value, self.proxy = real, real
+            if self.source is not None and getattr(self, "cls_source", _MISSING) is None:
+                self.cls_source = TypeSource(
+                    self.source
+                )  # up to 2.14 stock sets ``source`` too late
 
     return [SetAttribute(owner, "__init__", init)]
 
 
-def extend_class_tracker(hook: Callable[[Any, str], bool | None]) -> list[Change]:
-    """Answer ``hasattr(cls, name)`` for classes of opaque objects; stock breaks. None: left to stock."""
+def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Change]:
+    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where stock breaks.
+
+    ``has_attribute(cls, name)`` is None for a class that is left to stock, in both cases.
+    """
     owner = _OPAQUE_CLASS if HAS_OPAQUE_TYPES else _STOCK_PLACEMENT_CLASS
-    stock = owner.call_obj_hasattr
+    compare = next(
+        n for n in ("tp_richcompare_impl", "richcompare_impl", "") if hasattr(owner, n) or not n
+    )
+    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare, None)
 
-    @functools.wraps(stock)
+    @functools.wraps(stock_hasattr)
     def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
-        found = hook(self.value, name)
-        return stock(self, tx, name) if found is None else ConstantVariable.create(found)
+        found = has_attribute(self.value, name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
 
-    return [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
+    def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
+        known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
+        if not known or (values := constants([other], {})) is None:
+            return stock_compare(self, tx, other, op)  # type: ignore[misc]
+        return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
-
-def on_group_functions(names: tuple[str, ...], before: Callable[..., None]) -> list[Change]:
-    """Call ``before(tx, function, args, kwargs)`` where stock evaluates a c10d query while tracing."""
-    table = TorchInGraphFunctionVariable._get_handlers()
-    changes: list[Change] = []
-    for function in (getattr(_c10d, name) for name in names):
-        if (stock := table.get(function)) is not None:
-            changes.append(SetItem(table, function, _guarded_handler(function, stock, before)))
+    changes: list[Change] = [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
+    if stock_compare is not None:
+        changes.append(SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)))
     return changes
 
 
-def _guarded_handler(
-    function: Callable[..., Any], stock: Callable[..., Any], before: Callable[..., None]
-) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def handler(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        before(tx, function, args, kwargs)
-        return stock(self, tx, *args, **kwargs)
+def extend_str() -> list[Change]:
+    """``str(x)`` of our trackers: up to 2.13 stock prints the stand-in of an opaque object."""
+    stock = getattr(BuiltinVariable, "call_str", None)
+    if stock is None:
+        return []
 
-    return handler
+    @functools.wraps(stock)
+    def call_str(self: Any, tx: Any, arg: Any) -> Any:
+        text = arg.text(tx, "__str__") if isinstance(arg, Tracker) else None
+        return stock(self, tx, arg) if text is None else text
+
+    return [SetAttribute(BuiltinVariable, "call_str", call_str)]
 
 
 class ConstantTracker(VariableTracker):
@@ -421,12 +437,12 @@ def _load_object(codegen: Any, value: object) -> None:
 class FunctionTracker(VariableTracker):
     """A function whose calls we answer: ``answer(tx, args, kwargs)`` gives a tracker or None.
 
-    On None the function is traced as stock would trace it.
+    On None the call goes to ``stock``, the function's stock tracker.
     """
 
-    def __init__(self, function: Any, answer: Callable[..., Any], **kwargs: Any) -> None:
+    def __init__(self, function: Any, answer: Any, stock: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.function, self.answer = function, answer
+        self.function, self.answer, self.stock = function, answer, stock
 
     def python_type(self) -> type:
         return type(self.function)
@@ -436,19 +452,22 @@ class FunctionTracker(VariableTracker):
 
     def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = self.answer(tx, list(args), kwargs)
-        if found is None:
-            return build(tx, self.function).call_function(tx, args, kwargs)
-        return found
+        return self.stock.call_function(tx, args, kwargs) if found is None else found
 
 
 def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
-    """Answer calls of one function, guarded by its identity, by ``FunctionTracker``."""
+    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards."""
+    table = VariableBuilder._id_dispatch()
 
     def wrap(builder: Any, value: Any) -> Any:
-        builder.install_guards(GuardBuilder.ID_MATCH)
-        return FunctionTracker(value, answer, source=builder.source)
+        del table[id(function)]
+        try:
+            stock = builder._wrap(value)
+        finally:
+            table[id(function)] = wrap
+        return FunctionTracker(value, answer, stock, source=builder.source)
 
-    return [SetItem(VariableBuilder._id_dispatch(), id(function), wrap)]
+    return [SetItem(table, id(function), wrap)]
 
 
 def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
@@ -478,6 +497,7 @@ def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Ch
 
 # The group registered under a name; raises if there is none.
 resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]
+group_tag: Callable[[Any], str] = vars(_c10d)["_get_group_tag"]
 
 
 def build(tx: Any, value: object, source: Any = None) -> Any:
@@ -504,6 +524,14 @@ def build_by_weakref(tx: Any, value: object) -> Any:
     return VariableTracker.build(tx, value, GlobalWeakRefSource(name), realize=True)
 
 
+def build_list(tx: Any, items: list[Any]) -> Any:
+    """A new list of trackers, as the traced program makes one."""
+    made = build(tx, [])
+    for item in items:
+        made.call_method(tx, "append", [item], {})
+    return made
+
+
 def build_callable(answer: Callable[..., Any]) -> Any:
     """A tracker that answers a call with ``answer(*args, **kwargs)``."""
     return LambdaVariable(answer)
@@ -514,9 +542,22 @@ def is_literal(value: object) -> bool:
     return bool(ConstantVariable.is_literal(value))
 
 
-def is_open_member(value: object, name: str) -> bool:
-    """Whether torch registered this member of an opaque object; never up to 2.11."""
-    info = _opaque.get_opaque_obj_info(type(value))
+_MESH_MEMBERS_OF_2_11 = frozenset(
+    "ndim device_type mesh_dim_names size get_coordinate get_rank get_local_rank get_group _flatten "
+    "_is_current_rank_part_of_mesh _get_or_create_default_group _sym_get_coordinate".split()
+)
+
+
+def is_stocks_member(tracker: Any, name: str) -> bool:
+    """Whether stock knows this member of a mesh.
+
+    From 2.12 on torch registers them. Up to 2.11 stock folds what it does not know by name, operators
+    and everything of a mesh without a source, as constants of a mesh that is guarded as a whole.
+    """
+    if not HAS_OPAQUE_TYPES:
+        known = name in _MESH_MEMBERS_OF_2_11 or name.startswith("__") or tracker.source is None
+        return known and hasattr(tracker.real, name)
+    info = _opaque.get_opaque_obj_info(type(tracker.real))
     return info is not None and name in info.members
 
 
@@ -769,7 +810,7 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
         return tuple(recorded)
     frames: dict[int, traceback.FrameSummary] = {}
     for frame, _ in traceback.walk_tb(exc.__traceback__):
-        translator = frame.f_locals.get("self")
+        translator: Any = frame.f_locals.get("self")
         if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
             frames[id(translator)] = translator.frame_summary()
     return tuple(frames.values())

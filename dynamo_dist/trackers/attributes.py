@@ -8,18 +8,20 @@ from typing import Any
 
 from dynamo_dist import _torch
 
+_ABSENT = object()
+
 
 def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
-    """The tracker of ``tracker.real.name``; None for a method or property written in C.
+    """The tracker of ``tracker.real.name``; None for a method written in C.
 
     A Python method or property is traced with ``tracker`` as self. Plain data is built from its source,
     so it is guarded by value; without a source it is a constant of the object. A missing attribute is
     the program's AttributeError.
     """
     real = tracker.real
-    if not hasattr(real, name):
+    found = inspect.getattr_static(type(real), name, _ABSENT)
+    if found is _ABSENT and not hasattr(real, name):
         _torch.missing_attribute(tx, real, name)
-    found = inspect.getattr_static(type(real), name, None)
     if isinstance(found, (staticmethod, classmethod)):
         return _torch.build(tx, getattr(real, name))
     if isinstance(found, FunctionType):
@@ -28,16 +30,38 @@ def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
                 tx, [tracker, *args], kwargs
             )
         )
-    if isinstance(found, property) and isinstance(found.fget, FunctionType):
+    if is_python_property(real, name):
         return _torch.build(tx, found.fget).call_function(tx, [tracker], {})
     if is_data(real, name):
         return _torch.build(tx, getattr(real, name), _torch.attribute_source(tracker, name))
     return None
 
 
+def is_python_property(real: object, name: str) -> bool:
+    """Whether reading ``real.name`` runs Python code of its class."""
+    found = inspect.getattr_static(type(real), name, None)
+    return isinstance(found, property) and isinstance(found.fget, FunctionType)
+
+
 def is_data(real: object, name: str) -> bool:
-    """Whether ``real.name`` is a value and no method: in its ``__dict__``, or a property written in C."""
+    """Whether ``real.name`` is a value and no method: in its ``__dict__``, or computed by its class."""
     if name in getattr(real, "__dict__", {}):
         return True
-    found = inspect.getattr_static(type(real), name, None)
-    return isinstance(found, property) or inspect.isdatadescriptor(found)
+    return inspect.isdatadescriptor(inspect.getattr_static(type(real), name, None))
+
+
+def has_attribute(real: object, name: str) -> bool | None:
+    """``hasattr(real, name)``; None where only running the class's Python code could tell."""
+    if hasattr(type(real), "__getattr__") or is_python_property(real, name):
+        return None
+    return hasattr(real, name)
+
+
+def refuse(real: object, name: str) -> Any:
+    """Break the graph at a method written in C of which we know nothing."""
+    _torch.graph_break(
+        "Method of a distributed object that is written in C++",
+        f"{type(real).__name__}.{name}",
+        f"{name} of {type(real).__name__} is no constant of the object, and no Python to trace.",
+        "Call it outside the compiled function.",
+    )

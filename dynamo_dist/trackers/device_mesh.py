@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_dist import _torch
+from dynamo_dist.trackers import attributes
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
 
@@ -16,9 +17,14 @@ class DeviceMeshVariable(_torch.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
-        if not _torch.is_open_member(self.real, name):
-            return python_attribute(self, tx, name)
-        if is_data(self.real, name):
+        if name == "get_all_groups":
+            return _torch.build_callable(
+                lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
+            )
+        if not _torch.is_stocks_member(self, name):
+            found = python_attribute(self, tx, name)
+            return attributes.refuse(self.real, name) if found is None else found
+        if _torch.HAS_OPAQUE_TYPES and is_data(self.real, name):
             source = _torch.attribute_source(self, name)
             return _torch.build(tx, getattr(self.real, name), source)
         if self.source is not None and _torch.is_inlined_member(self.real, name):
@@ -26,13 +32,15 @@ class DeviceMeshVariable(_torch.MeshTracker):
         return None
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if _torch.is_open_member(self.real, name) or not hasattr(self.real, name):
+        if name == "get_all_groups" and not args and not kwargs:
+            dims = [_torch.build(tx, dim) for dim in range(self.real.ndim)]
+            return _torch.build_list(tx, [self.call_method(tx, "get_group", [d], {}) for d in dims])
+        if _torch.is_stocks_member(self, name):
             return None
-        found = python_attribute(self, tx, name)
-        return None if found is None else found.call_function(tx, args, kwargs)
+        return self.attribute(tx, name).call_function(tx, args, kwargs)
 
-    def has_attribute(self, tx: Any, name: str) -> bool:
-        return hasattr(self.real, name)
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        return attributes.has_attribute(self.real, name)
 
     def text(self, tx: Any, name: str) -> Any:
         # Made of what stock's guard of a mesh compares: layout, ranks, device type, names.

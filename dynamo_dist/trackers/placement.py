@@ -8,29 +8,51 @@ from typing import Any
 from torch.distributed.tensor import Placement
 
 from dynamo_dist import _torch
+from dynamo_dist.trackers import attributes
+
+CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})
 
 
 class PlacementVariable(_torch.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
-    def has_attribute(self, tx: Any, name: str) -> bool | None:
-        # A Python ``__getattr__`` is the user's code: stock traces it.
-        if hasattr(type(self.real), "__getattr__"):
+    def attribute(self, tx: Any, name: str) -> Any:
+        if not self._is_constant_method(name):
             return None
-        return hasattr(self.real, name)
+        return _torch.build_callable(
+            lambda *args, **kwargs: self.call_method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._is_constant_method(name):
+            return None
+        if (values := _torch.constants(args, kwargs)) is None:
+            return None
+        return _torch.build(tx, getattr(self.real, name)(*values[0], **values[1]))
+
+    def _is_constant_method(self, name: str) -> bool:
+        """Torch's own cannot change: their methods are constants of it and of constant arguments."""
+        if not is_torchs_own(self.real) or (name.startswith("__") and name not in CONSTANT_DUNDERS):
+            return False
+        return callable(getattr(self.real, name, None))
+
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        return attributes.has_attribute(self.real, name)
+
+    def text(self, tx: Any, name: str) -> Any:
+        # What torch's own print is what they compare; a subclass's text is the user's code.
+        return _torch.build(tx, getattr(self.real, name)()) if is_torchs_own(self.real) else None
+
+
+def is_torchs_own(placement: Placement) -> bool:
+    """Whether torch defines this class: its objects then cannot change."""
+    return type(placement).__module__.startswith("torch.distributed.tensor")
 
 
 def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``copy.copy`` and ``copy.deepcopy`` of a placement: an equal placement; None for other things."""
-    if len(args) == 1 and isinstance(args[0], PlacementVariable):
+    if args and isinstance(args[0], PlacementVariable):  # deepcopy() passes itself a memo
         return _torch.build(tx, copy.copy(args[0].as_python_constant()))
-    return None
-
-
-def class_has_attribute(cls: Any, name: str) -> bool | None:
-    """``hasattr(Shard, name)``; None for a class that is no placement."""
-    if isinstance(cls, type) and issubclass(cls, Placement):
-        return hasattr(cls, name)
     return None
 
 
@@ -41,7 +63,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
     """
     value: Any = tracker.real
     made_by: Any = getattr(tracker, "ctor_args_kwargs", None)
-    if made_by is None or type(value).__module__.startswith("torch.distributed.tensor"):
+    if made_by is None or is_torchs_own(value):
         return value, False
     args, kwargs = made_by
     return (lambda: type(value)(*args, **kwargs)), True
@@ -51,7 +73,6 @@ def changes() -> list[_torch.Change]:
     """What enabling this tracker does, besides ``registry.retracked``."""
     return [
         *_torch.on_codegen(PlacementVariable, load),
-        *_torch.extend_class_tracker(class_has_attribute),
         *_torch.on_function(copy.copy, copied),
         *_torch.on_function(copy.deepcopy, copied),
     ]

@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dynamo_dist import _torch
+from dynamo_dist.trackers import attributes
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -31,6 +32,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "ranks": _ranks,
     "name": operator.methodcaller("name"),
     "backend": operator.methodcaller("_get_backend_name"),
+    "c10d_backend": dist.get_backend,
 }
 GUARDS: Mapping[str, Callable[..., None]] = {
     "id": _torch.IDENTITY_MATCH,
@@ -55,12 +57,15 @@ VALUE_METHODS = {
 # Methods whose result belongs to the group and lives as long -> how to hold it while tracing.
 PART_METHODS = ("_get_backend", "boxed")
 
-# c10d queries that stock evaluates while tracing -> the value that they read.
-QUERIES = {
-    "get_rank": "rank",
-    "get_world_size": "size",
-    "get_process_group_ranks": "ranks",
-    "_get_group_tag": "id",
+# c10d queries of a group, which stock traces through the tables of c10d -> the value that they read.
+QUERIES: Mapping[Callable[..., Any], str] = {
+    dist.get_rank: "rank",
+    dist.get_world_size: "size",
+    dist.get_process_group_ranks: "ranks",
+    dist.get_global_rank: "ranks",
+    dist.get_group_rank: "ranks",
+    dist.get_backend: "c10d_backend",
+    _torch.group_tag: "id",
 }
 
 
@@ -81,7 +86,7 @@ class ProcessGroupVariable(_torch.GroupTracker):
             )
         found = python_attribute(self, tx, name)
         if found is None:
-            return _torch.build_callable(lambda *args, **kwargs: self._refuse(name))
+            return _torch.build_callable(lambda *args, **kwargs: attributes.refuse(self.real, name))
         return found
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -90,14 +95,13 @@ class ProcessGroupVariable(_torch.GroupTracker):
             return _torch.build(tx, getattr(self.real, name)())
         if name in ("__eq__", "__ne__") and len(args) == 1:
             self.guard_identity()
-            same = self.real == args[0].as_python_constant()
-            return _torch.build(tx, same if name == "__eq__" else not same)
+            return _torch.build(tx, getattr(self.real, name)(args[0].as_python_constant()))
         if name in PART_METHODS and (values := _torch.constants(args, kwargs)) is not None:
             return self._part(tx, name, values)
         return self.attribute(tx, name).call_function(tx, args, kwargs)
 
-    def has_attribute(self, tx: Any, name: str) -> bool:
-        return hasattr(self.real, name)
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        return attributes.has_attribute(self.real, name)
 
     def text(self, tx: Any, name: str) -> Any:
         return self.method(tx, name, [], {})
@@ -106,14 +110,6 @@ class ProcessGroupVariable(_torch.GroupTracker):
         self.guard_identity()
         args, kwargs = values
         return GroupPartVariable(getattr(self.real, name)(*args, **kwargs))
-
-    def _refuse(self, name: str) -> Any:
-        _torch.graph_break(
-            "Method of a process group that acts on other ranks or changes",
-            f"ProcessGroup.{name}",
-            f"ProcessGroup.{name} is written in C++ and is no constant of the group.",
-            f"Call it outside the compiled function, or use torch.distributed in place of group.{name}.",
-        )
 
 
 class GroupPartVariable(_torch.ConstantTracker):
@@ -133,28 +129,42 @@ class GroupPartVariable(_torch.ConstantTracker):
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in self.VALUE_METHODS and not args and not kwargs:
             return self._constant(tx, getattr(self.value, name)())
-        _torch.graph_break(
-            "Method of a process group's backend that acts on other ranks or changes",
-            f"{type(self.value).__name__}.{name}",
-            f"{name} is written in C++ and is no constant of the backend.",
-            "Call it outside the compiled function.",
-        )
+        return attributes.refuse(self.value, name)
 
     def _constant(self, tx: Any, value: object) -> Any:
         return _torch.build(tx, value) if _torch.is_literal(value) else GroupPartVariable(value)
 
 
-def guard_query(
-    tx: Any, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-) -> None:
-    """Guard what a c10d query reads: of the group it is given, or of the default group."""
-    create = GUARDS[QUERIES[function.__name__]]
-    values = [*args, *kwargs.values()]
-    groups = [value for value in values if isinstance(value, ProcessGroupVariable)]
-    for group in groups:
-        _torch.guard(group, create)
-    if not groups and all(value.is_python_constant() for value in values):
+def answer_query(
+    function: Callable[..., Any], tx: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """A c10d query while tracing: its answer, with what it read of the group guarded.
+
+    The group is the one it is given, or the default group. None leaves the query to stock: for
+    arguments that are not constants, and for a query that fails.
+    """
+    args, kwargs = [a.realize() for a in args], {name: a.realize() for name, a in kwargs.items()}
+    given = [*args, *kwargs.values()]
+    groups = [value for value in given if isinstance(value, ProcessGroupVariable)]
+    if not groups and any(not value.is_constant_none() for value in given):
+        return None
+    try:
+        answer = function(
+            *map(_value, args), **{name: _value(value) for name, value in kwargs.items()}
+        )
+    except Exception:
+        return None
+    create = GUARDS[QUERIES[function]]
+    if groups:
+        _torch.guard(groups[0], create)
+    else:
         _torch.guard_source(_torch.imported_source(tx, _C10D, "GroupMember", "WORLD"), create)
+    return _torch.build(tx, answer)
+
+
+def _value(tracker: Any) -> Any:
+    is_group = isinstance(tracker, ProcessGroupVariable)
+    return tracker.real if is_group else tracker.as_python_constant()
 
 
 def resolve_group(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -177,6 +187,10 @@ _REGISTERED = functools.partial(_torch.VALUE_MATCH, what="registration", read=_i
 def changes() -> list[_torch.Change]:
     """What enabling this tracker does, besides ``registry.retracked``."""
     return [
-        *_torch.on_group_functions(tuple(QUERIES), guard_query),
+        *(
+            change
+            for query in QUERIES
+            for change in _torch.on_function(query, functools.partial(answer_query, query))
+        ),
         *_torch.on_function(_torch.resolve_process_group, resolve_group),
     ]

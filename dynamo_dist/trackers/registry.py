@@ -11,7 +11,7 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.trackers import device_mesh, placement, process_group
+from dynamo_dist.trackers import classes, device_mesh, placement, process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +49,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
     return [
         *_torch.retrack({entry.traced: entry.tracker for entry in entries}),
         *_torch.register_guards(),
+        *_torch.extend_str(),
+        *classes.changes(),
         *(change for entry in entries for change in entry.changes()),
     ]

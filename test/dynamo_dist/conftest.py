@@ -36,6 +36,22 @@ def mesh():
 
 
 @pytest.fixture
+def compiled():
+    """``compiled(fn)``: ``fn`` in one graph, and the list that grows by one at each compile."""
+
+    def compile_counting(fn, fullgraph=True):
+        graphs = []
+
+        def backend(graph, inputs):
+            graphs.append(graph)
+            return graph.forward
+
+        return torch.compile(fn, backend=backend, fullgraph=fullgraph), graphs
+
+    return compile_counting
+
+
+@pytest.fixture
 def enabled():
     with dynamo_dist.enabled():
         yield

@@ -12,17 +12,6 @@ from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError, ConfigError, UnsupportedTorchError
 
 
-def compiled_counter(fn, **options):
-    """``fn`` compiled, and the list that grows by one at each compile."""
-    compiles = []
-
-    def backend(graph, inputs):
-        compiles.append(graph)
-        return graph.forward
-
-    return torch.compile(fn, backend=backend, fullgraph=True, **options), compiles
-
-
 @pytest.fixture
 def groups():
     from dynamo_dist.testing import fake_mesh
@@ -217,11 +206,11 @@ def size_of(x, group):
     return x + group.size()
 
 
-def test_a_compiled_function_outlives_disable(groups):
+def test_a_compiled_function_outlives_disable(groups, compiled):
     world, sub = groups
     x = torch.zeros(1)
     dynamo_dist.enable()
-    run, compiles = compiled_counter(size_of)
+    run, compiles = compiled(size_of)
     assert run(x, sub).item() == 4
     dynamo_dist.disable()
     assert run(x, sub).item() == 4
@@ -230,9 +219,9 @@ def test_a_compiled_function_outlives_disable(groups):
     assert len(compiles) == 2  # and still fails for another size: traced anew, by stock
 
 
-def test_what_is_traced_after_disable_is_traced_by_stock(groups):
+def test_what_is_traced_after_disable_is_traced_by_stock(groups, compiled):
     dynamo_dist.enable()
-    run, _ = compiled_counter(lambda x, group: x + len(group.name()))
+    run, _ = compiled(lambda x, group: x + len(group.name()))
     assert run(torch.zeros(1), groups[0]).item() == len(groups[0].name())
     dynamo_dist.disable()
     with pytest.raises(Exception, match="name"):  # stock knows no such member

@@ -1,0 +1,25 @@
+"""The classes themselves: ``hasattr(Shard, "dim")``, ``type(mesh) == DeviceMesh``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist import _torch
+
+TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
+
+
+def has_attribute(cls: Any, name: str) -> bool | None:
+    """``hasattr(cls, name)`` of a tracked class; None for others, whose attributes may change."""
+    if isinstance(cls, type) and issubclass(cls, TRACKED):
+        return hasattr(cls, name)
+    return None
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling any tracker does for the classes."""
+    return _torch.extend_class_tracker(has_attribute)

@@ -1,0 +1,71 @@
+"""Importing changes nothing in torch and costs nothing; public names load when they are used."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dynamo_dist
+
+TABLES = Path(__file__).parent / "torch_tables.py"
+
+
+def in_a_new_process(code):
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_public_names_load_when_used():
+    assert dynamo_dist.__all__ == [
+        "compare",
+        "disable",
+        "enable",
+        "enabled",
+        "explain",
+        "is_enabled",
+    ]
+    assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)
+    assert set(dynamo_dist.__all__) <= set(dir(dynamo_dist))
+    with pytest.raises(AttributeError, match="module 'dynamo_dist' has no attribute 'nope'"):
+        dynamo_dist.nope
+
+
+def test_importing_imports_no_torch():
+    code = "import sys, dynamo_dist, inductor_passes; print('torch' in sys.modules)"
+    assert in_a_new_process(code) == "False"
+
+
+@pytest.mark.slow
+def test_importing_changes_nothing_in_torch():
+    code = f"""
+import json, runpy
+tables = runpy.run_path({str(TABLES)!r})
+tables["settle"]()
+before = tables["snapshot"]()
+import dynamo_dist, inductor_passes
+imported = tables["difference"](before, tables["snapshot"]())
+dynamo_dist.enable
+import dynamo_dist.backend, dynamo_dist.doctor, dynamo_dist._torch, dynamo_dist.trackers.registry
+loaded = tables["difference"](before, tables["snapshot"]())
+dynamo_dist.enable()
+enabled = tables["difference"](before, tables["snapshot"]())
+dynamo_dist.disable()
+disabled = tables["difference"](before, tables["snapshot"]())
+print(json.dumps([imported, loaded, len(enabled), disabled]))
+"""
+    imported, loaded, enabled, disabled = json.loads(in_a_new_process(code))
+    assert imported == loaded == disabled == []
+    assert enabled > 3  # the snapshot sees what enabling changes
+
+
+@pytest.mark.slow
+def test_importing_costs_little_beside_torch():
+    bench = Path(__file__).parents[2] / "tools" / "bench" / "import_time.py"
+    command = [sys.executable, str(bench), "--repeats", "1", "--json"]
+    measured = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    result = json.loads(measured.stdout)
+    assert result["ratio"] < 1.3
+    assert result["autoload_hook_ms"] < 30
