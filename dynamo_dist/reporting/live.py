@@ -6,12 +6,17 @@ Graph breaks happen before a backend is first called, so a process-wide collecto
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 
 from dynamo_dist.reporting.collect import Collector, collect
+from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.write import write_report
+
+EVERY_GRAPH = 8
 
 _lock = threading.Lock()
 _listening = contextlib.ExitStack()
@@ -36,13 +41,41 @@ def stop() -> None:
 
 
 def live_report(directory: str) -> Callable[[], object]:
-    """Start to listen; the function returned writes everything seen so far to ``directory``."""
-    listen()
+    """Start to listen; the function returned brings ``directory`` up to date.
 
-    def refresh() -> object:
-        return write_report(listen().report(), directory)
+    A report is written whole each time, so with many graphs not after each of them: up to
+    ``EVERY_GRAPH`` graphs, then whenever a quarter more are there, and what is left at exit.
+    """
+    folder = _Folder(directory)
+    atexit.register(folder.finish)
+    return folder.refresh
 
-    return refresh
+
+class _Folder:
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.collector = listen()
+        self.written: RunReport | None = None
+
+    def refresh(self) -> None:
+        self.collector = listen()
+        report = self.collector.report()
+        known = len(self.written.graphs) if self.written else 0
+        if not EVERY_GRAPH < len(report.graphs) < known * 1.25:
+            self._write(report)
+
+    def finish(self) -> None:
+        """Write what came after the last refresh. The process group may be gone: its rank is kept."""
+        if self.written is None:
+            return
+        rank, world_size = self.written.rank, self.written.world_size
+        report = dataclasses.replace(self.collector.report(), rank=rank, world_size=world_size)
+        if report != self.written:
+            self._write(report)
+
+    def _write(self, report: RunReport) -> None:
+        self.written = report
+        write_report(report, self.directory)
 
 
 class Listening:

@@ -19,6 +19,12 @@ _EFFECTS = {
     "eager": "the rest runs eagerly",
     "error": "the compile failed",
 }
+_SIGNS = {
+    ord("\N{MICRO SIGN}"): "u",
+    ord("\N{MINUS SIGN}"): "-",
+    ord("\N{NARROW NO-BREAK SPACE}"): " ",
+    ord("\N{RIGHTWARDS ARROW}"): "->",
+}
 # More would not help on a terminal; report.html has them all.
 _MOST_EXPOSED = 5
 
@@ -39,7 +45,7 @@ def render_text(report: RunReport | MergedReport, console: Console | None = None
         _break(console, item)
     for recompile in report.recompiles:
         where = units.split_line(recompile.user_line)[0]
-        times = units.count_of(recompile.count, "time")
+        times = _count(recompile.count, "time")
         _line(console, f"recompiled {times}: {recompile.function} ({where}): {recompile.guard}")
     for fact in report.facts:
         _fact(console, fact)
@@ -49,7 +55,7 @@ def render_text(report: RunReport | MergedReport, console: Console | None = None
 
 def _ranks(console: Console, merged: MergedReport) -> None:
     if not merged.differences:
-        count = units.count_of(len(merged.reports), "rank")
+        count = _count(len(merged.reports), "rank")
         _line(console, f"{count} agree in breaks, graphs, launches, payloads and order.")
     else:
         _line(console, "RANKS DIFFER; ranks that launch in another order hang.", "bold red")
@@ -71,18 +77,18 @@ def _head(console: Console, report: RunReport) -> None:
 
 
 def _summary(console: Console, report: RunReport, summary: Summary) -> None:
-    breaks = units.human_number(summary.break_places)
+    breaks = _number(summary.break_places)
     if summary.break_places:
-        breaks += f" ({units.count_of(summary.break_times, 'time')} in all)"
+        breaks += f" ({_count(summary.break_times, 'time')} in all)"
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.launches_by_kind)
-    launches = units.human_number(summary.launches) + (f" ({kinds})" if kinds else "")
+    launches = _number(summary.launches) + (f" ({kinds})" if kinds else "")
     rows = [
         ("graph breaks", breaks),
-        ("graphs", units.human_number(summary.graphs)),
+        ("graphs", _number(summary.graphs)),
         ("launches", launches),
     ]
     if summary.graphs:
-        us, size = units.human_us, units.human_bytes
+        us, size = _us, units.human_bytes
         s, label = summary, f"simulated on {report.topology}"
         rows += [
             ("exposed", _from_to(s.exposed_before_us, s.exposed_after_us, us, label)),
@@ -95,12 +101,31 @@ def _summary(console: Console, report: RunReport, summary: Summary) -> None:
 
 
 def _from_to(before: float, after: float, human: Callable[[float], str], label: str) -> str:
-    changed = units.change(before, after)
-    return f"{human(before)} → {human(after)}" + (f", {changed}" if changed else "") + f" ({label})"
+    changed = _ascii(units.change(before, after))
+    return (
+        f"{human(before)} -> {human(after)}" + (f", {changed}" if changed else "") + f" ({label})"
+    )
+
+
+def _number(value: float) -> str:
+    return _ascii(units.human_number(value))
+
+
+def _count(count: int, noun: str) -> str:
+    return _ascii(units.count_of(count, noun))
+
+
+def _us(us: float) -> str:
+    return _ascii(units.human_us(us))
+
+
+def _ascii(number: str) -> str:
+    """Signs that every terminal can show."""
+    return number.translate(_SIGNS)
 
 
 def _break(console: Console, item: BreakRecord) -> None:
-    times = f", {units.count_of(item.count, 'time')}" if item.count > 1 else ""
+    times = f", {_count(item.count, 'time')}" if item.count > 1 else ""
     _line(console, f"BREAK {item.kind} ({_EFFECTS[item.effect]}{times})", "bold red")
     if item.user_line:
         _line(console, f"  {item.user_line}")
@@ -113,7 +138,7 @@ def _break(console: Console, item: BreakRecord) -> None:
 
 
 def _fact(console: Console, fact: Fact) -> None:
-    value = units.fact_text(fact.value)
+    value = fact.value if isinstance(fact.value, str) else _ascii(units.fact_text(fact.value))
     if isinstance(fact.value, tuple) and len(fact.value) > 1:
         value += f" over {len(fact.value)} values"
     unit = f" {fact.unit}" if fact.unit else ""
@@ -122,7 +147,8 @@ def _fact(console: Console, fact: Fact) -> None:
 
 
 def _graph(console: Console, title: str, graph: GraphRecord) -> None:
-    counts = f"{units.count_of(graph.node_count, 'node')}, {units.count_of(len(graph.collectives), 'collective')}"
+    nodes = _count(graph.node_count, "node")
+    counts = f"{nodes}, {_count(len(graph.collectives), 'collective')}"
     _line(console, "")
     _line(console, f"{title} graph: {counts}; {order_text(graph)}", "bold")
     for record in graph.passes:
@@ -130,13 +156,11 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     for warning in graph.warnings:
         _line(console, f"  warning: {warning}", "yellow")
     exposed = sorted(
-        (c for c in graph.collectives if units.human_us(c.exposed_after_us) != "0"),
+        (c for c in graph.collectives if _us(c.exposed_after_us) != "0"),
         key=lambda c: -c.exposed_after_us,
     )
     for c in exposed[:_MOST_EXPOSED]:
-        times = (
-            f"{units.human_us(c.exposed_before_us)} → {units.human_us(c.exposed_after_us)} exposed"
-        )
+        times = f"{_us(c.exposed_before_us)} -> {_us(c.exposed_after_us)} exposed"
         where = " ".join(units.split_line(c.stack))
         _line(
             console,
@@ -154,7 +178,8 @@ def _pass_text(record: PassRecord) -> str:
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    """Text as it is: what a user's code says is never read as markup."""
+    """Text as it is: a user's code is never read as markup, and what cannot be shown is a ``?``."""
     from rich.text import Text
 
-    console.print(Text(text, style=style), soft_wrap=True)
+    shown = text.encode(console.encoding, "replace").decode(console.encoding)
+    console.print(Text(shown, style=style), soft_wrap=True)

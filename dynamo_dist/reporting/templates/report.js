@@ -141,7 +141,7 @@
       });
     }
     new ResizeObserver(() => show(from, to)).observe(figure);
-    show(0, scale);
+    paint();
   }
 
   function searchable(box) {

@@ -1,0 +1,97 @@
+"""The terminal's version."""
+
+import dataclasses
+import io
+
+from expecttest import TestCase
+from rich.console import Console
+
+from dynamo_dist.reporting import RunReport, merge, render_text
+
+
+def printed(report):
+    out = io.StringIO()
+    render_text(report, Console(file=out, width=100, color_system=None))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def test_a_report(report):
+    TestCase().assertExpectedInline(
+        printed(report()),
+        """\
+dynamo_dist 0.1.0: rank 1 of 8, torch 2.13.0
+  graph breaks  1 (2 times in all)
+  graphs        1
+  launches      1 (1 all_gather)
+  exposed       80 us -> 20 us, -75 % (simulated on h100x8)
+  time          230 us -> 170 us, -26 % (simulated on h100x8)
+  peak memory   3 MiB -> 4 MiB, +33 % (simulated on h100x8)
+
+BREAK Data-dependent branching (splits the graph, 2 times)
+  /src/model.py:30: if x.sum() > 0:
+  why: The branch depends on data.
+  fix:
+    y = torch.where(x > 0, a, b)
+
+recompiled 2 times: forward (model.py:7): n == 3
+step, ours: 12.25 ms (measured, CPU)
+loss: 5.5 -> 2.25 over 3 values (measured)
+note: two ranks
+
+forward graph: 5 nodes, 1 collective; order kept in the generated code
+  hoist_launches (bitwise): 1 launches hoisted
+  sink_waits (bitwise): nothing to do
+  fuse: skipped, triton is missing
+  warning: fuse failed and was left out
+  all_gather 1 MiB on tp: 80 us -> 20 us exposed  model.py:12 w = self.weight.full_tensor()""",
+    )
+
+
+def test_an_empty_report():
+    TestCase().assertExpectedInline(
+        printed(RunReport()),
+        """\
+dynamo_dist ?: torch ?
+  graph breaks  0
+  graphs        0
+  launches      0
+""",
+    )
+
+
+def test_ranks_that_differ_come_first(report):
+    one = report(rank=0, world_size=3, facts=(), recompiles=(), graphs=())
+    merged = merge([one, dataclasses.replace(one, rank=2, breaks=())])
+    first = printed(merged).split("dynamo_dist 0.1.0")[0]
+    TestCase().assertExpectedInline(
+        first,
+        """\
+RANKS DIFFER; ranks that launch in another order hang.
+  graph breaks: Data-dependent branching at model.py:30 on rank 0
+  graph breaks: none on rank 2
+No report from rank 1.
+""",
+    )
+
+
+def test_ranks_that_agree(report):
+    merged = merge([report(rank=0, world_size=2), report(rank=1, world_size=2)])
+    assert printed(merged).startswith(
+        "2 ranks agree in breaks, graphs, launches, payloads and order."
+    )
+
+
+def test_a_users_text_is_never_markup(report):
+    item = dataclasses.replace(report().breaks[0], user_line="m.py:1: x[red]y[/red] = [bold]")
+    assert "x[red]y[/red] = [bold]" in printed(report(breaks=(item,)))
+
+
+def test_a_terminal_of_few_letters(report):
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    item = dataclasses.replace(report().breaks[0], user_line="m.py:1: größe(x)")
+    render_text(report(breaks=(item,)), Console(file=out, width=100, color_system=None))
+    out.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "gr??e(x)" in text
+    assert text.count("?") == 2

@@ -1,0 +1,36 @@
+"""Totals."""
+
+from dynamo_dist.reporting import RunReport
+from dynamo_dist.reporting.summary import graph_titles, order_text, summarize
+
+
+def test_times_add_up_and_the_largest_peak_counts(report, graph):
+    small = graph(graph_id="1/0:backward", phase="backward")
+    total = summarize(report(graphs=(graph(), small)))
+    assert (total.graphs, total.launches) == (2, 2)
+    assert (total.exposed_before_us, total.exposed_after_us) == (160.0, 40.0)
+    assert (total.makespan_before_us, total.makespan_after_us) == (460.0, 340.0)
+    assert (total.peak_before_bytes, total.peak_after_bytes) == (3 << 20, 4 << 20)
+    assert total.launches_by_kind == (("all_gather", 2),)
+    assert (total.break_places, total.break_times, total.recompiles) == (1, 2, 2)
+
+
+def test_nothing_seen():
+    total = summarize(RunReport())
+    assert (total.graphs, total.launches, total.break_places, total.peak_after_bytes) == (
+        0,
+        0,
+        0,
+        0,
+    )
+
+
+def test_titles_are_numbered_where_a_phase_has_several(graph):
+    phases = [graph(phase=p) for p in ("forward", "backward", "forward")]
+    assert graph_titles(phases) == ["forward 1", "backward", "forward 2"]
+
+
+def test_order(graph):
+    assert order_text(graph(order_kept=True)) == "order kept in the generated code"
+    assert "NOT kept" in order_text(graph(order_kept=False))
+    assert order_text(graph(order_kept=None)) == "generated code not looked at"
