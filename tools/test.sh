@@ -23,7 +23,7 @@ tests() {
     local name=$1 marker=$2 log=$RUN_DIR/$1.log status=0
     shift 2
     python -m pytest -m "$marker" -o faulthandler_timeout=300 "$@" 2>&1 | tee "$log" || status=$?
-    summaries+=("$name: $(grep -E '^=+ .* in [0-9.]+s.*=+$' "$log" | tail -n 1)")
+    summaries+=("$name tests:" "$(grep -E '^=+ .* in [0-9.]+s.*=+$' "$log" | tail -n 1)")
     # A selection such as -k may leave one of the two steps without a test: that is no failure.
     if ((status == 5 && $# > 0)); then return 0; fi
     return "$status"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,12 +31,15 @@ def as_call(inputs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def tensors_of(tree: object, root: str = "output") -> list[tuple[str, torch.Tensor]]:
     """Every tensor of a nested structure with its path below ``root``, in a fixed order."""
-    leaves, _ = pytree.tree_flatten_with_path(tree)
-    return [
-        (root + pytree.keystr(path), leaf)
-        for path, leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    ]
+    found = []
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        name = root + pytree.keystr(path)
+        if isinstance(leaf, torch.Tensor):
+            found.append((name, leaf))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            for field in dataclasses.fields(leaf):  # one that nobody registered with pytree
+                found += tensors_of(getattr(leaf, field.name), f"{name}.{field.name}")
+    return found
 
 
 def fresh_copy(tree: object) -> Any:

@@ -71,18 +71,43 @@ def test_tracing_on_fake_ranks(tmp_path):
     assert Path(found["report"]).exists() and Path(found["trace"]).exists()
 
 
-@pytest.mark.slow
+@pytest.fixture
+def load(monkeypatch):
+    """A module of the demo, by name."""
+    monkeypatch.syspath_prepend(str(DEMO))
+    return lambda name: runpy.run_path(str(DEMO / f"{name}.py"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "gpt-9"), "--model gpt-9 is not known; there are llama3-8b"),
-        (("--world-size", 10), "--world-size 10 is not a multiple of --tp 8"),
-        (("--tp", 16), "has 8 key heads: --tp must divide that"),
+        (["--model", "gpt-9"], "--model gpt-9 is not known; there are llama3-8b"),
+        (["--world-size", "10"], "--world-size 10 is not a multiple of --tp 8"),
+        (["--tp", "16"], "has 8 key heads: --tp must divide that"),
+        ([], ""),
     ],
 )
-def test_shapes_that_cannot_be_traced(arguments, message, tmp_path):
-    done = demo("--fake", *arguments, "--out", tmp_path)
-    assert done.returncode == 2 and message in done.stderr
+def test_shapes_that_cannot_be_traced(arguments, message, load):
+    args = load("main")["parse"](["--fake", *arguments])
+    problem = load("fake")["problem_with"](args)
+    assert message in problem and bool(message) == bool(problem)
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--hidden", "100"], ["--no-such"]])
+def test_a_bad_command_line_is_refused(arguments, load, capsys):
+    with pytest.raises(SystemExit) as ended:
+        load("main")["parse"](arguments)
+    assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
+
+
+def test_batches_are_text_and_no_byte_twice(load):
+    data = load("data")
+    batches = data["text_batches"](data["Sizes"](batch=2, sequence=64), 3)
+    assert [tuple(batch.shape) for batch in batches] == [(2, 64)] * 3
+    text = bytes(b for batch in batches for b in batch.flatten().tolist())
+    assert text.decode().count("\n") > 3 and batches[0].tolist() != batches[1].tolist()
+    with pytest.raises(SystemExit, match="the sources of Python hold"):
+        data["text_batches"](data["Sizes"](), 10**6)
 
 
 def why_no_link():
@@ -121,10 +146,9 @@ def namespaces():
         ("1gbit", "/nowhere", "apt-get install iproute2" if os.geteuid() == 0 else "needs root"),
     ],
 )
-def test_a_link_that_cannot_be_made_is_a_sentence(rate, path, message, monkeypatch):
-    monkeypatch.syspath_prepend(str(DEMO))
+def test_a_link_that_cannot_be_made_is_a_sentence(rate, path, message, load, monkeypatch):
+    link = load("link")
     if path:
         monkeypatch.setenv("PATH", path)
-    link = runpy.run_path(str(DEMO / "link.py"))
     with pytest.raises(link["CannotEmulate"], match=message), link["two_hosts"](rate):
         pass

@@ -9,6 +9,7 @@ and Inductor stops after its graph passes, before it would generate code.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import resource
@@ -22,8 +23,8 @@ from typing import Any, NoReturn
 import torch
 from data import quiet_transformers
 from progress import Progress
-from rich.console import Console
 from rich.table import Table
+from show import paths, wide_console
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -32,7 +33,8 @@ from torch.nn.utils import parametrize
 import dynamo_dist
 import inductor_passes
 from dynamo_dist.comparing.variants import break_count, simulated
-from dynamo_dist.reporting import Fact, collect, write_report
+from dynamo_dist.reporting import Fact, collect
+from dynamo_dist.reporting.write import write_report
 from inductor_passes.records import GraphRecord
 from inductor_passes.testing import fake_group
 
@@ -77,23 +79,25 @@ def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
     progress = Progress()
     try:
-        problem = _problem(args)
+        problem = problem_with(args)
         if problem:
             print(f"error: {problem}", file=sys.stderr)
             return 2
         progress.phase(f"{args.model}: parameters without storage")
         with fake_group(world_size=args.world_size), collect() as collector:
             parameters = trace(args, progress)
+            report = collector.report()
         results = summarise(args, collector.graphs, break_count(collector), parameters)
         progress.phase("writing the report")
-        facts = [Fact("trace", time.monotonic() - start, "s", "measured, CPU")]
-        write_report(collector.report(facts), Path(args.out).resolve())
+        fact = Fact("tracing and passes", time.monotonic() - start, "s", "measured, CPU")
+        report = dataclasses.replace(report, facts=(*report.facts, fact))
+        written = write_report(report, Path(args.out).resolve())
     finally:
         progress.close()
     results |= {
-        "report": str(Path(args.out).resolve() / "report.html"),
-        "trace": str(Path(args.out).resolve() / "trace.json"),
+        **paths(written),
         "seconds": time.monotonic() - start,
+        "cpu_seconds": time.process_time(),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if args.json:
@@ -103,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if results["ok"] else 1
 
 
-def _problem(args: argparse.Namespace) -> str:
+def problem_with(args: argparse.Namespace) -> str:
+    """Why these arguments cannot be traced, or ""."""
     if args.model not in MODELS:
         return f"--model {args.model} is not known; there are {', '.join(MODELS)}."
     shape = MODELS[args.model]
@@ -271,7 +276,7 @@ def summarise(
 
 def show(results: dict[str, Any]) -> None:
     """The same as a table."""
-    console = Console(file=sys.stdout)
+    console = wide_console()
     table = Table(
         title=f"{results['model']}, {results['parameters'] / 1e9:.2f} B parameters, "
         f"{results['layers']} layers, {results['world_size']} ranks "
@@ -297,8 +302,9 @@ def show(results: dict[str, Any]) -> None:
         table.add_row(f"{label} (simulated on {results['topology']})", *cells)
     console.print(table)
     console.print(
-        f"traced in {results['seconds']:.0f} s with {results['peak_rss_bytes'] / 2**30:.1f} GiB of "
+        f"traced in {results['seconds']:.0f} s ({results['cpu_seconds']:.0f} s of one core) with {results['peak_rss_bytes'] / 2**30:.1f} GiB of "
         "memory at its peak"
     )
     for what in ("report", "trace"):
-        console.print(f"{what}: {results[what]}", soft_wrap=True)
+        if results[what]:
+            console.print(f"{what}: {results[what]}", soft_wrap=True)

@@ -15,14 +15,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import data
 import launch
-from rich.console import Console
+import training
 from rich.table import Table
+from show import wide_console
 
 HERE = Path(__file__).resolve().parent
 LABEL = "real processes, emulated link"
@@ -50,34 +51,51 @@ class Host:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Time a chain of gathers on the link; exit code 2 if the link cannot be made."""
-    work = Path(tempfile.mkdtemp(prefix="dynamo_dist_link_"))
+    """Time a chain of gathers on the link, or train on it; exit code 2 if it cannot be made."""
     try:
         with two_hosts(args.link) as hosts:
             print(f"two hosts, link {args.link} ({LABEL}) ...", file=sys.stderr, flush=True)
-            commands, environments = [], []
-            for rank, host in enumerate(hosts):
-                worker = [sys.executable, str(HERE / "link_worker.py"), "--work", str(work)]
-                worker += ["--rounds", str(args.rounds), "--timeout", str(args.timeout)]
-                commands.append(["ip", "netns", "exec", host.namespace, *worker])
-                environments.append(
-                    {
-                        **data.environment(),
-                        "RANK": str(rank),
-                        "WORLD_SIZE": str(len(hosts)),
-                        "MASTER_ADDR": hosts[0].address,
-                        "MASTER_PORT": str(PORT),
-                        "GLOO_SOCKET_IFNAME": host.interface,
-                    }
+
+            def start(script: Path, arguments: list[str], work: Path) -> None:
+                run_ranks(
+                    hosts, [str(script), "--work", str(work), *arguments], work, args.deadline
                 )
-            launch.watch(commands, environments, work, args.deadline)
-        ranks = [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+            if args.train:
+                return training.run(args, start, f"{LABEL}, {args.link}")
+            return run_chain(args, start)
     except CannotEmulate as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def run_ranks(hosts: Sequence[Host], command: list[str], work: Path, deadline_s: float) -> None:
+    """One rank a host, joined by the link."""
+    commands = [["ip", "netns", "exec", h.namespace, sys.executable, *command] for h in hosts]
+    variables = [
+        {
+            **data.environment(),
+            "RANK": str(rank),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(len(hosts)),
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": host.interface,
+        }
+        for rank, host in enumerate(hosts)
+    ]
+    launch.watch(commands, variables, work, deadline_s)
+
+
+def run_chain(args: argparse.Namespace, start: training.Launcher) -> int:
+    """Time the variants in turn and show the ratio; 0 if their numbers are equal."""
+    work = Path(tempfile.mkdtemp(prefix="dynamo_dist_link_"))
+    try:
+        arguments = ["--rounds", str(args.rounds), "--timeout", str(args.timeout)]
+        start(HERE / "link_worker.py", arguments, work)
+        results = summarise(training.rank_files(work), args.link)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    results = summarise(ranks, args.link)
     if args.json:
         print(json.dumps(results, indent=2))
     else:
@@ -166,7 +184,7 @@ def summarise(ranks: list[dict], rate: str) -> dict:
 
 def show(results: dict) -> None:
     """A table and the ratio."""
-    console = Console(file=sys.stdout)
+    console = wide_console()
     table = Table(title=f"{results['program']}; {results['link']} link ({LABEL})")
     for heading in ("", "step, ms, median", "quartiles"):
         table.add_column(heading, justify="right" if heading else "left")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,10 @@ from dynamo_dist.comparing.table import TITLES
 
 # fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
 TOLERANCE = 1e-5
-REAL = "real, CPU, gloo"
 
 
 def training_results(
-    ranks: list[dict[str, Any]], sizes: Sizes, parameters: int, out: Path
+    ranks: list[dict[str, Any]], sizes: Sizes, parameters: int, written: Iterable[Path]
 ) -> dict[str, Any]:
     """The object that ``--json`` prints, from what each rank wrote.
 
@@ -39,9 +39,10 @@ def training_results(
     return {
         "ok": ok,
         "graph_breaks": ours.graph_breaks,
+        "graph_breaks_stock": merged["stock"].graph_breaks,
         "graphs": ours.graphs,
         "max_loss_diff": differences["ours"],
-        "max_loss_diff_stock": differences.get("stock"),
+        "max_loss_diff_stock": differences["stock"],
         "launches": sum(ours.launches.values()),
         "launches_by_kind": {name: result.launches for name, result in merged.items()},
         "exposed_us_before": exposed.exposed_us_before if exposed else None,
@@ -55,14 +56,13 @@ def training_results(
         "parameters": parameters,
         "ranks": len(ranks),
         "torch": torch.__version__,
-        "report": _existing(out / "report.html"),
-        "trace": _existing(out / "trace.json"),
+        **paths(written),
     }
 
 
 def training(results: dict[str, Any]) -> None:
     """Two tables and where the report is."""
-    console = Console(file=sys.stdout)
+    console = wide_console()
     losses = results["losses"]
     table = Table(title=f"loss of each step, fp32, {results['ranks']} ranks")
     table.add_column("step", justify="right")
@@ -81,7 +81,8 @@ def training(results: dict[str, Any]) -> None:
     table.add_column("")
     for name in losses:
         table.add_column(TITLES[name], justify="right")
-    table.add_row("graph breaks", *_only_ours(losses, results["graph_breaks"]))
+    breaks = {"stock": results["graph_breaks_stock"], "ours": results["graph_breaks"]}
+    table.add_row("graph breaks", *(str(breaks.get(name, "")) for name in losses))
     table.add_row("largest loss difference to eager", *_loss_cells(results))
     launches = results["launches_by_kind"]
     table.add_row(
@@ -89,7 +90,10 @@ def training(results: dict[str, Any]) -> None:
     )
     for kind in sorted({kind for counts in launches.values() for kind in counts}):
         table.add_row(f"  {kind}", *(str(launches[name].get(kind, 0)) for name in losses))
-    table.add_row(f"step, ms ({REAL}), median", *(f"{results['step_ms'][n]:.1f}" for n in losses))
+    table.add_row(
+        f"step, ms ({results['measured']}), median",
+        *(f"{results['step_ms'][n]:.1f}" for n in losses),
+    )
     spreads = results["step_ms_spread"]
     table.add_row(
         "  shortest to longest", *(f"{spreads[n][0]:.1f} to {spreads[n][1]:.1f}" for n in losses)
@@ -130,5 +134,12 @@ def _loss_cells(results: dict[str, Any]) -> list[str]:
     return [f"{by_name[name]:.1e}" if name in by_name else "" for name in results["losses"]]
 
 
-def _existing(path: Path) -> str | None:
-    return str(path) if path.exists() else None
+def wide_console() -> Console:
+    """On stdout; into a file or pipe, wide enough for the tables."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)
+
+
+def paths(written: Iterable[Path]) -> dict[str, str | None]:
+    """``report`` and ``trace`` among the files that were written; None if there are none."""
+    by_kind = {path.name.split(".")[0] + path.suffix: str(path) for path in written}
+    return {"report": by_kind.get("report.html"), "trace": by_kind.get("trace.json")}

@@ -1,7 +1,7 @@
 """One rank of the demo: the same training run eager, under stock Inductor and under dynamo_dist.
 
-Started by ``main.py`` through torchrun, or by ``link.py`` in a network namespace. Writes what it
-measured to ``rank<R>.json`` in the work folder; rank 0 also writes the report and the trace.
+Started by ``training.py`` through torchrun, or by ``link.py`` in a network namespace. Writes what it
+measured and its report to ``rank<R>.json`` in the work folder.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ def main() -> None:
         options = {"topology": args.topology} if args.topology else {}
         runs = {
             variant: train(variant, work / "checkpoint", sizes, args.steps, options, progress)
-            for variant in args.variants
+            for variant in VARIANTS
         }
-        if rank == 0 and args.report:
-            write(runs, Path(args.report), progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
+        data["report"] = report_with_times(runs, args.measured).to_json()
         (work / f"rank{rank}.json").write_text(json.dumps(data))
         dist.barrier()
     finally:
@@ -74,11 +73,10 @@ def parse() -> argparse.Namespace:
     """The options that ``main.py`` passes on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True)
-    parser.add_argument("--report", default="")
     parser.add_argument("--topology", default="")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--timeout", type=int, required=True)
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--measured", required=True, help="what the times are times of")
     for field in dataclasses.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
     return parser.parse_args()
@@ -123,22 +121,16 @@ def train(
     return Training(losses, result, collector.report() if variant == "ours" else None)
 
 
-def write(runs: dict[str, Training], folder: Path, progress: Progress) -> None:
+def report_with_times(runs: dict[str, Training], measured: str) -> RunReport:
     """The report of our run, with the measured figures beside the simulated ones."""
-    from dynamo_dist.reporting import write_report
-
-    report = runs["ours"].report if "ours" in runs else None
-    if report is None:
-        return
-    progress.phase("writing the report")
+    report = runs["ours"].report
+    assert report is not None
     facts = [
-        Fact(f"step, {name}, median", run.result.step_ms_median, "ms", "measured, CPU, gloo")
+        Fact(f"step, {name}, median", run.result.step_ms_median, "ms", measured)
         for name, run in runs.items()
     ]
-    facts += [
-        Fact(f"loss, {name}", tuple(run.losses), "", "measured") for name, run in runs.items()
-    ]
-    write_report(dataclasses.replace(report, facts=(*report.facts, *facts)), folder)
+    facts += [Fact(f"loss, {name}", tuple(run.losses), "", measured) for name, run in runs.items()]
+    return dataclasses.replace(report, facts=(*report.facts, *facts))
 
 
 if __name__ == "__main__":

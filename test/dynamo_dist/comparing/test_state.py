@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -66,6 +68,18 @@ def test_inputs_are_copied_with_their_gradient_flag():
     copy = state.fresh_copy(given)
     assert copy["x"] is not given["x"] and copy["x"].requires_grad and copy["x"].is_leaf
     assert copy["n"] == 3
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor
+    states: tuple
+
+
+def test_every_tensor_has_a_path():
+    tree = {"a": [torch.zeros(1), 2], "b": Output(torch.zeros(1), (None, torch.zeros(1)))}
+    names = [name for name, _ in state.tensors_of(tree)]
+    assert names == ["output['a'][0]", "output['b'].loss", "output['b'].states[1]"]
 
 
 def test_gradients_of_parameters_and_inputs():

@@ -1,0 +1,73 @@
+"""The training run: its checkpoint, its ranks, what they measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import launch
+import show
+from data import Sizes, environment, write_checkpoint
+
+from dynamo_dist.reporting.merge import merge
+from dynamo_dist.reporting.records import RunReport
+from dynamo_dist.reporting.write import write_report
+
+HERE = Path(__file__).resolve().parent
+RANKS = 2
+MEASURED = "real, CPU, gloo"
+
+# Takes the worker's script and arguments and the work folder; runs all ranks to their end.
+Launcher = Callable[[Path, list[str], Path], None]
+
+
+def run(args: argparse.Namespace, start: Launcher | None = None, measured: str = MEASURED) -> int:
+    """Write the checkpoint, run the ranks, show what they measured; 0 if the losses agree."""
+    sizes = Sizes(args.layers, args.hidden, args.batch, args.sequence)
+    work = Path(tempfile.mkdtemp(prefix="dynamo_dist_demo_"))
+    try:
+        print(f"{sizes}: writing a random checkpoint ...", file=sys.stderr, flush=True)
+        parameters = write_checkpoint(work / "checkpoint", sizes)
+        arguments = ["--topology", args.topology, "--steps", str(args.steps)]
+        arguments += ["--timeout", str(args.timeout), "--measured", measured]
+        for field in fields(Sizes):
+            arguments += [f"--{field.name}", str(getattr(sizes, field.name))]
+        print(f"starting {RANKS} ranks ({measured}) ...", file=sys.stderr, flush=True)
+        (start or on_this_host(args.deadline))(HERE / "train.py", arguments, work)
+        ranks = rank_files(work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    report = merge([RunReport.from_json(rank["report"]) for rank in ranks])
+    written = write_report(report, Path(args.out).resolve())
+    results = show.training_results(ranks, sizes, parameters, written)
+    results["measured"] = measured
+    if args.json:
+        print(json.dumps(results, indent=2))
+    else:
+        show.training(results)
+    return 0 if results["ok"] else 1
+
+
+def on_this_host(deadline_s: float) -> Launcher:
+    """Ranks by torchrun, joined by the loopback device."""
+
+    def start(script: Path, arguments: list[str], work: Path) -> None:
+        variables = environment()
+        if sys.platform == "linux":
+            # A host name that does not resolve would stop gloo.
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        command = launch.torchrun(script, ["--work", str(work), *arguments], RANKS)
+        launch.watch([command], [variables], work, deadline_s)
+
+    return start
+
+
+def rank_files(work: Path) -> list[dict]:
+    """What each rank wrote, in rank order."""
+    return [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
