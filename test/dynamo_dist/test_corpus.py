@@ -1,0 +1,67 @@
+"""The program corpus with this package enabled: whatever stock passes, and what it gains.
+
+``test/corpus`` holds 366 small programs with their referee, ``stock_VERSION.jsonl`` what stock torch
+makes of them, and ``gained.txt`` those that pass besides. Programs that neither passes are not run here.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+CORPUS = Path(__file__).parents[1] / "corpus"
+VERSION = torch.__version__.split("+")[0]
+STOCK = CORPUS / f"stock_{VERSION}.jsonl"
+GUARDED_GROUPS = {
+    f"rc_pg_changes_{what}"
+    for what in ("rank_size", "get_world_size", "ranks", "eq", "is_", "dict_key", "attr")
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not STOCK.exists(), reason=f"no results of stock torch {VERSION}"),
+]
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(names, folder, part):
+    """Start ``run_some.py`` on ``names`` in a process of its own."""
+    wanted, out = folder / f"names{part}", folder / f"out{part}.jsonl"
+    wanted.write_text("\n".join(names))
+    command = [sys.executable, "run_some.py", wanted, "--plugin", "dynamo_dist", "--out", out]
+    env = {**os.environ, "PYTHONPATH": str(CORPUS.parents[1]), "OMP_NUM_THREADS": "1"}
+    with (folder / f"log{part}").open("w") as log:
+        return out, subprocess.Popen(command, cwd=CORPUS, env=env, stdout=log, stderr=log)
+
+
+def test_what_stock_passes_passes_and_what_was_gained_stays(tmp_path):
+    stock = records(STOCK)
+    passed_by_stock = {record["name"] for record in stock if record["status"] == "pass"}
+    gained = set((CORPUS / "gained.txt").read_text().split())
+    assert not gained & passed_by_stock
+    assert gained >= GUARDED_GROUPS
+    expected = passed_by_stock | gained
+
+    # Two processes; families stay together, because some of their programs build on one another.
+    families = sorted({record["family"] for record in stock})
+    found = {}
+    parts = []
+    for part in range(2):
+        mine = set(families[part::2])
+        names = [r["name"] for r in stock if r["family"] in mine and r["name"] in expected]
+        parts.append(run(names, tmp_path, part))
+    for out, process in parts:
+        assert process.wait(timeout=840) == 0
+        found |= {record["name"]: record for record in records(out)}
+
+    failed = {
+        name: found.get(name) for name in expected if found.get(name, {}).get("status") != "pass"
+    }
+    assert failed == {}
