@@ -43,6 +43,8 @@ def render_text(report: RunReport | MergedReport, console: Console | None = None
     _summary(console, report, summary)
     for item in report.breaks:
         _break(console, item)
+    if report.recompiles or report.facts:
+        _line(console, "")
     for recompile in report.recompiles:
         where = units.split_line(recompile.user_line)[0]
         times = _count(recompile.count, "time")
@@ -78,8 +80,8 @@ def _head(console: Console, report: RunReport) -> None:
 
 def _summary(console: Console, report: RunReport, summary: Summary) -> None:
     breaks = _number(summary.break_places)
-    if summary.break_places:
-        breaks += f" ({_count(summary.break_times, 'time')} in all)"
+    if summary.break_times > summary.break_places:
+        breaks += f" (met {_count(summary.break_times, 'time')})"
     kinds = ", ".join(f"{count} {kind}" for kind, count in summary.launches_by_kind)
     launches = _number(summary.launches) + (f" ({kinds})" if kinds else "")
     rows = [
@@ -97,7 +99,6 @@ def _summary(console: Console, report: RunReport, summary: Summary) -> None:
         ]
     for name, value in rows:
         _line(console, f"  {name:<14}{value}")
-    _line(console, "")
 
 
 def _from_to(before: float, after: float, human: Callable[[float], str], label: str) -> str:
@@ -126,6 +127,7 @@ def _ascii(number: str) -> str:
 
 def _break(console: Console, item: BreakRecord) -> None:
     times = f", {_count(item.count, 'time')}" if item.count > 1 else ""
+    _line(console, "")
     _line(console, f"BREAK {item.kind} ({_EFFECTS[item.effect]}{times})", "bold red")
     if item.user_line:
         _line(console, f"  {item.user_line}")
@@ -134,7 +136,6 @@ def _break(console: Console, item: BreakRecord) -> None:
         _line(console, "  fix:")
         for code in item.fix.splitlines():
             _line(console, f"    {code}", "cyan")
-    _line(console, "")
 
 
 def _fact(console: Console, fact: Fact) -> None:

@@ -20,7 +20,7 @@ def test_a_report(report):
         printed(report()),
         """\
 dynamo_dist 0.1.0: rank 1 of 8, torch 2.13.0
-  graph breaks  1 (2 times in all)
+  graph breaks  1 (met 2 times)
   graphs        1
   launches      1 (1 all_gather)
   exposed       80 us -> 20 us, -75 % (simulated on h100x8)
@@ -54,8 +54,7 @@ def test_an_empty_report():
 dynamo_dist ?: torch ?
   graph breaks  0
   graphs        0
-  launches      0
-""",
+  launches      0""",
     )
 
 
