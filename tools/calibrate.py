@@ -25,7 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 RANKS = 2
-REPETITIONS = 25
+REPETITIONS = 60
 LARGE_BYTES = 16 * 2**20
 COPY_BYTES = 64 * 2**20
 Times = dict[str, list[float]]
@@ -57,12 +57,14 @@ def measure() -> Times:
     target = torch.empty_like(source)
     times["copy"] = samples_us(lambda: target.copy_(source))
     small = torch.ones(16)
+    # The call that compiled code makes; renamed in torch 2.13.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     times["small kernel"] = samples_us(lambda: torch.add(small, small, out=small), inner=200)
     for label, elements, inner in (("small", 1, 50), ("large", LARGE_BYTES // 4, 1)):
         mine = torch.ones(elements)
-        parts = [torch.empty(elements) for _ in range(RANKS)]
+        everyone = torch.empty(RANKS * elements)
         times[f"all_gather {label}"] = samples_us(
-            lambda mine=mine, parts=parts: dist.all_gather(parts, mine), inner
+            lambda mine=mine, everyone=everyone: gather(everyone, mine), inner
         )
         times[f"all_reduce {label}"] = samples_us(lambda mine=mine: dist.all_reduce(mine), inner)
     return times
@@ -148,6 +150,13 @@ def topology(times: Times, inter_gb_per_s: float) -> dict[str, Any]:
                     },
                 }
             ],
+            "all_reduce_in_node": {
+                "launch_us": figure(small_reduce, f"{how}: all_reduce of 4 bytes"),
+                "gb_per_s": figure(
+                    LARGE_BYTES / (us("all_reduce large") - small_reduce) / 1e3,
+                    f"{how}: all_reduce of 16 MiB",
+                ),
+            },
         },
     }
 

@@ -43,9 +43,9 @@ def collective_us(
         return start
     plans = _plans("permute" if one_peer else kind, payload_bytes, group)
     times = [_us(plan, p, group, topology) for plan in plans for p in topology.protocols]
-    switch = topology.switch_reduction
-    if kind == "all_reduce" and switch is not None and not group.crosses_nodes:
-        times.append(switch.launch_us + payload_bytes / (switch.gb_per_s * 1e3))
+    own = topology.all_reduce_in_node
+    if kind == "all_reduce" and own is not None and not group.crosses_nodes:
+        times.append(own.launch_us + payload_bytes / (own.gb_per_s * 1e3))
     return min(times)
 
 

@@ -48,8 +48,11 @@ class LinkProtocol:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchReduction:
-    """All-reduce done by the switch of one node: bytes of the payload over the rate, plus a start."""
+class NodeAllReduce:
+    """An all-reduce within one node that is no ring: a start, then the payload at a rate of its own.
+
+    NVLink SHARP, where the switch adds up; or an algorithm of the library's own.
+    """
 
     launch_us: float
     gb_per_s: float
@@ -72,7 +75,7 @@ class Topology:
     intra_gb_per_s: float
     inter_gb_per_s: float
     protocols: tuple[LinkProtocol, ...]
-    switch_reduction: SwitchReduction | None
+    all_reduce_in_node: NodeAllReduce | None
     sources: tuple[tuple[str, str], ...] = field(repr=False)
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
@@ -142,9 +145,9 @@ def _build(file: topology_file.Section) -> Topology:
         )
         for section in (intra, inter, entry):
             section.finish()
-    switch, reduction = links.optional_section("switch_reduction"), None
-    if switch is not None:
-        reduction = SwitchReduction(switch.rate("launch_us"), switch.rate("gb_per_s"))
+    own, all_reduce = links.optional_section("all_reduce_in_node"), None
+    if own is not None:
+        all_reduce = NodeAllReduce(own.rate("launch_us"), own.rate("gb_per_s"))
     topology = Topology(
         name=file.text("name"),
         ranks_per_node=file.count("ranks_per_node"),
@@ -155,10 +158,10 @@ def _build(file: topology_file.Section) -> Topology:
         intra_gb_per_s=links.rate("intra_node_gb_per_s"),
         inter_gb_per_s=links.rate("inter_node_gb_per_s"),
         protocols=tuple(protocols),
-        switch_reduction=reduction,
+        all_reduce_in_node=all_reduce,
         sources=(),
     )
-    for section in filter(None, (switch, device, links)):
+    for section in filter(None, (own, device, links)):
         section.finish()
     file.text("description")
     file.finish()

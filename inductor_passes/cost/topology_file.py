@@ -9,9 +9,9 @@ A file is one object::
                "protocols": [{"name": "...", "launch_us": FIGURE,
                               "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
                               "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
-               "switch_reduction": {"launch_us": FIGURE, "gb_per_s": FIGURE}}}
+               "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE}}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``switch_reduction`` may be
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node`` may be
 left out. ``data/cpu-gloo.json`` is a short one to start from.
 """
 

@@ -18,7 +18,7 @@ TIMES = {
     "all_gather small": [100.0, 150.0],
     "all_gather large": [100.0 + 16 * 2**20 / 1e3] * 2,  # 1 GB/s
     "all_reduce small": [130.0, 170.0],
-    "all_reduce large": [20000.0] * 2,
+    "all_reduce large": [130.0 + 16 * 2**20 / 2e3] * 2,  # 2 GB/s
 }
 
 
@@ -44,6 +44,8 @@ class TestCalibrate(TestCase):
         self.assertEqual((topology.kernel_us, topology.intra_gb_per_s), (1.5, 1.0))
         (tcp,) = topology.protocols
         self.assertEqual((tcp.launch_us, tcp.intra_step_us), (70.0, 30.0))
+        own = topology.all_reduce_in_node
+        self.assertEqual((own.launch_us, own.gb_per_s), (130.0, 2.0))
         self.assertTrue(all("measured" in s or "choice" in s or "peak" in s or "rate" in s
                             for _, s in topology.sources))  # fmt: skip
 

@@ -8,7 +8,7 @@ from inductor_passes.collectives import KINDS
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
-from inductor_passes.cost.topology import LinkProtocol, SwitchReduction
+from inductor_passes.cost.topology import LinkProtocol, NodeAllReduce
 
 MB = 1_000_000
 ONE_NODE = GroupShape(4, 1)
@@ -32,6 +32,7 @@ def simple_links():
         intra_gb_per_s=10.0,
         inter_gb_per_s=2.0,
         protocols=(LinkProtocol("only", 5.0, 1.0, 1.0, 3.0, 1.0),),
+        all_reduce_in_node=None,
     )
 
 
@@ -71,13 +72,13 @@ class TestFormulas(TestCase):
             collective_us("all_gather", MB, GroupShape(4, 4), slow_inside), 5 + 9 + 3 * 500
         )
 
-    def test_switch_reduces_within_a_node_only(self):
-        switched = dataclasses.replace(simple_links(), switch_reduction=SwitchReduction(7.0, 100.0))
-        self.assertEqual(collective_us("all_reduce", MB, ONE_NODE, switched), 7 + 10)
+    def test_all_reduce_of_its_own_within_a_node_only(self):
+        own = dataclasses.replace(simple_links(), all_reduce_in_node=NodeAllReduce(7.0, 100.0))
+        self.assertEqual(collective_us("all_reduce", MB, ONE_NODE, own), 7 + 10)
         self.assertEqual(
-            collective_us("all_reduce", MB, FOUR_NODES, switched), self.us("all_reduce", FOUR_NODES)
+            collective_us("all_reduce", MB, FOUR_NODES, own), self.us("all_reduce", FOUR_NODES)
         )
-        self.assertEqual(collective_us("all_gather", MB, ONE_NODE, switched), self.us("all_gather"))
+        self.assertEqual(collective_us("all_gather", MB, ONE_NODE, own), self.us("all_gather"))
 
     def test_fastest_protocol_wins(self):
         two = dataclasses.replace(

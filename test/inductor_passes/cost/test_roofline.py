@@ -26,6 +26,7 @@ SIMPLE = dataclasses.replace(
     intra_gb_per_s=1.0,
     inter_gb_per_s=0.1,
     protocols=(LinkProtocol("only", 5.0, 1.0, 1.0, 3.0, 1.0),),
+    all_reduce_in_node=None,
 )
 
 

@@ -75,7 +75,7 @@ class TestLoad(TestCase):
         self.assertEqual((topology.name, topology.ranks_per_node), ("small", 4))
         self.assertEqual(topology.matmul_rate("float32").flops_per_us, 5e6)
         self.assertEqual(topology.memory_bytes_per_us, 1e5)
-        self.assertIsNone(topology.switch_reduction)
+        self.assertIsNone(topology.all_reduce_in_node)
         self.assertEqual(dict(topology.sources)["device.kernel_us"], "a test")
 
     def test_rates_of_other_dtypes(self):
@@ -136,7 +136,7 @@ class TestLoad(TestCase):
     def test_unknown_field(self):
         self.assertExpectedInline(
             self.changed(figure(1.0), "links", "gigabytes"),
-            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: inter_node_gb_per_s, intra_node_gb_per_s, protocols, switch_reduction. Correct or remove it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, inter_node_gb_per_s, intra_node_gb_per_s, protocols. Correct or remove it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_negative_rate(self):
