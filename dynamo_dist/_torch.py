@@ -551,11 +551,12 @@ _MESH_MEMBERS_OF_2_11 = frozenset(
 def is_stocks_member(tracker: Any, name: str) -> bool:
     """Whether stock knows this member of a mesh.
 
-    From 2.12 on torch registers them. Up to 2.11 stock folds what it does not know by name, operators
-    and everything of a mesh without a source, as constants of a mesh that is guarded as a whole.
+    From 2.12 on torch registers them. Up to 2.11 stock folds operators, and everything of a mesh without
+    a source, as constants of a mesh that is guarded as a whole, and cannot trace the methods' code.
     """
     if not HAS_OPAQUE_TYPES:
-        known = name in _MESH_MEMBERS_OF_2_11 or name.startswith("__") or tracker.source is None
+        found = inspect.getattr_static(type(tracker.real), name, None)
+        known = name in _MESH_MEMBERS_OF_2_11 or tracker.source is None or inspect.isfunction(found)
         return known and hasattr(tracker.real, name)
     info = _opaque.get_opaque_obj_info(type(tracker.real))
     return info is not None and name in info.members

@@ -227,3 +227,34 @@ def test_a_method_that_acts_breaks_softly(groups, compiled):
     torch.compiler.reset()
     with pytest.raises(Exception, match="Method of a distributed object that is written in C"):
         torch.compile(program, backend="eager", fullgraph=True)(torch.ones(1), groups.four)
+
+
+class TimedGroup(dist.ProcessGroup):
+    """A group written in Python, with members of its own."""
+
+    def __init__(self, rank, size):
+        super().__init__(rank, size)
+        self.rate = 5
+
+    @property
+    def group_name(self):
+        return "timed"
+
+    @property
+    def next_rate(self):
+        return self.rate + 1
+
+    def twice(self):
+        return 2 * self.size()
+
+
+def test_a_group_written_in_python(groups, compiled):
+    group = TimedGroup(0, 4)
+    ask = lambda g: (g.size(), g.group_name, g.rate, g.next_rate, g.twice(), type(g).__name__)  # noqa: E731
+    run, compiles = compiled(lambda x, g: (x + 1, ask(g), g.rate * x))
+    for rate in (5, 5, 7):
+        group.rate = rate
+        _, answers, product = run(torch.ones(1), group)
+        assert answers == ask(group)
+        assert product.item() == rate
+    assert len(compiles) == 2
