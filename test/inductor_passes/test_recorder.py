@@ -17,6 +17,7 @@ def record(graph_id="0/0:forward", **changes):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(recorder, "_published", {})
     saved = dict(_torch.counters())
     yield tmp_path
     counts = _torch.counters()
