@@ -19,24 +19,36 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any, NoReturn, Protocol
 
+import torch
+import torch._C._distributed_c10d as _distributed_c10d
+import torch._dynamo.config as _dynamo_config
 import torch._dynamo.convert_frame as _convert_frame
 import torch._dynamo.guards as _guards
+import torch._dynamo.variables.builder as _builder
 import torch.compiler.config as _compiler_config
 import torch.distributed.distributed_c10d as _c10d
+import torch.distributed.nn.functional as _nn_functional
 from torch._dynamo.backends import registry as _backends
-from torch._dynamo.bytecode_transformation import create_call_function
+from torch._dynamo.bytecode_transformation import (
+    create_call_function,
+    create_call_method,
+    create_instruction,
+)
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource, GlobalWeakRefSource, TypeSource, is_constant_source
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
+from torch.multiprocessing.reductions import StorageWeakRef
 
 log = logging.getLogger(__name__)
 
@@ -654,6 +666,337 @@ def register_guards() -> list[Change]:
             ),
         ),
     ]
+
+
+# --- Lowering: c10d calls that are traced as functions of ours, and work in flight ----------------
+
+register_work: Callable[[torch.Tensor, Any], None] = vars(_distributed_c10d)["_register_work"]
+premul_sum: Callable[[float], Any] = vars(_distributed_c10d)["_make_nccl_premul_sum"]
+
+
+def c10d_function(name: str) -> Any:
+    """A function of ``torch.distributed.distributed_c10d``, private ones too; None if it has none."""
+    return getattr(_c10d, name, None)
+
+
+nn_functional_module: Any = _nn_functional
+
+
+def nn_function(name: str) -> Any:
+    """An autograd function of ``torch.distributed.nn.functional``."""
+    return getattr(_nn_functional, f"_{name}")
+
+
+def collective_options(kind: str) -> Any:
+    """New options of a backend's collective: ``kind`` is "Allreduce", "Barrier" and so on."""
+    return getattr(_distributed_c10d, f"{kind}Options")()
+
+
+def reduce_scatter_of(group: Any) -> Any:
+    """The group's reduce-scatter of one tensor into one; renamed in 2.13."""
+    name = "reduce_scatter_single"
+    return getattr(group, name) if hasattr(group, name) else group._reduce_scatter_base
+
+
+class ObjectTracker(VariableTracker):
+    """An object that exists while tracing only; its members and its way out are the subclass's hooks."""
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of an attribute, bound methods included."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of a method call."""
+        raise NotImplementedError
+
+    def traced_type(self) -> type:
+        """Hook: what ``type()`` gives."""
+        raise NotImplementedError
+
+    def python_type(self) -> type:
+        return self.traced_type()
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.traced_type(), name))
+
+    def is_python_hashable(self) -> bool:
+        return True
+
+    def get_python_hash(self) -> int:
+        return id(self)
+
+    def is_python_equal(self, other: object) -> bool:
+        return self is other
+
+
+def construct(codegen: Any, cls: type, args: list[Any]) -> None:
+    """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is imported."""
+    codegen.add_push_null(lambda: codegen.load_import_from(cls.__module__, cls.__name__))
+    for arg in args:
+        if inspect.isfunction(arg):
+            codegen.load_import_from(arg.__module__, arg.__name__)
+        else:
+            codegen(arg)
+    codegen.extend_output(create_call_function(len(args), False))
+
+
+def call_before_graph(tx: Any, source: Any, method: str) -> None:
+    """Have ``source.method()`` called each time the compiled function starts, before its graph."""
+    codegen = PyCodegen(tx.output.root_tx)
+    codegen(source)
+    codegen.load_method(method)
+    codegen.extend_output(create_call_method(0))
+    codegen.append_output(create_instruction("POP_TOP"))
+    tx.output.pregraph_bytecode.extend(codegen.get_instructions())
+
+
+def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
+    """What we keep for one trace; made anew when Dynamo starts over."""
+    state = vars(tx.output).get("_dynamo_dist")
+    if state is None:
+        state = tx.output._dynamo_dist = make()
+    return state
+
+
+def realized(tracker: Any) -> Any:
+    """The tracker itself; a lazy one installs its guards."""
+    return tracker.realize() if hasattr(tracker, "realize") else tracker
+
+
+def python_object(tracker: Any) -> Any:
+    """The object that a tracker stands for, without a guard; raises NotImplementedError for none."""
+    tracker = realized(tracker)
+    value = getattr(tracker, "value", _MISSING)
+    return tracker.as_python_constant() if value is _MISSING else unwrap(value)
+
+
+def items_of(tx: Any, tracker: Any) -> list[Any]:
+    """The trackers in a traced list or tuple."""
+    return [realized(item) for item in realized(tracker).unpack_var_sequence(tx)]
+
+
+def call_traced(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Trace a plain Python function of ours as if the program had called it here."""
+    return build(tx, function).call_function(tx, args, kwargs)
+
+
+def is_subclass_instance(tracker: Any) -> bool:
+    """Whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
+    tracker = realized(tracker)
+    if not isinstance(tracker, TensorVariable):
+        return False
+    return tracker.python_type() not in (torch.Tensor, torch.nn.Parameter)
+
+
+def user_line(tx: Any, ours: str) -> str:
+    """``file:line in function`` of the innermost traced frame outside the folder ``ours``."""
+    frame = tx
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(ours) or frame.parent is None:
+            break
+        frame = frame.parent
+    return f"{frame.f_code.co_filename}:{frame.lineno} in {frame.f_code.co_name}"
+
+
+def trackers_in_use(tx: Any) -> set[int]:
+    """Ids of the trackers that the code after this point, or the caller, can still reach."""
+    found: set[int] = set()
+    cache: dict[int, Any] = {}
+    effects, frame = tx.output.side_effects, tx
+    roots: list[Any] = []
+    while frame is not None:
+        frame.prune_dead_locals()
+        roots += [frame.stack, dict(frame.symbolic_locals)]
+        frame = frame.parent
+    effects.prune_dead_object_new(tx)
+    roots += [dict(effects.id_to_variable), list(effects.store_attr_mutations)]
+    roots += [dict(values) for values in effects.store_attr_mutations.values()]
+    for root in roots:
+        VariableTracker.visit(lambda each: found.add(id(each)), root, cache)
+    return found
+
+
+def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Change]:
+    """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph break."""
+    stock = OutputGraph.compile_subgraph
+
+    @functools.wraps(stock)
+    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_dynamo_dist" not in vars(self):
+            return stock(self, tx, *args, **kwargs)
+        before(tx)
+        result = stock(self, tx, *args, **kwargs)
+        after(tx)
+        return result
+
+    return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+
+
+def on_instances(cls: type, make: Callable[[Any, Any, Any], Any]) -> list[Change]:
+    """Track every instance of ``cls`` that comes from outside by ``make(tx, value, source)``."""
+    stock = VariableBuilder._wrap
+
+    @functools.wraps(stock)
+    def wrap(self: Any, value: Any) -> Any:
+        if isinstance(value, cls):
+            return make(self.tx, value, self.source)
+        return stock(self, value)
+
+    return [SetAttribute(VariableBuilder, "_wrap", wrap)]
+
+
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
+    """Track one object by ``make(tx, source)``."""
+    return [
+        SetItem(
+            VariableBuilder._id_dispatch(),
+            id(value),
+            lambda builder, _: make(builder.tx, builder.source),
+        )
+    ]
+
+
+def allow_point_to_point() -> list[Change]:
+    """Let stock construct ``P2POp`` while tracing; before 2.12 it has no switch for that."""
+    if "enable_p2p_compilation" not in _dynamo_config._config:  # type: ignore[attr-defined]
+        return []
+    return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]
+
+
+class ConfigDefault:
+    """Another default for an entry of a torch config module, for every thread."""
+
+    def __init__(self, config: Any, name: str, value: object) -> None:
+        self.entry, self.name, self.value = config._config[name], name, value
+
+    def apply(self) -> None:
+        self.before = self.entry.default
+        self.entry.default = self.value
+
+    def undo(self) -> None:
+        self.entry.default = self.before
+
+
+def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
+    """``VALUE_MATCH`` of ``read(object)``, for ``guard`` and ``guard_source``."""
+    return functools.partial(VALUE_MATCH, what=what, read=read)
+
+
+# Calls on a tensor that tell of it without reading it.
+_METADATA = frozenset({"size", "stride", "dim", "numel", "storage_offset", "is_contiguous"})
+
+
+def fake_tensors(tx: Any, tracker: Any) -> list[torch.Tensor]:
+    """The stand-ins of the tensors in a traced list: their sizes, strides and shared storages."""
+    return [fake_tensor(item) for item in items_of(tx, tracker)]
+
+
+def fake_tensor(tracker: Any) -> torch.Tensor:
+    """The stand-in of one tensor."""
+    return realized(tracker).as_proxy().node.meta["example_value"]
+
+
+def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None]) -> list[Change]:
+    """Call ``used(tx, owner)`` where a traced operation reads or writes a watched tensor.
+
+    ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
+    traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
+    """
+    stock = _builder.get_fake_value
+
+    @functools.wraps(stock)
+    def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        state = vars(tx.output).get("_dynamo_dist")
+        pairs = watched(state) if state is not None else []
+        if not pairs:
+            return stock(node, tx, *args, **kwargs)
+        inputs = [
+            arg.meta["example_value"]
+            for arg in node.all_input_nodes
+            if isinstance(arg.meta.get("example_value"), torch.Tensor)
+        ]
+        hits = [
+            (tensor, tensor._version, owner)
+            for tensor in inputs
+            for buffer, owner in pairs
+            if may_overlap(tensor, buffer)
+        ]
+        value = stock(node, tx, *args, **kwargs)
+        for tensor, version, owner in hits:
+            if not _is_view(node, value, tensor) or tensor._version != version:
+                used(tx, owner)
+        return value
+
+    return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
+
+
+def _is_view(node: Any, value: Any, of: torch.Tensor) -> bool:
+    results = value if isinstance(value, (list, tuple)) else [value]
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    if not tensors:
+        return node.op == "call_method" and node.target in _METADATA
+    return all(_same_storage(tensor, of) for tensor in tensors)
+
+
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two stand-ins share memory; True where symbolic sizes or strides leave it open."""
+    try:
+        if not _same_storage(a, b):
+            return False
+    except NotImplementedError:  # no storage: a subclass's wrapper
+        return a is b
+    if a.dtype != b.dtype and a.element_size() != b.element_size():
+        return True
+    return _ranges_meet(_extent(a), _extent(b)) and not _apart_in_a_dimension(a, b)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """First and last element within the storage; None if not known while tracing."""
+    if not all(
+        isinstance(n, int) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+    ):
+        return None
+    if tensor.numel() == 0:
+        return (0, -1)
+    first = tensor.storage_offset()
+    last = first + sum(
+        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return first, last
+
+
+def _ranges_meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
+    if a is None or b is None:
+        return True
+    return a[0] <= a[1] and b[0] <= b[1] and a[0] <= b[1] and b[0] <= a[1]
+
+
+def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether equal strides show two slices of one tensor to be disjoint, such as column blocks."""
+    if a.stride() != b.stride() or _extent(a) is None or _extent(b) is None:
+        return False
+    at, bt = a.storage_offset(), b.storage_offset()
+    for step, n, m in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
+        if step <= 0:
+            return False
+        start, other = at // step, bt // step
+        if start + n <= other or other + m <= start:
+            return True
+        at, bt = at % step, bt % step
+    return False
 
 
 # --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------

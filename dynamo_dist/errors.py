@@ -27,3 +27,7 @@ class ConfigError(DistError, ValueError):
 
 class CompareError(DistError):
     """A comparison that cannot be made or cannot go on; names the rank that failed or is gone."""
+
+
+class InFlightError(DistError):
+    """A compiled program used a collective's buffer before waiting, or lost a Work."""
