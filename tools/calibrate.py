@@ -84,7 +84,10 @@ def worker(rank: int, queue: Any, port: int) -> None:
 def topology(times: Times, inter_gb_per_s: float) -> dict[str, Any]:
     """The topology file's content."""
     host = f"{cpu_name()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    how = f"measured by tools/calibrate.py, two gloo ranks of one thread, {host}, {datetime.date.today()}"
+    how = (
+        f"measured by tools/calibrate.py, two gloo ranks of one thread, best of {REPETITIONS}, {host}, "
+        f"load average {os.getloadavg()[0]:.1f}, {datetime.date.today()}"
+    )
 
     def us(name: str) -> float:
         return min(times[name])

@@ -89,6 +89,7 @@ def main() -> None:
         "baseline": f"{rows[0]['nodes']} nodes",
         "clock": "CPU time of the process",
         "repetitions": REPETITIONS,
+        "load_average": round(os.getloadavg()[0], 1),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "torch": torch.__version__,
         "date": str(datetime.date.today()),
