@@ -19,6 +19,7 @@ KINDS = (
     "all_gather",
     "all_to_all",
     "broadcast",
+    "batch_p2p",
     "permute",
     "gather",
     "scatter",
@@ -117,9 +118,8 @@ def reduce_op(node: fx.Node) -> str | None:
 
 def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     """Fake tensors that the launch reads: one, or several if coalesced. Shapes are local."""
-    source = node.args[0]
-    for item in source if isinstance(source, (list, tuple)) else (source,):
-        value = item.meta.get("val") if isinstance(item, fx.Node) else None
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
         if isinstance(value, torch.Tensor):
             yield value
 

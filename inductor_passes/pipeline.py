@@ -238,8 +238,13 @@ class Attachment:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
         parts.append(f"{self.locality} {self.locality_in_training}")
-        if self.options.topology is not None:
-            parts.append(TopologyCostModel(load_topology(self.options.topology)).digest())
+        topologies = (
+            (default_topology("cpu"), default_topology("cuda"))
+            if self.options.topology is None
+            else (self.options.topology,)
+        )
+        # A digest holds the shapes of all groups too: another mesh is another schedule.
+        parts += [TopologyCostModel(load_topology(name)).digest() for name in topologies]
         for pass_ in registry.ordered_passes():
             parts.append(third_party_digest(pass_))
         for chained in (self.chain_pre, self.chain_post):

@@ -209,3 +209,17 @@ def test_a_third_party_instance_is_run_as_it_is(registered):
     assert run_pass(one, trace(gathered_weight, *SHAPES)).counters == {"bonus": 1}
     one.bonus = 2
     assert uuid() != with_one
+
+
+def test_uuid_follows_the_shapes_of_groups():
+    """Group "1" of eight neighbours and group "1" of every eighth rank are priced differently."""
+    import torch.distributed as dist
+
+    from inductor_passes.testing import fake_group
+
+    def with_group(ranks):
+        with fake_group(64):
+            dist.new_group(ranks)
+            return uuid()
+
+    assert with_group(list(range(8))) != with_group(list(range(0, 64, 8)))
