@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from inductor_passes import _torch, reporters
+from inductor_passes.attachment import Attachment, attach
 from inductor_passes.owner import take_ownership
 from inductor_passes.pass_options import PassOptions, split
-from inductor_passes.pipeline import Attachment, attach
 
 
 def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:

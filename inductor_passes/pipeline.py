@@ -1,23 +1,16 @@
-"""The one graph pass that Inductor sees: ours and third parties', in order, checked and timed."""
+"""Run the passes on a graph, ours and third parties', in order, checked and timed."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
-import inspect
 import logging
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
-from inductor_passes import _torch, pin, recorder, registry, reporters
+from inductor_passes import registry
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.checks import check_groups
 from inductor_passes.collectives import input_tensors, is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
 from inductor_passes.describe import describe
@@ -177,156 +170,3 @@ def _record(
         seconds=time.perf_counter() - start,
         reason=reason,
     )
-
-
-# --- What Inductor calls ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attachment:
-    """The two passes of one compile, as Inductor configuration: before and after stock's post-grad."""
-
-    options: PassOptions
-    chain_pre: Any = None
-    chain_post: Any = None
-    # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
-    locality: bool = True
-    locality_in_training: bool = False
-
-    def before(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
-        wanted = self.locality and (is_inference or self.locality_in_training)
-        if wanted and not any(is_launch(node) for node in graph.nodes):
-            _torch.reorder_for_locality(graph)
-        if self.chain_pre is not None:
-            _torch.call_pass(self.chain_pre, graph, is_inference)
-
-    def after(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Run the passes, pin what they decided, and record it."""
-        if self.chain_post is not None:
-            _torch.call_pass(self.chain_post, graph, is_inference)
-        check_groups(graph)
-        name = _torch.graph_being_compiled()
-        phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
-        record = run_passes(
-            graph, self.options, phase=phase, graph_id=f"{_torch.compile_id()}:{phase}"
-        )
-        if record is None:
-            return
-        if self.options.schedule != "off" and pin.NAME not in self.options.disable:
-            if _torch.can_pin_order():
-                pin.pin_order(graph, cost_model(graph, self.options))
-            else:
-                log.warning(
-                    "This torch has no control_dependencies: Inductor may move launches back."
-                )
-        recorder.compiled(record)
-        if not recorder.is_followed():  # else whoever follows has more to add first
-            reporters.write(self.options.report)
-        log.info(
-            "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
-            record.phase,
-            record.graph_id,
-            len(record.collectives),
-            record.before.exposed_us,
-            record.after.exposed_us,
-            record.topology,
-        )
-        _torch.trace_artifact(f"inductor_passes_{phase}_graph", lambda: str(graph))
-
-    def uuid(self, side: str) -> str | None:
-        """What Inductor's caches take for these passes; None, if a chained pass has none."""
-        parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
-        parts.append(f"{self.locality} {self.locality_in_training}")
-        topologies = (
-            (default_topology("cpu"), default_topology("cuda"))
-            if self.options.topology is None
-            else (self.options.topology,)
-        )
-        # A digest holds the shapes of all groups too: another mesh is another schedule.
-        parts += [TopologyCostModel(load_topology(name)).digest() for name in topologies]
-        for pass_ in registry.ordered_passes():
-            parts.append(third_party_digest(pass_))
-        for chained in (self.chain_pre, self.chain_post):
-            if chained is not None:
-                theirs = getattr(chained, "uuid", lambda: None)()
-                if theirs is None:
-                    return None
-                parts.append(repr(theirs))
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-@functools.cache
-def source_digest() -> str:
-    """A hash over every file of this package: a pass's helpers count as much as the pass."""
-    hasher = hashlib.sha256()
-    root = _torch.package_dir()
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        for name in sorted(files):
-            if name.endswith((".py", ".json")):
-                path = os.path.join(folder, name)
-                hasher.update(os.path.relpath(path, root).encode())
-                with open(path, "rb") as file:
-                    hasher.update(file.read())
-    return hasher.hexdigest()
-
-
-def third_party_digest(pass_: registry.Registered) -> str:
-    """Name, source file and configuration of a registered pass; defaults are in ``source_digest``."""
-    cls = pass_ if isinstance(pass_, type) else type(pass_)
-    if cls in registry.DEFAULT_PASSES:
-        return pass_.name
-    try:
-        source = inspect.getsource(inspect.getmodule(cls) or cls)
-    except (OSError, TypeError):
-        source = ""
-    config = pass_.digest() if isinstance(pass_, GraphPass) else ""
-    return f"{pass_.name} {config} {hashlib.sha256(source.encode()).hexdigest()}"
-
-
-@functools.cache
-def _pass_classes() -> tuple[type, type]:
-    base = _torch.pass_base()
-
-    class Side(base):  # type: ignore[misc, valid-type]
-        """One side of an attachment as the object that Inductor wants."""
-
-        side = ""
-
-        def __init__(self, attachment: Attachment) -> None:
-            self.attachment = attachment
-
-        def uuid(self) -> str | None:
-            return self.attachment.uuid(self.side)
-
-        def __eq__(self, other: object) -> bool:
-            return type(self) is type(other) and self.attachment == other.attachment
-
-        def __hash__(self) -> int:
-            return hash((self.side, self.attachment.options))
-
-    class Before(Side):
-        side = "before"
-
-        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
-            self.attachment.before(graph, _is_inference(is_inference))
-
-    class After(Side):
-        side = "after"
-
-        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
-            self.attachment.after(graph, _is_inference(is_inference))
-
-    return Before, After
-
-
-def _is_inference(told: bool | None) -> bool:
-    """What Inductor says; torch 2.11 does not say it to passes, but to the graph's name."""
-    return "inference" in _torch.graph_being_compiled() if told is None else told
-
-
-def attach(attachment: Attachment) -> tuple[Any, Any]:
-    """The objects for ``post_grad_custom_pre_pass`` and ``post_grad_custom_post_pass``."""
-    before, after = _pass_classes()
-    return before(attachment), after(attachment)

@@ -2,9 +2,10 @@ import pytest
 import torch
 
 import inductor_passes as ip
+from inductor_passes.attachment import Attachment, attach
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import InvariantError, OptionError, PassFailedError
-from inductor_passes.pipeline import Attachment, attach, run_pass
+from inductor_passes.pipeline import run_pass
 from inductor_passes.testing import dump, trace
 
 c10d = torch.ops._c10d_functional
