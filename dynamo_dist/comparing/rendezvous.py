@@ -5,6 +5,7 @@ A collective would hang when a rank is missing or has taken another path; a stor
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -85,6 +86,19 @@ class Rendezvous:
             what = f"compare() failed on rank {self.rank} while {phase}: {mine}"
             raise CompareError(what, str(other)) from error
         return {rank: text for rank, text in outcomes.items() if text}
+
+    def leave(self) -> None:
+        """Rank 0 stays until every rank is done asking: its process usually holds the store.
+
+        To be called when all that was to be learnt is known; whoever is late then is not waited for
+        longer than ``GRACE_S``.
+        """
+        if self.store is None:
+            return
+        with contextlib.suppress(CompareError):
+            self._set(f"left/{self.rank}", "")
+            if self.rank == 0:
+                self._wait("left", range(self.world_size), min(GRACE_S, self.deadline_s))
 
     def _outcomes(self, phase: str, mine: str) -> dict[int, str]:
         self._set(f"{phase}/{self.rank}", json.dumps({"failed": mine}))

@@ -66,13 +66,14 @@ def compare(
         results = [bench.run(variant, ours) for variant in VARIANTS]
     mine = RankResult(ranks.rank, tuple(results))
     everyone = ranks.meet("the results", mine.to_json())
+    ranks.leave()
     chosen = mine["ours"].simulated
     return Comparison(
         ranks=tuple(RankResult.from_json(data) for data in everyone),
         world_size=ranks.world_size,
         steps=steps,
         backward=backward,
-        device=device.type.upper() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device=_device_name(device),
         topology=chosen.topology if chosen else topology or "",
         notes=tuple(bench.notes),
     )
@@ -101,6 +102,11 @@ def _anything_requires_grad(model: object, inputs: object) -> bool:
     if isinstance(model, torch.nn.Module):
         tensors += list(model.parameters())
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _device_name(device: torch.device) -> str:
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return device.type.upper() if name is None else str(name(device))
 
 
 def _ranks(timeout_s: float) -> Rendezvous:
@@ -164,6 +170,7 @@ class _Bench:
         # Stock cannot compile all that ours can; without it there is still something to compare.
         if variant == "stock" and len(failures) == self.ranks.world_size:
             return VariantResult(variant, within_tolerance=False, error=failures[self.ranks.rank])
+        self.ranks.leave()
         told = "; ".join(f"on rank {rank}: {text}" for rank, text in failures.items())
         raise CompareError(
             f"compare() failed while running {variant}, {told}",

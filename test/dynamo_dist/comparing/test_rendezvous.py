@@ -131,6 +131,23 @@ def test_a_store_that_is_gone_is_said_to_be(ranks):
         first.meet("results")
 
 
+def test_the_holder_of_the_store_leaves_last(ranks, clock):
+    first, second = ranks(DictStore())
+    second.leave()
+    assert clock.now == 0
+    first.leave()
+    assert clock.now == 0
+
+
+def test_nobody_waits_long_for_one_that_does_not_leave(ranks, clock):
+    store = DictStore()
+    first, second = ranks(store)
+    first.leave()
+    assert GRACE_S <= clock.now < GRACE_S + 1
+    store.gone = True
+    second.leave()
+
+
 def test_two_calls_do_not_meet_each_other():
     store = DictStore()
     assert Rendezvous(store, 0, 1)._prefix != Rendezvous(store, 0, 1)._prefix
