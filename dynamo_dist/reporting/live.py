@@ -29,6 +29,7 @@ def listen() -> Collector:
     with _lock:
         if _collector is None:
             _collector = _listening.enter_context(collect())
+            atexit.register(stop)  # last in, first out: after what finishes the reports
         return _collector
 
 
@@ -38,6 +39,7 @@ def stop() -> None:
     with _lock:
         _collector = None
         _listening.close()
+        atexit.unregister(stop)
 
 
 def live_report(directory: str) -> Callable[[], object]:

@@ -29,6 +29,7 @@ def test_the_example(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("tensor(") == 2
+    assert "Traceback" not in done.stderr
     written = {path.name for path in (tmp_path / "out").iterdir()}
     for rank in (0, 1):
         assert {f"report.rank{rank}.html", f"report.rank{rank}.json"} <= written
