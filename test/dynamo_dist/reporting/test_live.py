@@ -20,7 +20,8 @@ def folder(tmp_path, monkeypatch):
     ends = []
     monkeypatch.setattr(live.atexit, "register", ends.append)
     refresh = live.live_report(str(tmp_path))
-    (finish,) = ends
+    stop, finish = ends  # run last first
+    assert stop is live.stop
     return tmp_path, refresh, finish
 
 
