@@ -138,7 +138,9 @@ def trace(args: argparse.Namespace, progress: Progress) -> int:
         tokens = torch.zeros(1, args.seq, dtype=torch.long)
         torch.compiler.reset()
         progress.phase(f"{args.model}: tracing forward and backward, {args.seq} tokens a rank", 2)
-        backend = _backend(inductor_passes.options(topology=args.topology), progress)
+        # Pinning is for code generation, which there will be none of.
+        options = inductor_passes.options(topology=args.topology, disable=["pin_order"])
+        backend = _backend(options, progress)
         compiled = torch.compile(model, backend=backend, fullgraph=True)
         try:
             compiled(input_ids=tokens, labels=tokens, use_cache=False)
