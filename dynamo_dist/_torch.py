@@ -387,21 +387,46 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
     changes: list[Change] = [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
     if stock_compare is not None:
         changes.append(SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)))
+    elif hasattr(owner, "get_real_python_backed_value"):  # 2.12 compares classes by it, or breaks
+        changes.append(SetAttribute(owner, "get_real_python_backed_value", lambda self: self.value))
     return changes
 
 
-def extend_str() -> list[Change]:
-    """``str(x)`` of our trackers: up to 2.13 stock prints the stand-in of an opaque object."""
-    stock = getattr(BuiltinVariable, "call_str", None)
-    if stock is None:
-        return []
+def extend_builtins() -> list[Change]:
+    """``str``, ``hash`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
 
-    @functools.wraps(stock)
-    def call_str(self: Any, tx: Any, arg: Any) -> Any:
-        text = arg.text(tx, "__str__") if isinstance(arg, Tracker) else None
-        return stock(self, tx, arg) if text is None else text
+    Stock prints an opaque object's stand-in up to 2.13, has no ``hash`` of one up to 2.12, and from 2.15 on
+    asks ``isinstance`` which object it is, which would guard its identity.
+    """
 
-    return [SetAttribute(BuiltinVariable, "call_str", call_str)]
+    def answer_str(tx: Any, arg: Any) -> Any:
+        return arg.text(tx, "__str__")
+
+    def answer_hash(tx: Any, arg: Any) -> Any:
+        arg.guard_identity()
+        return build(tx, hash(arg.real))
+
+    def answer_isinstance(tx: Any, arg: Any, classes: Any) -> Any:
+        values = constants([classes], {})
+        return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
+
+    return [
+        SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
+        for name, answer in (
+            ("call_str", answer_str),
+            ("call_hash", answer_hash),
+            ("call_isinstance", answer_isinstance),
+        )
+    ]
+
+
+def _answered(stock: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
+        is_ours = isinstance(arg, Tracker)
+        found = answer(tx, arg.realize(), *others) if is_ours else None
+        return stock(self, tx, arg, *others) if found is None and stock is not None else found
+
+    return functools.wraps(stock)(call) if stock is not None else call
 
 
 class ConstantTracker(VariableTracker):
@@ -891,8 +916,11 @@ def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
     return functools.partial(VALUE_MATCH, what=what, read=read)
 
 
-# Calls on a tensor that tell of it without reading it.
-_METADATA = frozenset({"size", "stride", "dim", "numel", "storage_offset", "is_contiguous"})
+# Calls on a tensor that tell of its sizes, or make one like it, without reading it.
+_METADATA = frozenset(
+    "size stride dim numel storage_offset is_contiguous new_empty new_zeros new_ones new_full "
+    "empty_like zeros_like ones_like full_like rand_like randn_like".split()
+)
 
 
 def fake_tensors(tx: Any, tracker: Any) -> list[torch.Tensor]:
@@ -932,19 +960,19 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
         ]
         value = stock(node, tx, *args, **kwargs)
         for tensor, version, owner in hits:
-            if not _is_view(node, value, tensor) or tensor._version != version:
+            if not _reads_no_data(node, value, tensor) or tensor._version != version:
                 used(tx, owner)
         return value
 
     return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
 
 
-def _is_view(node: Any, value: Any, of: torch.Tensor) -> bool:
+def _reads_no_data(node: Any, value: Any, of: torch.Tensor) -> bool:
+    if getattr(node.target, "__name__", node.target) in _METADATA:
+        return True
     results = value if isinstance(value, (list, tuple)) else [value]
     tensors = [result for result in results if isinstance(result, torch.Tensor)]
-    if not tensors:
-        return node.op == "call_method" and node.target in _METADATA
-    return all(_same_storage(tensor, of) for tensor in tensors)
+    return bool(tensors) and all(_same_storage(tensor, of) for tensor in tensors)
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

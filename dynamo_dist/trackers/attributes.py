@@ -51,8 +51,10 @@ def is_data(real: object, name: str) -> bool:
 
 
 def has_attribute(real: object, name: str) -> bool | None:
-    """``hasattr(real, name)``; None where only running the class's Python code could tell."""
-    if hasattr(type(real), "__getattr__") or is_python_property(real, name):
+    """``hasattr(real, name)``; None where only running the user's Python code could tell."""
+    if hasattr(type(real), "__getattr__"):
+        return None
+    if is_python_property(real, name) and not type(real).__module__.startswith("torch."):
         return None
     return hasattr(real, name)
 

@@ -17,6 +17,8 @@ class PlacementVariable(_torch.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
     def attribute(self, tx: Any, name: str) -> Any:
+        if is_torchs_own(self.real) and not hasattr(self.real, name):
+            _torch.missing_attribute(tx, self.real, name)
         if not self._is_constant_method(name):
             return None
         return _torch.build_callable(

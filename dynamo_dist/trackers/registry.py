@@ -49,7 +49,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
     return [
         *_torch.retrack({entry.traced: entry.tracker for entry in entries}),
         *_torch.register_guards(),
-        *_torch.extend_str(),
+        *_torch.extend_builtins(),
         *classes.changes(),
         *(change for entry in entries for change in entry.changes()),
     ]

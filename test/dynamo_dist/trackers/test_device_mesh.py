@@ -6,7 +6,10 @@ import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from dynamo_dist import versions
+
 pytestmark = pytest.mark.usefixtures("enabled")
+OLD = versions.parse(torch.__version__) < (2, 12)
 
 
 def caught(mesh):
@@ -55,6 +58,8 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_answers_are_eagers(mesh, compiled, question):
+    if OLD and question == "type_eq":
+        pytest.skip("torch 2.11 takes == of classes for == of their objects")
     ask = QUESTIONS[question]
     run, compiles = compiled(lambda x, m: (x + 1, ask(m)))
     for _ in range(2):
@@ -93,6 +98,7 @@ def test_a_collective_on_a_group_from_get_all_groups(mesh, compiled):
     assert mesh.get_group("tp").group_name in launch.args
 
 
+@pytest.mark.skipif(OLD, reason="torch 2.11 makes groups of a mesh without a source")
 def test_a_mesh_leaves_the_function_as_it_is(mesh, compiled):
     run, _ = compiled(lambda x, m: (x + 1, m, {"m": [m]}, m.get_all_groups()[0]))
     _, returned, nested, group = run(torch.zeros(1), mesh)
