@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist import activation
+from dynamo_dist import activation, doctor
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError, ConfigError, UnsupportedTorchError
 
@@ -189,6 +189,7 @@ def test_the_user_keeps_a_cache_key_tag_of_their_own():
         assert compiler_config.cache_key_tag == "changed meanwhile"
 
 
+@pytest.mark.skipif(not doctor._is_installed(), reason="a name needs an installed entry point")
 def test_naming_the_backend_enables_again_after_a_disable(torch_tables):
     from torch._dynamo.backends.registry import lookup_backend
 
