@@ -7,6 +7,7 @@ stands here knows how to look into torch and how to change it, not when or why.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -25,9 +26,13 @@ import torch._dynamo.config as _dynamo_config
 import torch._dynamo.convert_frame as _convert_frame
 import torch._dynamo.guards as _guards
 import torch._dynamo.variables.builder as _builder
+import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
+import torch._functorch._aot_autograd.functional_utils as _functional_utils
+import torch._functorch.partitioners as _partitioners
 import torch.compiler.config as _compiler_config
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
+from torch._C import _functionalization
 from torch._dynamo.backends import registry as _backends
 from torch._dynamo.bytecode_transformation import (
     create_call_function,
@@ -48,7 +53,10 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 log = logging.getLogger(__name__)
 
@@ -916,6 +924,31 @@ def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
     return functools.partial(VALUE_MATCH, what=what, read=read)
 
 
+def keep_in_its_pass(namespace: str) -> list[Change]:
+    """Keep ops of ours in the pass, forward or backward, that launched them, and launch them once.
+
+    The partitioner copies into the backward whatever it can compute there, and then drops what is
+    dead by a rule that knows of torch's own collectives only. Seen in 2.13; where the predicates are
+    missing nothing is changed.
+    """
+    changes: list[Change] = []
+    if not hasattr(_partitioners, "_has_tag_is_forward"):
+        return changes
+    for name, backward in (("_must_be_in_forward", False), ("_must_be_in_backward", True)):
+        if (stock := getattr(_partitioners, name, None)) is not None:
+            kept = functools.partial(_kept, stock, namespace, backward)
+            changes.append(SetAttribute(_partitioners, name, kept))
+    return changes
+
+
+def _kept(stock: Callable[[Any], bool], namespace: str, backward: bool, node: Any) -> bool:
+    if getattr(node.target, "namespace", None) != namespace:
+        return stock(node)
+    # What an autograd function traced in its backward may bear no tag; all of the forward does.
+    tag = node.meta.get("partitioner_tag")
+    return (tag not in ("is_forward", "must_be_in_forward")) == backward
+
+
 # Calls on a tensor that tell of its sizes, or make one like it, without reading it.
 _METADATA = frozenset(
     "size stride dim numel storage_offset is_contiguous new_empty new_zeros new_ones new_full "
@@ -1025,6 +1058,138 @@ def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
             return True
         at, bt = at % step, bt % step
     return False
+
+
+# --- DTensor: views of inputs as outputs ----------------------------------------------------------
+
+
+def storage_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that share memory, under functionalization too."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def has_tensors(tree: Any) -> bool:
+    """Whether any leaf is a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
+
+
+tree_map = _pytree.tree_map
+
+
+def overload(name: str, overload: str) -> Any:
+    """The operator of a schema's name, such as ``aten::view``."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+class _CallRecorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[Any]]:
+    """Replay what autograd recorded from ``base`` to ``view``: the result, and the operators' calls."""
+    with torch.no_grad(), _CallRecorder() as recorder:
+        found = view._view_func_unsafe(base)
+    return found, recorder.calls
+
+
+def local_views(local: torch.Tensor) -> Any:
+    """The views by which functionalization reached this tensor, or None; they can be pickled."""
+    if not isinstance(local, FunctionalTensor):
+        return None
+    views = _functionalization.get_view_meta_sequence(local.elem)
+    return None if any(view.has_symbolic_inputs for view in views) else views
+
+
+def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
+    """The same views of another tensor."""
+    return _functionalization.apply_view_meta_sequence(base, views)
+
+
+def on_output_aliases(
+    record: Callable[..., Any], replay: Callable[..., Any], cls: type
+) -> list[Change]:
+    """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
+
+    AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
+    and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
+    AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
+    requires_grad)`` after each call. Seen in torch 2.11 to 2.15.
+    """
+    stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
+    stock_alias = _functional_utils.gen_alias_from_base
+
+    @functools.wraps(stock_collect)
+    def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
+        ways: list[Any] = []
+
+        @functools.wraps(f)
+        def watched(*flat: Any) -> Any:
+            if not any(isinstance(arg, cls) for arg in flat):
+                return f(*flat)
+            with torch.autograd.grad_mode._force_original_view_tracking(True):
+                outputs = f(*flat)
+            found, ways[:] = record(flat, outputs)
+            return type(outputs)(found)
+
+        inner = stock_collect(watched, *args, **kwargs)
+
+        @functools.wraps(inner)
+        def run(*flat: Any) -> Any:
+            metadata = inner(*flat)
+            for i, way in enumerate(ways):
+                info = metadata.output_info[i]
+                if way is not None and "alias" in info.output_type.name:
+                    metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
+            return metadata
+
+        return run
+
+    @functools.wraps(stock_alias)
+    def alias(
+        base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
+            return replay(way, base, target, requires_grad)
+        return stock_alias(base, target, requires_grad, way, *args, **kwargs)
+
+    places = [
+        _collect_metadata,
+        _functional_utils,
+        _optional_module("torch._functorch.aot_autograd"),
+        _optional_module("torch._functorch._aot_autograd.runtime_wrappers"),
+        _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers"),
+        _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
+    ]
+    return [
+        SetAttribute(place, name, value)
+        for place in places
+        for name, value in (
+            ("run_functionalized_fw_and_collect_metadata", collect),
+            ("gen_alias_from_base", alias),
+        )
+        if name in vars(place or object)
+    ]
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride()
+
+
+def _optional_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 # --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------

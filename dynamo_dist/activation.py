@@ -41,6 +41,7 @@ def enable() -> None:
     config = DistConfig.from_env()
 
     from dynamo_dist import _torch
+    from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.trackers import registry
 
@@ -52,6 +53,7 @@ def enable() -> None:
                 _torch.BackendEntryPoint(BACKEND),
                 *registry.changes(config),
                 *lowering.changes(config),
+                *dtensor.changes(config),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )

@@ -31,3 +31,7 @@ class CompareError(DistError):
 
 class InFlightError(DistError):
     """A compiled program used a collective's buffer before waiting, or lost a Work."""
+
+
+class DTensorError(DistError):
+    """A compiled program did with a DTensor what cannot be done as eager does it."""

@@ -1,0 +1,1 @@
+"""DTensor's surface inside the compiled region: its views, methods, factories and contexts."""

@@ -1,0 +1,12 @@
+"""The changes in torch that put DTensor's surface in place."""
+
+from __future__ import annotations
+
+from dynamo_dist import _torch
+from dynamo_dist.config import DistConfig
+from dynamo_dist.dtensor import views
+
+
+def changes(config: DistConfig) -> list[_torch.Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    return [*views.changes()]

@@ -1,0 +1,194 @@
+"""Views of DTensors that leave a compiled function, made anew from their base by the recorded views.
+
+A compiled graph returns a view of an input as a tensor of its own, and AOTAutograd then makes the alias
+that eager returns: by ``as_strided`` from the input, which DTensor refuses, and which could not know a
+slice from a select anyway. Here the views that led to an output are recorded while AOTAutograd looks at
+the program, and replayed on the input at each call, so that autograd and version counters are eager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist import _torch
+from dynamo_dist.errors import DTensorError
+
+
+@dataclass(frozen=True, slots=True)
+class Symbolic:
+    """An argument that depends on a dynamic size: an expression in the sizes' symbols."""
+
+    expression: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One view: an operator by name, its arguments after the tensor, and which of its results."""
+
+    name: str
+    overload: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    result: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The views from a base to an output; ``known`` holds global sizes of both as expressions.
+
+    Takes the place of AOTAutograd's record for plain tensors, and is pickled with its cache entries.
+    """
+
+    steps: tuple[Step, ...]
+    known: tuple[tuple[Any, ...], tuple[Any, ...]]
+    sequence: tuple[()] = ()  # AOTAutograd looks here for its own views
+
+
+@dataclass(frozen=True, slots=True)
+class LocalViews:
+    """The same for outputs without autograd history: the views of the local tensor, as torch records them."""
+
+    views: Any
+    sequence: tuple[()] = ()
+
+
+def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The outputs, and for each the way from its base to it or None.
+
+    ``args`` and ``outputs`` are those of the program that AOTAutograd looks at. An output whose local
+    tensor shares no memory with an input's, because the view had to communicate, is no alias: it is
+    made one tensor of its own.
+    """
+    locals_of_args = {
+        _torch.storage_key(arg._local_tensor) for arg in args if isinstance(arg, DTensor)
+    }
+    found, ways = [], []
+    for output in outputs:
+        way = None
+        if isinstance(output, DTensor) and not any(output is arg for arg in args):
+            base = output._base
+            if base is not None and any(base is arg for arg in args):
+                if _torch.storage_key(output._local_tensor) not in locals_of_args:
+                    output, base = torch.ops.aten._unsafe_view(output, output.shape), None
+            way = _way(output, base, args)
+        found.append(output)
+        ways.append(way)
+    return found, ways
+
+
+def _way(output: DTensor, base: torch.Tensor | None, args: Sequence[Any]) -> Any:
+    steps = _steps(output, base) if isinstance(base, DTensor) else None
+    if base is not None and steps is not None:
+        return Views(steps, (_sizes(base.shape), _sizes(output.shape)))
+    views = None if output.requires_grad else _torch.local_views(output._local_tensor)
+    return None if views is None else LocalViews(views)
+
+
+def _steps(output: DTensor, base: DTensor) -> tuple[Step, ...] | None:
+    """What autograd recorded between base and output; None if that is no chain of one tensor's views."""
+    replayed, calls = _torch.recorded_views(output, base)
+    if replayed is None or replayed.shape != output.shape:
+        return None
+    steps = []
+    current: Any = base
+    for position, (function, args, kwargs, result) in enumerate(calls):
+        rest = (args[1:], kwargs)
+        if not args or args[0] is not current or _torch.has_tensors(rest):
+            return None
+        index = None
+        if isinstance(result, (list, tuple)):
+            last = position + 1 == len(calls)
+            wanted = replayed if last else calls[position + 1][1][0]
+            index = next((i for i, each in enumerate(result) if each is wanted), None)
+            if index is None:
+                return None
+        packed_args, packed_kwargs = _torch.tree_map(_symbolic, rest)
+        steps.append(
+            Step(
+                function._schema.name,
+                function._overloadname,
+                tuple(packed_args),
+                tuple(sorted(packed_kwargs.items())),
+                index,
+            )
+        )
+        current = result if index is None else result[index]
+    return tuple(steps) if current is replayed else None
+
+
+def _symbolic(value: Any) -> Any:
+    return Symbolic(value.node.expr) if isinstance(value, torch.SymInt) else value
+
+
+def _sizes(shape: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(map(_symbolic, shape))
+
+
+def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """The alias of ``base`` that eager returns, with the global shape and placements of ``target``.
+
+    ``target`` is what the compiled graph returned. Raises DTensorError if there is no way from base to
+    target, or none that is known for these sizes.
+    """
+    if isinstance(way, LocalViews):
+        assert isinstance(base, DTensor) and isinstance(target, DTensor)
+        local = _torch.apply_local_views(base._local_tensor, way.views)
+        return DTensor(local, target._spec, requires_grad=False)
+    if not isinstance(way, Views):
+        raise _unknown(base, target)
+    values = _values(way, base, target)
+    found: Any = base
+    for step in way.steps:
+        args, kwargs = _torch.tree_map(
+            lambda value: _value(value, values, base, target), (step.args, dict(step.kwargs))
+        )
+        found = _torch.overload(step.name, step.overload)(found, *args, **kwargs)
+        if step.result is not None:
+            found = found[step.result]
+    if found.shape != target.shape:
+        raise _unknown(base, target)
+    if base.requires_grad and not requires_grad:
+        return found.detach()
+    if requires_grad and not base.requires_grad:
+        found.requires_grad_(True)
+    return found
+
+
+def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any, Any]:
+    """What each symbol is in this call, as far as a size of base or target is that symbol alone."""
+    values = {}
+    for expressions, shape in zip(way.known, (base.shape, target.shape), strict=True):
+        for known, size in zip(expressions, shape, strict=True):
+            if isinstance(known, Symbolic) and known.expression.is_Symbol:
+                values[known.expression] = size
+    return values
+
+
+def _value(value: Any, values: Mapping[Any, Any], base: torch.Tensor, target: torch.Tensor) -> Any:
+    if not isinstance(value, Symbolic):
+        return value
+    if value.expression in values:
+        return values[value.expression]
+    found = value.expression.subs(values)
+    if not found.is_number:
+        raise _unknown(base, target)
+    return int(found)
+
+
+def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
+    return DTensorError(
+        f"A compiled function returns a view of a DTensor, global shape {tuple(target.shape)} of "
+        f"{tuple(base.shape)}, and how it was made is not known.",
+        "The output must share memory with its base, and only the recorded views can tell how.",
+        "Return a copy instead, y.clone(), or take the view outside the compiled function.",
+    )
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for views."""
+    return _torch.on_output_aliases(record, replay, DTensor)
