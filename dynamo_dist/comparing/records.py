@@ -53,7 +53,7 @@ class VariantResult:
     within_tolerance: every element within rtol and atol of eager's, and no tensor missing.
     launches: collectives that one step launched at run time, by kind.
     first_s: seconds of the first step, with the compile if there is one.
-    step_ms: each timed step. memory_bytes: peak over the timed steps, ``memory_source`` says of what.
+    step_ms: each timed step. memory_bytes: peak of the steps after it, ``memory_source`` says of what.
     error: why there are no numbers: stock could not compile or run the model.
     """
 

@@ -53,18 +53,15 @@ class Rendezvous:
         self._sleep = sleep
         self._prefix = f"dynamo_dist/compare/{next(_calls)}"
 
-    def meet(
-        self, phase: str, payload: Mapping[str, Any] | None = None, *, within: str = ""
-    ) -> list[dict[str, Any]]:
+    def meet(self, phase: str, payload: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Wait for every rank to reach ``phase``; returns their payloads in rank order.
 
-        Raises CompareError naming the ranks that did not come within ``deadline_s``, or at once if
-        one of them has concluded the phase ``within``, in which this meeting lies, without coming.
+        Raises CompareError naming the ranks that did not come within ``deadline_s``.
         """
         if self.store is None:
             return [dict(payload or {})]
         self._set(f"{phase}/{self.rank}", json.dumps(payload or {}))
-        self._wait(phase, range(self.world_size), self.deadline_s, within)
+        self._wait(phase, range(self.world_size), self.deadline_s)
         return [json.loads(self._get(f"{phase}/{rank}")) for rank in range(self.world_size)]
 
     def conclude(self, phase: str, error: BaseException | None) -> dict[int, str]:
@@ -106,13 +103,10 @@ class Rendezvous:
         self._wait(phase, everyone, min(GRACE_S, self.deadline_s) if mine else self.deadline_s)
         return {rank: json.loads(self._get(f"{phase}/{rank}"))["failed"] for rank in everyone}
 
-    def _wait(self, phase: str, ranks: Sequence[int], deadline_s: float, within: str = "") -> None:
+    def _wait(self, phase: str, ranks: Sequence[int], deadline_s: float) -> None:
         end = self._clock() + deadline_s
         missing = list(ranks)
         while missing := [rank for rank in missing if not self._has(f"{phase}/{rank}")]:
-            for rank in missing if within else ():
-                if self._has(f"{within}/{rank}"):
-                    raise CompareError(f"Rank {rank} failed before '{phase}'.")
             if self._clock() >= end:
                 raise CompareError(
                     f"No sign of {_ranks(missing)} within {deadline_s:.0f} s at '{phase}'.",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def compare(
     model: a module or function; parameters may be DTensors. It is run as it is, and left as it was:
         values, gradients, random state. inputs: one tensor, a tuple or list of arguments, or a
         mapping of keyword arguments, with local shapes where they are plain tensors.
-    steps: timed steps of each variant, after the first and two to warm up.
+    steps: timed steps of each variant, after the first and two to warm up. The variants take turns
+        step by step, so that a busy machine slows all of them alike.
     backward: also run and compare gradients; by default where something requires one. ``loss`` makes
         the scalar of the outputs; by default their ``loss`` or the sum of the floating ones' means.
     topology: what the simulated figures are for; ``options`` are more options of our backend.
@@ -56,6 +58,7 @@ def compare(
         raise CompareError(f"compare() got steps={steps}.", "It times at least one step.")
     device = state.devices_of(model, inputs)
     ranks = _ranks(timeout_s)
+    torch.compiler.reset()
     with state.kept(model, device) as saved:
         if backward is None:
             backward = _anything_requires_grad(model, inputs)
@@ -63,7 +66,7 @@ def compare(
             model, inputs, device, backward, loss or default_loss, saved, ranks, steps, rtol, atol
         )
         ours = {**(options or {}), **({"topology": topology} if topology is not None else {})}
-        results = [bench.run(variant, ours) for variant in VARIANTS]
+        results = bench.time_in_turn([bench.run(variant, ours) for variant in VARIANTS])
     mine = RankResult(ranks.rank, tuple(results))
     everyone = ranks.meet("the results", mine.to_json())
     ranks.leave()
@@ -150,30 +153,58 @@ class _Bench:
         self.steps = steps
         self.tolerance = (rtol, atol)
         self.expected: _Numbers | None = None
+        self.functions: dict[str, Callable[..., Any]] = {}
         self.notes: list[str] = []
 
     def run(self, variant: str, options: Mapping[str, Any]) -> VariantResult:
-        """Numbers of the first step, then times, memory and launches of later ones."""
-        result, failure = VariantResult(variant), None
-        try:
+        """Numbers of the first step, memory of the next, launches of one more; no times yet."""
+        result = VariantResult(variant)
+
+        def numbers_and_costs() -> None:
+            nonlocal result
             with variants.plugin_for(variant):
-                torch.compiler.reset()
                 fn = variants.compiled(self.model, variant, options)
-                result = self._later(fn, self._first(fn, variant))
+                result = self._costs(fn, self._first(fn, variant))
+            self.functions[variant] = fn
+
+        error = self._attempt(f"running {variant}", numbers_and_costs, may_fail=variant == "stock")
+        return VariantResult(variant, within_tolerance=False, error=error) if error else result
+
+    def time_in_turn(self, results: Sequence[VariantResult]) -> list[VariantResult]:
+        """The same results with the times of ``steps`` rounds, in which each variant has one step."""
+        times: dict[str, list[float]] = {name: [] for name in self.functions}
+
+        def rounds() -> None:
+            for _ in range(self.steps):
+                for name, fn in self.functions.items():
+                    with variants.plugin_for(name):
+                        times[name] += step_times(partial(self._step, fn, False), 1, self.device)
+
+        self._attempt("timing", rounds)
+        return [replace(r, step_ms=tuple(times.get(r.variant, ()))) for r in results]
+
+    def _attempt(self, phase: str, action: Callable[[], None], may_fail: bool = False) -> str:
+        """Do it and leave the model as it was; the error's text if it ``may_fail`` and all ranks did.
+
+        Raises CompareError, with every rank's reason, for any other failure on any rank.
+        """
+        failure = None
+        try:
+            action()
         except Exception as error:
             failure = error
         finally:
             self.saved.restore()
-        failures = self.ranks.conclude(f"running {variant}", failure)
+        failures = self.ranks.conclude(phase, failure)
         if not failures:
-            return result
+            return ""
         # Stock cannot compile all that ours can; without it there is still something to compare.
-        if variant == "stock" and len(failures) == self.ranks.world_size:
-            return VariantResult(variant, within_tolerance=False, error=failures[self.ranks.rank])
+        if may_fail and len(failures) == self.ranks.world_size:
+            return failures[self.ranks.rank]
         self.ranks.leave()
         told = "; ".join(f"on rank {rank}: {text}" for rank, text in failures.items())
         raise CompareError(
-            f"compare() failed while running {variant}, {told}",
+            f"compare() failed while {phase}, {told}",
             "The other ranks were fine." if len(failures) < self.ranks.world_size else "",
             "See the exception above for where.",
         ) from failure
@@ -207,22 +238,14 @@ class _Bench:
             simulated=variants.simulated(collector.graphs) if variant == "ours" else None,
         )
 
-    def _later(self, fn: Callable[..., Any], result: VariantResult) -> VariantResult:
-        def step() -> None:
-            self._step(fn, keep=False)
-
+    def _costs(self, fn: Callable[..., Any], result: VariantResult) -> VariantResult:
         self.saved.restore()
-        step_times(step, WARM_UP_STEPS, self.device)
-        # Ranks finish compiling at different times; the timed steps start together.
-        variant = result.variant
-        self.ranks.meet(f"the timed steps of {variant}", within=f"running {variant}")
         with peak_memory(self.device) as peak:
-            times = step_times(step, self.steps, self.device)
+            step_times(partial(self._step, fn, False), WARM_UP_STEPS, self.device)
         with launches_counted() as launches:
-            step()
+            self._step(fn, keep=False)
         return replace(
             result,
-            step_ms=times,
             memory_bytes=peak.bytes,
             memory_source=peak.source,
             launches=dict(launches),

@@ -39,8 +39,9 @@ def compiled(
 ) -> Callable[..., Any]:
     """The model itself for eager, else as a user would compile it. ``options`` go to ours alone.
 
-    Call it, and what it returns, inside ``plugin_for(variant)``, and after
-    ``torch.compiler.reset()``: code compiled under another state of the plugin must not be found.
+    Call it, and what it returns, inside ``plugin_for(variant)``. What stock has compiled is not found
+    by ours, nor the other way round: Dynamo keeps compiled code by backend. But code that a user
+    compiled with the same backend is, so call ``torch.compiler.reset()`` before the first.
     """
     if variant == "eager":
         return model

@@ -7,11 +7,14 @@ measured and its report to ``rank<R>.json`` in the work folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
+import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,25 +25,12 @@ from progress import Progress
 from dynamo_dist._torch import unique_graphs
 from dynamo_dist.comparing.measure import launches_counted
 from dynamo_dist.comparing.records import VARIANTS, VariantResult
-from dynamo_dist.comparing.variants import break_count, compiled, plugin_for, simulated
+from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
 from dynamo_dist.reporting import Fact, RunReport, collect
 
 LEARNING_RATE = 1e-3
 # The first step compiles, the second still fills caches.
 UNTIMED_STEPS = 2
-
-
-@dataclasses.dataclass
-class Training:
-    """One variant's run: loss after each step, and what a comparison records."""
-
-    losses: list[float]
-    result: VariantResult
-    report: RunReport | None = None
-
-    def to_json(self) -> dict:
-        """Plain JSON types."""
-        return {"losses": self.losses, **self.result.to_json()}
 
 
 def main() -> None:
@@ -55,10 +45,8 @@ def main() -> None:
     progress = Progress(show=rank == 0)
     try:
         options = {"topology": args.topology} if args.topology else {}
-        runs = {
-            variant: train(variant, work / "checkpoint", sizes, args.steps, options, progress)
-            for variant in VARIANTS
-        }
+        runs = {name: Run(name, work / "checkpoint", options) for name in VARIANTS}
+        train(runs, text_batches(sizes, args.steps), progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
         data["report"] = report_with_times(runs, args.measured).to_json()
         (work / f"rank{rank}.json").write_text(json.dumps(data))
@@ -82,51 +70,103 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(
-    variant: str, checkpoint: Path, sizes: Sizes, steps: int, options: dict, progress: Progress
-) -> Training:
-    """Load the checkpoint, train for ``steps`` steps and count the launches of one more."""
-    progress.phase(f"{variant}: training", steps)
-    batches = text_batches(sizes, steps)
-    model = load_sharded(checkpoint)
-    # foreach=False: tensor parallelism leaves norms plain, and a list may not mix them with DTensors.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, foreach=False)
-    losses: list[float] = []
-    times: list[float] = []
-    graphs = unique_graphs()
-    with plugin_for(variant), collect() as collector:
-        torch.compiler.reset()
-        fn = compiled(model, variant, options)
-        for batch in batches:
+class Run:
+    """The training of one variant: its model, and what was seen of it."""
+
+    def __init__(self, variant: str, checkpoint: Path, options: dict) -> None:
+        self.variant = variant
+        self.model = load_sharded(checkpoint)
+        # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
+        self.losses: list[float] = []
+        self.times: list[float] = []
+        self.launches: dict[str, int] = {}
+        self.graph_count = 0
+        self.reports: list[RunReport] = []
+        with plugin_for(variant):
+            self.forward = compiled(self.model, variant, options)
+
+    def step(self, batch: torch.Tensor) -> float:
+        """One optimizer step; returns the loss before it."""
+        with self._watched():
             start = time.perf_counter()
-            loss = fn(input_ids=batch, labels=batch, use_cache=False).loss
+            loss = self.loss(batch)
             loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            times.append(1e3 * (time.perf_counter() - start))
-            progress.advance(f"loss {losses[-1]:.4f}")
-        with launches_counted() as launches:
-            fn(input_ids=batches[0], labels=batches[0], use_cache=False).loss.backward()
-    timed = times[min(UNTIMED_STEPS, steps - 1) :]
-    result = VariantResult(
-        variant,
-        graphs=unique_graphs() - graphs,
-        graph_breaks=break_count(collector),
-        launches=dict(launches),
-        first_s=times[0] / 1e3,
-        step_ms=tuple(timed),
-        simulated=simulated(collector.graphs),
-    )
-    return Training(losses, result, collector.report() if variant == "ours" else None)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.losses.append(loss.item())
+            self.times.append(1e3 * (time.perf_counter() - start))
+        return self.losses[-1]
+
+    def count_launches(self, batch: torch.Tensor) -> None:
+        """Launches of one more forward and backward; the profiler slows it, so it is not timed."""
+        with self._watched(), launches_counted() as launches:
+            self.loss(batch).backward()
+        self.launches = dict(launches)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        """Next-byte loss of a batch [batch, sequence]."""
+        return self.forward(input_ids=batch, labels=batch, use_cache=False).loss
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        graphs = unique_graphs()
+        with plugin_for(self.variant), collect() as collector:
+            yield
+        self.graph_count += unique_graphs() - graphs
+        self.reports.append(collector.report())
+
+    @property
+    def report(self) -> RunReport:
+        """Everything that was compiled in any step."""
+        graphs = {graph.graph_id: graph for report in self.reports for graph in report.graphs}
+        return dataclasses.replace(
+            max(self.reports, key=lambda report: len(report.graphs)),
+            graphs=tuple(graphs.values()),
+            breaks=tuple(item for report in self.reports for item in report.breaks),
+            recompiles=tuple(item for report in self.reports for item in report.recompiles),
+        )
+
+    def to_json(self) -> dict:
+        """Losses, and what a comparison records; plain JSON types."""
+        report = self.report
+        result = VariantResult(
+            self.variant,
+            graphs=self.graph_count,
+            graph_breaks=sum(item.count for item in report.breaks),
+            launches=self.launches,
+            first_s=self.times[0] / 1e3,
+            step_ms=self.timed,
+            simulated=simulated(list(report.graphs)),
+        )
+        return {"losses": self.losses, **result.to_json()}
+
+    @property
+    def timed(self) -> tuple[float, ...]:
+        """Milliseconds of the steps that show the speed."""
+        return tuple(self.times[min(UNTIMED_STEPS, len(self.times) - 1) :])
 
 
-def report_with_times(runs: dict[str, Training], measured: str) -> RunReport:
+def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress) -> None:
+    """Every variant takes each step before any takes the next: a busy machine slows all alike."""
+    for name, run in runs.items():
+        progress.phase(f"step 0, {name}" + ("" if name == "eager" else ": compiling"))
+        progress.advance(f"loss {run.step(batches[0]):.4f}")
+    progress.phase("training, in turn", len(batches) - 1)
+    for batch in batches[1:]:
+        losses = [f"{name} {run.step(batch):.4f}" for name, run in runs.items()]
+        progress.advance("loss " + ", ".join(losses))
+    progress.phase("counting launches", len(runs))
+    for run in runs.values():
+        run.count_launches(batches[0])
+        progress.advance()
+
+
+def report_with_times(runs: dict[str, Run], measured: str) -> RunReport:
     """The report of our run, with the measured figures beside the simulated ones."""
     report = runs["ours"].report
-    assert report is not None
     facts = [
-        Fact(f"step, {name}, median", run.result.step_ms_median, "ms", measured)
+        Fact(f"step, {name}, median", statistics.median(run.timed), "ms", measured)
         for name, run in runs.items()
     ]
     facts += [Fact(f"loss, {name}", tuple(run.losses), "", measured) for name, run in runs.items()]

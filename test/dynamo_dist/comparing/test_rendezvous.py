@@ -95,16 +95,6 @@ def test_a_rank_that_does_not_come_is_named_at_the_deadline(ranks, clock):
     assert 60 <= clock.now < 61
 
 
-def test_a_rank_that_failed_earlier_is_named_at_once(ranks, clock):
-    first, second = ranks(DictStore())
-    with pytest.raises(CompareError):  # rank 0 has not concluded: rank 1 gives up on it
-        second.conclude("running ours", ValueError("bad"))
-    clock.now = 0.0
-    with pytest.raises(CompareError, match="Rank 1 failed before 'timed steps'"):
-        first.meet("timed steps", within="running ours")
-    assert clock.now < 1
-
-
 def test_every_rank_learns_who_failed(ranks):
     store = DictStore()
     first, second = ranks(store)
