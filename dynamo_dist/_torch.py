@@ -32,6 +32,7 @@ import torch._functorch.partitioners as _partitioners
 import torch.compiler.config as _compiler_config
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
+import torch.distributed.tensor._dtensor_spec as _dtensor_spec
 from torch._C import _functionalization
 from torch._dynamo.backends import registry as _backends
 from torch._dynamo.bytecode_transformation import (
@@ -48,8 +49,11 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+from torch._dynamo.variables.functions import UserMethodVariable
 from torch._dynamo.variables.misc import LambdaVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
@@ -701,6 +705,90 @@ def register_guards() -> list[Change]:
     ]
 
 
+# --- Groups and meshes: made outside, entered as contexts ------------------------------------------
+
+
+def is_registered_group(group: Any) -> bool:
+    """Whether a process group is alive: c10d still gives it for its name."""
+    try:
+        return resolve_process_group(group.group_name) is group
+    except (RuntimeError, ValueError, KeyError, LookupError, AttributeError):
+        return False
+
+
+def no_modes() -> Any:
+    """Inside, tensors are real, whatever fake or dispatch mode is on. Seen in 2.11 to 2.15."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Change]:
+    """Call ``made(arguments, group)`` after each eager ``new_group``, on every rank.
+
+    ``_new_group_with_tag`` was seen in 2.11 to 2.15.
+    """
+    stock: Any = vars(_c10d)["_new_group_with_tag"]
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        group = stock(*args, **kwargs)
+        made(signature.bind(*args, **kwargs).arguments, group)
+        return group
+
+    return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
+
+
+def on_mesh_creation(made: Callable[[Any], None]) -> list[Change]:
+    """Call ``made(mesh)`` after each mesh that eager code makes."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    stock = DeviceMesh.__init__
+
+    @functools.wraps(stock)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        made(self)
+
+    return [SetAttribute(DeviceMesh, "__init__", init)]
+
+
+class MeshContext(GenericContextWrappingVariable):
+    """``with mesh:``. Its ``__enter__`` and ``__exit__`` are Python and are traced with the tracker."""
+
+    def __init__(self, tracker: Any) -> None:
+        super().__init__(tracker.real)
+        self.tracker = tracker
+
+    def enter(self, tx: Any) -> Any:
+        function = UserMethodVariable(type(self.cm_obj).__enter__, self.tracker)
+        return function.call_function(tx, [], {})
+
+    def exit(self, tx: Any, *args: Any) -> Any:
+        function = UserMethodVariable(type(self.cm_obj).__exit__, self.tracker)
+        result = function.call_function(tx, list(args), {})
+        tx.active_generic_context_managers.pop()
+        return result
+
+
+def mesh_as_context(tracker: Any) -> list[Change]:
+    """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.11 to 2.15."""
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase as translator
+
+    stock = translator.setup_or_before_with
+
+    @functools.wraps(stock)
+    def setup_or_before_with(self: Any, inst: Any) -> None:
+        top = self.stack[-1].realize()
+        if isinstance(top, tracker):
+            self.pop()
+            self.push(MeshContext(top))
+        stock(self, inst)
+
+    return [SetAttribute(translator, "setup_or_before_with", setup_or_before_with)]
+
+
 # --- Lowering: c10d calls that are traced as functions of ours, and work in flight ----------------
 
 register_work: Callable[[torch.Tensor, Any], None] = vars(_distributed_c10d)["_register_work"]
@@ -1190,6 +1278,55 @@ def _optional_module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         return None
+
+
+# --- DTensor: attributes and construction ----------------------------------------------------------
+
+DTensorSpec: Any = _dtensor_spec.DTensorSpec
+TensorMeta: Any = _dtensor_spec.TensorMeta
+
+_ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14 on
+
+
+def on_tensor_attributes(
+    has_attribute: Callable[[Any, type, str], bool | None],
+    attribute: Callable[[Any, Any, str], Any],
+) -> list[Change]:
+    """``hasattr(tensor, name)`` and ``tensor.name``, where our answer is not None.
+
+    ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
+    gives a tracker.
+    """
+    stock_hasattr: Any = TensorVariable.call_obj_hasattr
+    name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
+    stock_getattr = getattr(TensorVariable, name)
+
+    @functools.wraps(stock_hasattr)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = has_attribute(self, type(fake_tensor(self)), name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    @functools.wraps(stock_getattr)
+    def getattr_(self: Any, tx: Any, name: str) -> Any:
+        found = attribute(tx, self, name)
+        return stock_getattr(self, tx, name) if found is None else found
+
+    return [
+        SetAttribute(TensorVariable, "call_obj_hasattr", call_obj_hasattr),
+        SetAttribute(TensorVariable, name, getattr_),
+    ]
+
+
+def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None."""
+    stock: Any = UserDefinedClassVariable.call_function
+
+    @functools.wraps(stock)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = answer(tx, list(args), kwargs) if self.value is cls else None
+        return stock(self, tx, args, kwargs) if found is None else found
+
+    return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]
 
 
 # --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.dtensor import views
+from dynamo_dist.dtensor import attributes, construction, views
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
     """Everything to apply, in order; nothing is applied here."""
-    return [*views.changes()]
+    return [*views.changes(), *attributes.changes(), *construction.changes()]

@@ -1,0 +1,45 @@
+"""What a traced DTensor has: ``hasattr``, ``getattr`` with a default, ``_spec`` of an intermediate.
+
+Stock answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
+``to_local`` or ``full_tensor`` takes the branch for plain tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist import _torch
+
+
+def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to stock.
+
+    No guard: stock guards a DTensor's type, and what a class has does not change.
+    """
+    if not issubclass(cls, DTensor):
+        return None
+    found = inspect.getattr_static(cls, name, None)
+    return True if found is not None and not isinstance(found, property) else None
+
+
+def attribute(tx: Any, tracker: Any, name: str) -> Any:
+    """``_spec`` of a DTensor that the program made; stock cannot build it."""
+    if name != "_spec" or tracker.source is not None:
+        return None
+    if not isinstance(_torch.fake_tensor(tracker), DTensor):
+        return None
+    return _torch.call_traced(tx, spec_of, [tracker], {})
+
+
+def spec_of(tensor: DTensor) -> Any:
+    """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
+    meta = _torch.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return _torch.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for attributes."""
+    return _torch.on_tensor_attributes(has_attribute, attribute)

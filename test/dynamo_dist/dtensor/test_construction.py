@@ -1,0 +1,91 @@
+"""DTensors made inside a compiled function: the constructor, distribute_tensor, factories."""
+
+import pytest
+import torch
+import torch.distributed.tensor as dt
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+pytestmark = pytest.mark.usefixtures("enabled")
+
+LAYOUTS = {
+    "sharded": (Replicate(), Shard(0)),
+    "sharded twice": (Shard(1), Shard(0)),
+    "replicated": (Replicate(), Replicate()),
+    "negative dimension": (Replicate(), Shard(-1)),
+}
+
+
+def equal(a, b):
+    assert (a.placements, a.shape, a.stride(), a.dtype) == (
+        b.placements,
+        b.shape,
+        b.stride(),
+        b.dtype,
+    )
+    assert a.requires_grad == b.requires_grad
+    assert torch.equal(a.to_local(), b.to_local())
+
+
+@pytest.mark.parametrize("rows", [16, 13])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_distribute_tensor(mesh, compiled, layout, rows):
+    x = torch.arange(rows * 8.0).view(rows, 8)
+
+    def program(x):
+        return distribute_tensor(x, mesh, LAYOUTS[layout], src_data_rank=None) * 2
+
+    equal(compiled(program)[0](x), program(x))
+
+
+def test_distribute_tensor_as_a_partial(mesh, compiled):
+    def program(x):
+        return distribute_tensor(x, mesh, (Replicate(), Partial()), src_data_rank=None)
+
+    equal(compiled(program)[0](torch.ones(4)), program(torch.ones(4)))
+
+
+def test_distribute_tensor_launches_what_eager_launches(mesh, compiled):
+    program, graphs = compiled(lambda x: distribute_tensor(x, mesh, (Shard(0), Replicate())) * 2)
+    program(torch.ones(16, 8))
+    assert "scatter" in str(graphs[0].code) or "broadcast" in str(graphs[0].code)
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "negative dimension"])
+@pytest.mark.parametrize("name", ["zeros", "ones", "full"])
+def test_factories(mesh, compiled, name, layout):
+    args = ((16, 8), 3.0) if name == "full" else ((16, 8),)
+
+    def program(x):
+        made = getattr(dt, name)(*args, device_mesh=mesh, placements=LAYOUTS[layout])
+        return x + made.full_tensor(), made
+
+    x = torch.ones(16, 8)
+    found, expected = compiled(program)[0](x), program(x)
+    assert torch.equal(found[0], expected[0])
+    equal(found[1], expected[1])
+
+
+def test_factories_know_the_dtype(mesh, compiled):
+    program, _ = compiled(
+        lambda x: x + dt.ones(4, dtype=torch.float64, device_mesh=mesh).to_local()
+    )
+    assert program(torch.ones(4)).dtype == torch.float64
+
+
+def test_the_constructor_takes_no_part_in_autograd(mesh, compiled):
+    d = distribute_tensor(torch.ones(16, 8), mesh, (Replicate(), Shard(0)), src_data_rank=None)
+    d.requires_grad_()
+
+    def program(d):
+        return DTensor(d._local_tensor * 2, d._spec, requires_grad=False)
+
+    equal(compiled(program)[0](d), program(d))
+
+
+def test_a_new_leaf_is_refused_with_a_fix(mesh, compiled):
+    d = distribute_tensor(torch.ones(16, 8), mesh, (Replicate(), Shard(0)), src_data_rank=None)
+    program, _ = compiled(lambda d: DTensor(d._local_tensor, d._spec, requires_grad=True))
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        program(d)
+    assert "New DTensor that requires gradients" in str(caught.value)
+    assert "distribute_tensor(x.detach(), mesh, ...)" in str(caught.value)
