@@ -11,7 +11,7 @@ from torch import fx
 
 from inductor_passes._torch import group_size_of, size_hint
 
-NAMESPACES = frozenset({"_c10d_functional", "c10d_functional"})
+NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "dynamo_dist"})
 # Longest first: "all_gather" must not be read as "gather".
 KINDS = (
     "reduce_scatter",
@@ -28,6 +28,8 @@ KINDS = (
     "irecv",
     "send",
     "recv",
+    "barrier",
+    "monitored_barrier",
 )
 
 

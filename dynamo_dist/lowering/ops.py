@@ -3,7 +3,8 @@
 Every op is functional. It launches, registers the backend's Work with its results and returns them;
 ``wait_tensor`` on a result waits. What is sent is copied first, because a compiler may reuse a buffer
 once the launch has read it; what is received into starts as a copy of the program's buffer. A ``serial`` keeps two equal launches two: one is not the other's value.
-An op that has no result returns a token of one byte. Group arguments are names, roots and peers are
+An op that has no result returns a token of one byte, for which ``wait_tensor`` of this namespace waits:
+torch's own is dropped from a training graph when nobody reads what it gives. Group arguments are names, roots and peers are
 ranks of the group.
 """
 
@@ -193,6 +194,12 @@ def monitored_barrier(
     return _token("cpu")
 
 
+def wait_tensor(token: torch.Tensor, serial: int) -> torch.Tensor:
+    """Wait for a launch whose result nobody reads; no pass may drop this."""
+    torch.ops._c10d_functional.wait_tensor(token)
+    return _token(token.device)
+
+
 # Schema -> what runs, and what a compiler is told of the results.
 _OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     (
@@ -251,6 +258,11 @@ _OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         monitored_barrier,
         lambda timeout_s, wait_all_ranks, group_name, serial: _token("cpu"),
     ),
+    (
+        "wait_tensor(Tensor token, int serial) -> Tensor",
+        wait_tensor,
+        lambda token, serial: _token(token.device),
+    ),
 )
 
 
@@ -260,6 +272,7 @@ def _define() -> None:
         _library.define(schema, tags=torch.Tag.pt2_compliant_tag)
         _library.impl(name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    torch.fx.node.has_side_effect(torch.ops.dynamo_dist.wait_tensor.default)
 
 
 _define()

@@ -224,6 +224,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         found += _on_op(name, _traced_instead(ours))
     return [
         *found,
+        *_torch.keep_in_its_pass(ops.NAMESPACE),
         *_on_op("wait_tensor", tracker.wait_tensor),
         *_torch.on_function(work.start, tracker.start),
         *_torch.on_function(state.next_serial, _next_serial),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dynamo_dist.lowering.state import next_serial
+
 Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 
 
@@ -122,7 +124,7 @@ def wait(launched: torch.Tensor) -> torch.Tensor:
 def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish a launch that gives nothing: a send, a barrier."""
     for each in launched:
-        wait(each)
+        torch.ops.dynamo_dist.wait_tensor(each, next_serial())
 
 
 def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:

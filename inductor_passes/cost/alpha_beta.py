@@ -55,7 +55,7 @@ def _plans(kind: str, payload: float, group: GroupShape) -> list[_Plan]:
         return [_ring(1, (n - 1) * payload, group)]
     if kind == "reduce_scatter" or kind == "scatter":
         return [_ring(1, (n - 1) / n * payload, group)]
-    if kind == "all_reduce":
+    if kind in ("all_reduce", "barrier", "monitored_barrier"):  # a barrier has no payload
         traffic = 2 * (n - 1) / n * payload
         plans = [_ring(2, traffic, group)]
         if k > 1:
