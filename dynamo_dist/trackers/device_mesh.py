@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_dist import _torch
-from dynamo_dist.trackers import attributes
+from dynamo_dist.trackers import attributes, creation
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
 
@@ -17,7 +17,7 @@ class DeviceMeshVariable(_torch.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
-        if name == "get_all_groups":
+        if name in ("get_all_groups", "_unflatten"):
             return _torch.build_callable(
                 lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
             )
@@ -35,6 +35,9 @@ class DeviceMeshVariable(_torch.MeshTracker):
         if name == "get_all_groups" and not args and not kwargs:
             dims = [_torch.build(tx, dim) for dim in range(self.real.ndim)]
             return _torch.build_list(tx, [self.call_method(tx, "get_group", [d], {}) for d in dims])
+        if name == "_unflatten" and (values := _torch.constants(args, kwargs)) is not None:
+            found = creation.unflattened(self.real, *values[0], **values[1])
+            return creation.found_or_break(tx, found, "mesh._unflatten")
         if _torch.is_stocks_member(self, name):
             return None
         return self.attribute(tx, name).call_function(tx, args, kwargs)

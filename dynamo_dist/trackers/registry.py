@@ -11,7 +11,7 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.trackers import classes, device_mesh, placement, process_group
+from dynamo_dist.trackers import classes, creation, device_mesh, placement, process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +51,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *_torch.register_guards(),
         *_torch.extend_builtins(),
         *classes.changes(),
+        *creation.changes(),
+        *_torch.mesh_as_context(device_mesh.DeviceMeshVariable),
         *(change for entry in entries for change in entry.changes()),
     ]

@@ -1,0 +1,177 @@
+"""Groups and meshes made while tracing: an equal one that exists, or a break that says what to do.
+
+Making one is collective. Evaluated while a single rank recompiles, it waits for ranks that never
+come. So nothing is made while tracing: every rank remembers what was made since ``enable()``, by
+arguments and also where it is not a member, and the traced call gets the equal one. All ranks make the
+same ones in the same order, so all find one or none does.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dynamo_dist import _torch
+
+BREAK = "Process group or mesh created while tracing"
+WHY = (
+    "Creating one is collective: if a single rank recompiles, it waits for the others for ever. "
+    "No equal one has been created since dynamo_dist was enabled."
+)
+
+# Arguments by which two groups are equal; any other one that is given makes a group of its own.
+_GROUP_KEY = ("ranks", "backend", "use_local_synchronization")
+_IGNORED = frozenset({"timeout", "group_desc"})
+
+Made = dict[Hashable, Any]
+
+
+class Memory:
+    """What was made since ``enable()``. The first of equal ones stays as long as it is alive."""
+
+    def __init__(self) -> None:
+        self.groups: Made = {}
+        self.meshes: Made = {}
+
+    def apply(self) -> None:
+        """As a change: start from nothing."""
+        self.undo()
+
+    def undo(self) -> None:
+        """As a change: forget everything."""
+        self.groups.clear()
+        self.meshes.clear()
+
+    def on_group(self, arguments: Mapping[str, Any], group: Any) -> None:
+        """Remember a group by the arguments it was made with."""
+        key = group_key(arguments)
+        if key is not None and not _is_alive(self.groups.get(key)):
+            self.groups[key] = group
+
+    def on_mesh(self, mesh: DeviceMesh) -> None:
+        """Remember a mesh by what it is made of."""
+        with _torch.no_modes():
+            key = mesh_key(mesh.device_type, mesh.mesh, mesh.mesh_dim_names)
+        if not _is_alive_mesh(self.meshes.get(key)):
+            self.meshes[key] = mesh
+
+    def group(self, arguments: Mapping[str, Any]) -> Any:
+        """The equal group, ``NON_GROUP_MEMBER`` where this rank is none of its members, or None."""
+        key = group_key(arguments)
+        found = self.groups.get(key) if key is not None else None
+        return found if _is_alive(found) else None
+
+    def mesh(
+        self, device_type: str, ranks: torch.Tensor, names: tuple[str, ...] | None
+    ) -> DeviceMesh | None:
+        """The equal mesh, or None."""
+        found = self.meshes.get(mesh_key(device_type, ranks, names))
+        return found if _is_alive_mesh(found) else None
+
+
+MEMORY = Memory()
+
+
+def group_key(arguments: Mapping[str, Any]) -> Hashable | None:
+    """Equal keys, equal groups; None for a group that nothing else can stand for."""
+    own = {k: v for k, v in arguments.items() if k not in (*_GROUP_KEY, *_IGNORED)}
+    if any(v not in (None, True) for v in own.values()):
+        return None
+    ranks = arguments.get("ranks")
+    world = range(dist.get_world_size())
+    members = tuple(world if ranks is None else sorted(ranks))
+    return (members, *(arguments.get(name) or None for name in _GROUP_KEY[1:]))
+
+
+def mesh_key(device_type: str, ranks: torch.Tensor, names: tuple[str, ...] | None) -> Hashable:
+    """Device type, shape, ranks in order, and names."""
+    return (
+        device_type,
+        tuple(ranks.shape),
+        tuple(ranks.flatten().tolist()),
+        tuple(names) if names is not None else None,
+    )
+
+
+def _is_alive(group: Any) -> bool:
+    if group is None or group is dist.GroupMember.NON_GROUP_MEMBER:
+        return group is not None and dist.is_initialized()
+    return _torch.is_registered_group(group)
+
+
+def _is_alive_mesh(mesh: Any) -> bool:
+    return mesh is not None and all(_torch.is_registered_group(g) for g in mesh.get_all_groups())
+
+
+def changes() -> list[_torch.Change]:
+    """Remember what is made, and answer traced calls from that memory."""
+    return [
+        MEMORY,
+        *_torch.on_group_creation(MEMORY.on_group),
+        *_torch.on_mesh_creation(MEMORY.on_mesh),
+        *_torch.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
+        *_torch.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh)),
+    ]
+
+
+def _answer(function: Callable[..., Any], find: Callable[[Mapping[str, Any]], Any]) -> Any:
+    signature = inspect.signature(function)
+
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        values = _torch.constants(args, kwargs)
+        found = None
+        if values is not None:
+            bound = signature.bind(*values[0], **values[1])
+            bound.apply_defaults()
+            found = find(bound.arguments)
+        return found_or_break(tx, found, function.__name__)
+
+    return answer
+
+
+def found_or_break(tx: Any, found: Any, name: str) -> Any:
+    """The tracker of a remembered group or mesh; without one a break, whose fix is code."""
+    if found is None:
+        _torch.graph_break(
+            BREAK,
+            name,
+            WHY,
+            f"Create it above the compiled function, on all ranks, and use it inside: "
+            f"`made = {name}(...)`.",
+        )
+    if found is dist.GroupMember.NON_GROUP_MEMBER:
+        return _torch.build(tx, found)
+    tracker = _torch.build_by_weakref(tx, found)
+    groups = found.get_all_groups() if isinstance(found, DeviceMesh) else [found]
+    names = {group.group_name: group for group in groups}
+    _torch.guard(tracker, functools.partial(_torch.VALUE_MATCH, what="life", read=_lives(names)))
+    return tracker
+
+
+def _lives(groups: Mapping[str, Any]) -> Callable[[Any], bool]:
+    return lambda _: all(_torch.is_registered_group(group) for group in groups.values())
+
+
+def _equal_mesh(arguments: Mapping[str, Any]) -> DeviceMesh | None:
+    if arguments.get("backend_override") is not None:
+        return None
+    shape = torch.Size(arguments["mesh_shape"])
+    ranks = torch.arange(shape.numel()).view(shape)
+    return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
+
+
+def unflattened(
+    mesh: DeviceMesh, dim: int | str, sizes: tuple[int, ...], names: tuple[str, ...]
+) -> DeviceMesh | None:
+    """The remembered mesh that is equal to ``mesh._unflatten(dim, sizes, names)``, or None."""
+    old = tuple(mesh.mesh_dim_names or ())
+    at = old.index(dim) if isinstance(dim, str) else dim
+    shape = (*mesh.mesh.shape[:at], *sizes, *mesh.mesh.shape[at + 1 :])
+    new = (*old[:at], *names, *old[at + 1 :])
+    return MEMORY.mesh(mesh.device_type, mesh.mesh.reshape(shape), new)
