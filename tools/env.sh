@@ -6,7 +6,6 @@
 # Everything printed here goes to stderr: the scripts' stdout may be JSON.
 
 TORCH_VERSION=2.13.0
-CPU_WHEELS=https://download.pytorch.org/whl/cpu
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 2; }
@@ -68,14 +67,8 @@ make_venv() {
     }
 }
 
+# A CPU build saves gigabytes where no GPU is: pip's own settings (PIP_INDEX_URL) choose the index.
 install_torch() {
-    # Without an NVIDIA driver the CPU wheel does, and saves gigabytes; if its index cannot be
-    # reached, the default one has a wheel that runs on the CPU too.
-    if ! command -v nvidia-smi >/dev/null; then
-        quietly "installing torch $TORCH_VERSION (CPU)" "$VENV/bin/python" -m pip install \
-            --no-deps --retries 0 --index-url "$CPU_WHEELS" "torch==$TORCH_VERSION" && return
-        say "that index did not answer; trying the default one"
-    fi
     quietly "installing torch $TORCH_VERSION" \
         "$VENV/bin/python" -m pip install "torch==$TORCH_VERSION" ||
         die "torch $TORCH_VERSION could not be installed: see above. Any torch from 2.11 to 2.15" \
