@@ -19,6 +19,8 @@ from inductor_passes.reorder.sink_waits import is_view
 NAME = "pin_order"
 # Below this a reduction hides too little to be worth a dependency.
 MIN_REDUCTION_US = 5.0
+# A tie costs compile time, so one that the data implies is left out, if that is soon seen.
+SEARCH_STEPS = 64
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -71,7 +73,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
             in_flight += 1 if is_launch(node) else -1
             last, since = node, []
         elif _is_anchor(node, cost):
-            if last is not None and in_flight > 0 and last not in node.all_input_nodes:
+            if last is not None and in_flight > 0 and not _reads(node, {last, *since}):
                 after[node] = [last]
             since.append(node)
     if not any(is_launch(node) for node in graph.nodes):
@@ -79,6 +81,19 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     _reduce_in_place(graph)
     _torch.pin_nodes(graph, after)
     return len(after)
+
+
+def _reads(node: fx.Node, some: set[fx.Node]) -> bool:
+    """Whether the node's value is made, in a few steps, of one of ``some``: then it runs after it anyway."""
+    stack, seen = list(node.all_input_nodes), set[fx.Node]()
+    while stack and len(seen) < SEARCH_STEPS:
+        source = stack.pop()
+        if source in some:
+            return True
+        if source not in seen:
+            seen.add(source)
+            stack.extend(source.all_input_nodes)
+    return False
 
 
 def _is_anchor(node: fx.Node, cost: CostModel) -> bool:

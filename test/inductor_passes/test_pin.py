@@ -1,0 +1,75 @@
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from inductor_passes import _torch
+from inductor_passes.pin import pin_order
+from inductor_passes.testing import FixedCost, dump, fake_group, trace
+
+c10d = torch.ops._c10d_functional
+
+
+def prefetched(x, v, w):
+    a = c10d.all_gather_into_tensor(v, 8, "0")
+    fa = c10d.wait_tensor(a)
+    b = c10d.all_gather_into_tensor(w, 8, "0")
+    y = torch.relu(x @ fa)
+    z = y @ y  # made of what is tied already: needs no tie of its own
+    own = x @ x  # made of nothing that is tied
+    return (z + own) @ c10d.wait_tensor(b)
+
+
+def ties(program, *shapes):
+    """What each tied node must run after."""
+    with fake_group(8):
+        inputs = [torch.ones(*shape) for shape in shapes]
+        module = make_fx(program, tracing_mode="fake")(*inputs)
+        count = pin_order(module.graph, FixedCost())
+        module.graph.lint()
+        found = {
+            node.name: [str(dep) for dep in node.args[0]]
+            for node in module.graph.nodes
+            if node.op == "call_function" and _torch.pinned_target(node) is not node.target
+        }
+    assert count == len(found)
+    return found, module
+
+
+def test_launches_waits_and_the_compute_between_are_tied():
+    found, _ = ties(prefetched, [16, 16], [2, 16], [2, 16])
+    assert found == {
+        "wait_tensor": ["all_gather_into_tensor"],
+        "all_gather_into_tensor_1": ["wait_tensor"],
+        "mm": ["all_gather_into_tensor_1"],
+        "mm_2": ["all_gather_into_tensor_1"],
+        "wait_tensor_1": ["mm", "mm_1", "mm_2", "all_gather_into_tensor_1"],
+    }
+
+
+def test_numbers_stay():
+    _, module = ties(prefetched, [16, 16], [2, 16], [2, 16])
+    x, v, w = torch.randn(16, 16), torch.randn(2, 16), torch.randn(2, 16)
+    with fake_group(8):
+        torch.testing.assert_close(module(x, v, w), prefetched(x, v, w))
+
+
+def reduced(x, y):
+    fresh = c10d.wait_tensor(c10d.all_reduce(x @ y, "sum", "0"))
+    read_again = x + y
+    kept = c10d.wait_tensor(c10d.all_reduce(read_again, "sum", "0"))
+    given = c10d.wait_tensor(c10d.all_reduce(x, "sum", "0"))
+    viewed = c10d.wait_tensor(c10d.all_reduce((x * 2).view(-1), "sum", "0"))
+    return fresh, kept, read_again, given, viewed
+
+
+def test_a_reduction_overwrites_only_what_nobody_else_reads():
+    _, module = ties(reduced, [4, 4], [4, 4])
+    targets = [_torch.pinned_target(n) for n in module.graph.nodes if "all_reduce" in n.name]
+    in_place, copied = c10d.all_reduce_.default, c10d.all_reduce.default
+    assert [t for t in targets if t in (in_place, copied)] == [in_place, copied, copied, in_place]
+
+
+def test_without_a_launch_nothing_is_touched():
+    graph = trace(lambda x: (x @ x).relu() @ x, [4, 4])
+    before = dump(graph)
+    assert pin_order(graph, FixedCost()) == 0
+    assert dump(graph) == before
