@@ -33,6 +33,8 @@ import torch.compiler.config as _compiler_config
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
+import torch.distributed.tensor.parallel.loss as _loss
+import torch.fx.experimental.proxy_tensor as _proxy_tensor
 from torch._C import _functionalization
 from torch._dynamo.backends import registry as _backends
 from torch._dynamo.bytecode_transformation import (
@@ -45,6 +47,7 @@ from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import AttrSource, GlobalWeakRefSource, TypeSource, is_constant_source
+from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
@@ -58,6 +61,7 @@ from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -1060,7 +1064,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
     traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
     """
-    stock = _builder.get_fake_value
+    stock: Any = vars(_builder)["get_fake_value"]
 
     @functools.wraps(stock)
     def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1120,7 +1124,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int] | None:
         return None
     if tensor.numel() == 0:
         return (0, -1)
-    first = tensor.storage_offset()
+    first: Any = tensor.storage_offset()
     last = first + sum(
         (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -1327,6 +1331,63 @@ def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
         return stock(self, tx, args, kwargs) if found is None else found
 
     return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]
+
+
+# --- DTensor: loss_parallel -----------------------------------------------------------------------
+
+enable_loss_ops: Callable[[], None] = vars(_loss)["_enable_custom_loss_ops"]
+disable_loss_ops: Callable[[], None] = vars(_loss)["_disable_custom_loss_ops"]
+
+
+def dtensor_op_handlers() -> dict[Any, Any]:
+    """Operators that DTensor's dispatcher hands to a function of its own."""
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
+def dtensor_state(tx: Any) -> dict[str, Any]:
+    """What the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
+    found: dict[str, Any] = vars(tx.output).setdefault("_dynamo_dist_dtensor", {})
+    return found
+
+
+def is_tensor_of(tracker: Any, cls: type) -> bool:
+    """Whether it tracks a tensor of this class."""
+    tracker = realized(tracker)
+    return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
+
+
+def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One node of the graph that calls a Python function of ours; AOTAutograd looks into it."""
+    proxy_args, proxy_kwargs = _proxy_args_kwargs(
+        [realized(arg) for arg in args], {name: realized(arg) for name, arg in kwargs.items()}
+    )
+    proxy = tx.output.create_proxy("call_function", function, proxy_args, proxy_kwargs)
+    return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+# --- DTensor: dynamic sizes -----------------------------------------------------------------------
+
+
+def keep_first_symbols() -> list[Change]:
+    """While AOTAutograd makes a graph, a size that is known as an input stays known as that input.
+
+    Stock lets any later value that simplifies to the same symbol take its place, such as the
+    ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
+    without end. Seen in torch 2.12 to 2.15.
+    """
+    stock = _proxy_tensor.set_proxy_slot
+
+    @functools.wraps(stock)
+    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        known = expression = None
+        if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = obj.node.expr
+            known = tracer.sympy_expr_tracker.get(expression)
+        stock(obj, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expression] = known
+
+    return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 
 
 # --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------

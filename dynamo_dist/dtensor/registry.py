@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.dtensor import attributes, construction, views
+from dynamo_dist.dtensor import attributes, construction, loss_parallel, views
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
     """Everything to apply, in order; nothing is applied here."""
-    return [*views.changes(), *attributes.changes(), *construction.changes()]
+    return [
+        *views.changes(),
+        *attributes.changes(),
+        *construction.changes(),
+        *loss_parallel.changes(),
+        *_torch.keep_first_symbols(),
+    ]
