@@ -59,19 +59,19 @@ def scatter(tensors: list[torch.Tensor], src: int = 0, group: Any = None) -> Any
     return _Scatter.apply(src, group, *tensors)
 
 
-def reduce(tensor: torch.Tensor, dst: int, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Any:
+def reduce(tensor: torch.Tensor, dst: int, op: Any = None, group: Any = None) -> Any:
     """``torch.distributed.nn.functional.reduce``, with gradients."""
-    return _Reduce.apply(dst, op, group, tensor)
+    return _Reduce.apply(dst, dist.ReduceOp.SUM if op is None else op, group, tensor)
 
 
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: Any = dist.ReduceOp.SUM,
+    op: Any = None,
     group: Any = None,
 ) -> Any:
     """``torch.distributed.nn.functional.reduce_scatter``, with gradients."""
-    return _ReduceScatter.apply(op, group, output, *input_list)
+    return _ReduceScatter.apply(dist.ReduceOp.SUM if op is None else op, group, output, *input_list)
 
 
 def all_gather(tensor: torch.Tensor, group: Any = None) -> Any:
@@ -106,6 +106,6 @@ def all_to_all_single(
     return _AlltoAllSingle.apply(group, output, output_split_sizes, input_split_sizes, input)
 
 
-def all_reduce(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Any:
+def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None) -> Any:
     """``torch.distributed.nn.functional.all_reduce``, with gradients."""
-    return _AllReduce.apply(op, group, tensor)
+    return _AllReduce.apply(dist.ReduceOp.SUM if op is None else op, group, tensor)

@@ -35,7 +35,10 @@ def reduce_op_name(op: Any) -> str | None:
     """
     if isinstance(op, str):
         return op.lower()
-    kind, factor = op.__getstate__() if type(op) is dist.ReduceOp else (op, None)
+    kind, factor = op, None
+    if type(op) is dist.ReduceOp:
+        state: Any = op.__getstate__()
+        kind, factor = state
     name = getattr(kind, "name", "").lower()
     if name == PREMUL_SUM:
         return f"{PREMUL_SUM} {factor!r}" if isinstance(factor, float) else None

@@ -117,14 +117,15 @@ def _is_outside(group: Any) -> bool:
     if group is None:
         return False
     try:
-        return _torch.python_object(group) == dist.GroupMember.NON_GROUP_MEMBER  # type: ignore[attr-defined]
+        return _torch.python_object(group) == dist.GroupMember.NON_GROUP_MEMBER
     except NotImplementedError:
         return False
 
 
 def _group_name(group: Any) -> str:
     value = None if group is None else _torch.python_object(group)
-    return (dist.group.WORLD if value is None else value).group_name
+    found: Any = dist.group.WORLD if value is None else value
+    return found.group_name
 
 
 def _reduce_op(function: str, op: Any) -> str:

@@ -130,8 +130,8 @@ def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None
 def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish launches of one result for each buffer; shapes may differ, numbers of elements do not."""
     for each, output in zip(launched, outputs):  # noqa: B905  (Dynamo before 2.13 lacks strict=)
-        buffer = plain(output)
-        buffer.copy_(wait(each).view(buffer.shape))
+        buffer, result = plain(output), wait(each)
+        buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
 
 
 def split_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
@@ -161,4 +161,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def payload(tensor: torch.Tensor) -> torch.Tensor:
     """What of ``tensor`` is sent: plain, its elements one after the other in memory."""
-    return plain(tensor).contiguous()
+    tensor = plain(tensor)
+    # No needless alias: up to 2.11 Dynamo returns one from an autograd function, which loses gradients.
+    return tensor if tensor.is_contiguous() else tensor.contiguous()

@@ -242,7 +242,8 @@ def before_end(tx: Any) -> None:
     """Wait at the graph's end for every Work that nobody can wait for any more."""
     state = traced(tx)
     alive = _torch.trackers_in_use(tx) if state.works or state.futures else set()
-    for pending in [*state.futures, *state.works]:
+    found: list[FutureVariable | WorkVariable] = [*state.futures, *state.works]
+    for pending in found:
         done = pending.value is not None if isinstance(pending, FutureVariable) else pending.done
         if done or id(pending) in alive:
             continue
