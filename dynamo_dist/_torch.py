@@ -34,8 +34,10 @@ import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
 import torch.distributed.tensor.parallel.loss as _loss
+import torch.distributed.tensor.placement_types as _placement_types
 import torch.fx.experimental.proxy_tensor as _proxy_tensor
-from torch._C import _functionalization
+from torch._C import _functionalization, _get_dispatch_mode
+from torch._C import _TorchDispatchModeKey as _ModeKey
 from torch._dynamo.backends import registry as _backends
 from torch._dynamo.bytecode_transformation import (
     create_call_function,
@@ -64,7 +66,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 log = logging.getLogger(__name__)
 
@@ -1388,6 +1390,59 @@ def keep_first_symbols() -> list[Change]:
             tracer.sympy_expr_tracker[expression] = known
 
     return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
+
+
+# --- DTensor: strided shards ----------------------------------------------------------------------
+
+
+def keep_strided_shards() -> list[Change]:
+    """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
+
+    Such a view says by a flag that the order of its shards stands beside its placements; the flattened
+    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.11 to 2.15.
+    """
+    stock = DTensor.__tensor_unflatten__
+
+    @functools.wraps(stock)
+    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        placements, meta, *rest = context
+        if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
+            return stock(inner, context, size, stride)
+        spec = DTensorSpec(
+            inner["device_mesh"],
+            placements,
+            tensor_meta=TensorMeta(size, stride, meta.dtype),
+            shard_order=rest[0],
+            use_strided_shard_as_shard_order=False,
+        )
+        return DTensor(inner["_local_tensor"], spec, requires_grad=rest[1])
+
+    return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
+
+
+def _is_strided_shard(placement: Any) -> bool:
+    return isinstance(placement, _placement_types._StridedShard)
+
+
+def count_strided_shards_with_real_tensors() -> list[Change]:
+    """How large a strided shard is is computed with tensors; while tracing they must not be fakes.
+
+    Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.11 to 2.15.
+    """
+    cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
+    stock = vars(cls).get(name)
+    if not inspect.isfunction(stock):
+        return []
+
+    @functools.wraps(stock)
+    def size_and_offset(*args: Any, **kwargs: Any) -> Any:
+        fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
+        if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        with _disable_current_modes():
+            return stock(*args, **kwargs)
+
+    return [SetAttribute(cls, name, size_and_offset)]
 
 
 # --- Graph breaks, recompiles and failed compiles, for dynamo_dist.reporting ---------------------

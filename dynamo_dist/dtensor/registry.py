@@ -15,4 +15,6 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *construction.changes(),
         *loss_parallel.changes(),
         *_torch.keep_first_symbols(),
+        *_torch.keep_strided_shards(),
+        *_torch.count_strided_shards_with_real_tensors(),
     ]
