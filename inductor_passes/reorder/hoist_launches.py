@@ -14,6 +14,7 @@ from inductor_passes.collectives import (
     group_name,
     is_launch,
     is_wait,
+    kind,
     output_bytes,
     waits_of,
 )
@@ -21,6 +22,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.invariants import check_functional, check_permutation
 from inductor_passes.reorder.order import relink
 
+BARRIERS = ("barrier", "monitored_barrier")
 # A launch may take this many cheap nodes (casts, views, packing) along.
 MAX_CONE = 32
 
@@ -32,6 +34,8 @@ class HoistLaunches(GraphPass):
     earlier where collectives of the same group queue behind it, and never above what it reads.
     Cheap nodes that lead to the launch's input move along. No launch moves up while the results
     in flight, from launch to wait, would exceed ``budget_bytes``.
+
+    A barrier stays where it is, and no launch passes one.
 
     Requires: a functional graph.
     Ensures:  same nodes, same launch order within each group; a second run changes nothing.
@@ -61,6 +65,13 @@ class HoistLaunches(GraphPass):
         index = {node: i for i, node in enumerate(nodes)}
         compute_us = [self.cost.compute_us(node) for node in nodes]
         cones = {n: self._cone(n, index, compute_us) for n in nodes if is_launch(n)}
+        fence = 0  # a barrier stays where it is, and nothing passes it
+        for launch, (cone, earliest) in cones.items():
+            if kind(launch) in BARRIERS:
+                cones[launch] = [], index[launch]
+                fence = index[launch] + 1
+            else:
+                cones[launch] = cone, max(earliest, fence)
         for cone, _ in cones.values():
             for node in cone:  # wherever it stands, it stands before the launch: it hides nothing
                 compute_us[index[node]] = 0.0

@@ -153,6 +153,25 @@ return mm_1""",
                 self.assertFalse(run_pass(pass_, graph).changed)
                 self.assertEqual(dump(graph), once)
 
+    def test_nothing_passes_a_barrier(self):
+        from dynamo_dist.lowering import ops  # noqa: F401  (defines the operator)
+
+        def fenced(x, v, w):
+            a = c10d.wait_tensor(c10d.all_gather_into_tensor(v, 8, "0"))
+            y = x @ x
+            token = torch.ops.dynamo_dist.barrier(x.device, [], 1.0, "0", 1)
+            torch.ops.dynamo_dist.wait_tensor(token, 2)
+            b = c10d.wait_tensor(c10d.all_gather_into_tensor(w, 8, "0"))
+            return y @ a @ b
+
+        graph = trace(fenced, [16, 16], [2, 16], [2, 16])
+        run_pass(HoistLaunches(FixedCost(launch=100, mm=10)), graph)
+        names = [n.name for n in graph.nodes if n.op == "call_function"]
+        barrier = names.index("barrier")
+        self.assertLess(names.index("all_gather_into_tensor"), names.index("mm"))
+        self.assertLess(names.index("mm"), barrier)
+        self.assertGreater(names.index("all_gather_into_tensor_1"), barrier)
+
     def test_configuration_is_in_the_digest(self):
         base = HoistLaunches(FixedCost())
         self.assertNotEqual(base.digest(), HoistLaunches(FixedCost(), lead=2.0).digest())
