@@ -1290,6 +1290,7 @@ def _optional_module(name: str) -> Any:
 
 DTensorSpec: Any = _dtensor_spec.DTensorSpec
 TensorMeta: Any = _dtensor_spec.TensorMeta
+global_tensor_info_in_c: Any = getattr(torch._C, "_DTensor_compute_global_tensor_info", None)
 
 _ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14 on
 
@@ -1356,6 +1357,11 @@ def is_tensor_of(tracker: Any, cls: type) -> bool:
     """Whether it tracks a tensor of this class."""
     tracker = realized(tracker)
     return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
+
+
+def requires_grad(tracker: Any) -> bool:
+    """Whether the tracked tensor requires gradients."""
+    return bool(fake_tensor(tracker).requires_grad)
 
 
 def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

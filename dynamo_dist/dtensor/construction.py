@@ -7,10 +7,12 @@ call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 
 from dynamo_dist import _torch
 
@@ -49,6 +51,32 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return _torch.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
 
 
+def global_tensor_info(
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[list[int], list[int]]:
+    """Traced: global shape and stride of evenly sharded local tensors; torch computes it in C++."""
+    shape, stride = list(tensor.size()), list(tensor.stride())
+    for mesh_dim, placement in enumerate(placements):
+        if not placement.is_shard():
+            continue
+        dim = placement.dim  # type: ignore[attr-defined]
+        if dim < 0:
+            raise AssertionError("Shard placements should have negative dims normalized.")
+        count = mesh.size(mesh_dim)
+        shape[dim] = shape[dim] * count
+        for other in range(len(stride)):
+            if other != dim and stride[other] >= stride[dim]:
+                stride[other] = stride[other] * count
+    return shape, stride
+
+
+def _global_tensor_info(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _torch.call_traced(tx, global_tensor_info, args, kwargs)
+
+
 def changes() -> list[_torch.Change]:
-    """What enabling does for the constructor."""
-    return _torch.on_construction(DTensor, answer)
+    """What enabling does for the constructor, and for what is computed before it in C++."""
+    found = _torch.on_construction(DTensor, answer)
+    if (function := _torch.global_tensor_info_in_c) is not None:
+        found += _torch.on_function(function, _global_tensor_info)
+    return found

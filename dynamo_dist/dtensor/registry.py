@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.dtensor import attributes, construction, loss_parallel, views
+from dynamo_dist.dtensor import attributes, construction, distribution, loss_parallel, views
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
@@ -13,6 +13,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *views.changes(),
         *attributes.changes(),
         *construction.changes(),
+        *distribution.changes(),
         *loss_parallel.changes(),
         *_torch.keep_first_symbols(),
         *_torch.keep_strided_shards(),
