@@ -1,0 +1,86 @@
+"""Real programs on real gloo ranks, forward and backward: one graph, and on each rank as in eager."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).with_name("program_worker.py")
+HAND_WRITTEN = [
+    "megatron_mlp:aot_eager",
+    "ring_exchange:aot_eager",
+    "pipeline:aot_eager",
+    "ulysses_attention:aot_eager",
+    "vocabulary_cross_entropy:aot_eager",
+    "megatron_mlp:dynamo_dist",
+    "ring_exchange:dynamo_dist",
+]
+MODELS = ["llama:aot_eager", "qwen3:aot_eager", "mixtral:aot_eager"]
+
+
+def run_ranks(ranks, cases, folder, timeout_s):
+    """What each rank says of each case; all are gone when this returns."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        **os.environ,
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [sys.executable, str(WORKER), str(folder), *cases]
+    processes, logs = [], [folder / f"{rank}.log" for rank in range(ranks)]
+    try:
+        for rank, log in enumerate(logs):
+            with log.open("w") as file:
+                processes.append(
+                    subprocess.Popen(command, env={**common, "RANK": str(rank)}, stderr=file)
+                )
+        for process in processes:
+            process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        pass  # a case that has no result fails, with the log
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    found = []
+    for rank, log in enumerate(logs):
+        file = folder / f"{rank}.json"
+        results = json.loads(file.read_text()) if file.exists() else {}
+        lost = f"rank {rank} has no result: {log.read_text()[-3000:]}"
+        found.append({case: results.get(case, lost) for case in cases})
+    return found
+
+
+@pytest.fixture(scope="module")
+def hand_written(tmp_path_factory):
+    return run_ranks(3, HAND_WRITTEN, tmp_path_factory.mktemp("hand_written"), 240)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    pytest.importorskip("transformers")
+    return run_ranks(2, MODELS, tmp_path_factory.mktemp("models"), 240)
+
+
+@pytest.mark.parametrize("case", HAND_WRITTEN)
+def test_hand_written(hand_written, case):
+    assert [rank[case] for rank in hand_written] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_tp_plan(models, case):
+    assert [rank[case] for rank in models] == ["ok"] * 2
