@@ -30,6 +30,7 @@ import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_meta
 import torch._functorch._aot_autograd.functional_utils as _functional_utils
 import torch._functorch.partitioners as _partitioners
 import torch.compiler.config as _compiler_config
+import torch.distributed.device_mesh as _device_mesh
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
@@ -1290,7 +1291,12 @@ def _optional_module(name: str) -> Any:
 
 DTensorSpec: Any = _dtensor_spec.DTensorSpec
 TensorMeta: Any = _dtensor_spec.TensorMeta
-global_tensor_info_in_c: Any = getattr(torch._C, "_DTensor_compute_global_tensor_info", None)
+
+
+def current_mesh() -> Any:
+    """Traced: the mesh of the innermost ``with mesh:``; RuntimeError outside of any."""
+    return _device_mesh._mesh_resources.get_current_mesh()
+
 
 _ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14 on
 

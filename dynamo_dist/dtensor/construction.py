@@ -7,12 +7,10 @@ call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor
 
 from dynamo_dist import _torch
 
@@ -51,32 +49,36 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return _torch.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
 
 
-def global_tensor_info(
-    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[list[int], list[int]]:
-    """Traced: global shape and stride of evenly sharded local tensors; torch computes it in C++."""
-    shape, stride = list(tensor.size()), list(tensor.stride())
-    for mesh_dim, placement in enumerate(placements):
-        if not placement.is_shard():
-            continue
-        dim = placement.dim  # type: ignore[attr-defined]
-        if dim < 0:
-            raise AssertionError("Shard placements should have negative dims normalized.")
-        count = mesh.size(mesh_dim)
-        shape[dim] = shape[dim] * count
-        for other in range(len(stride)):
-            if other != dim and stride[other] >= stride[dim]:
-                stride[other] = stride[other] * count
-    return shape, stride
+_FROM_LOCAL = inspect.signature(
+    lambda local_tensor, device_mesh=None, placements=None, *, run_check=False, **others: None
+)
 
 
-def _global_tensor_info(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return _torch.call_traced(tx, global_tensor_info, args, kwargs)
+def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the graph."""
+    try:
+        given = _FROM_LOCAL.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    if "run_check" in given and _torch.constants([given["run_check"]], {}) != ([False], {}):
+        _torch.graph_break(
+            "DTensor.from_local with run_check",
+            "DTensor.from_local(..., run_check=True)",
+            "The check compares Python objects that all ranks send, which no graph can hold.",
+            "Check once outside the compiled function, and inside it use "
+            "DTensor.from_local(x, mesh, placements, run_check=False)",
+        )
+    mesh = given.get("device_mesh")
+    if mesh is not None and _torch.constants([mesh], {}) != ([None], {}):
+        return None
+    kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}
+    mesh = _torch.call_traced(tx, _torch.current_mesh, [], {})
+    return _torch.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the constructor, and for what is computed before it in C++."""
-    found = _torch.on_construction(DTensor, answer)
-    if (function := _torch.global_tensor_info_in_c) is not None:
-        found += _torch.on_function(function, _global_tensor_info)
-    return found
+    """What enabling does for the constructor and for ``from_local``."""
+    return [
+        *_torch.on_construction(DTensor, answer),
+        *_torch.on_function(DTensor.from_local, from_local),
+    ]

@@ -101,3 +101,21 @@ def test_each_mesh_dimension_scatters_once(mesh, compiled):
     targets = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("scatter" in target for target in targets) == 2
     equal(found, distribute_tensor(x, mesh, (Shard(0), Shard(1)), src_data_rank=None) * 2)
+
+
+def test_from_local_takes_the_mesh_of_the_context(mesh, compiled):
+    def program(x):
+        with mesh["tp"]:
+            return DTensor.from_local(x, placements=[Shard(0)], run_check=False) * 2
+
+    equal(compiled(program)[0](torch.ones(2, 8)), program(torch.ones(2, 8)))
+
+
+def test_from_local_with_a_check_is_refused_with_a_fix(mesh, compiled):
+    program, _ = compiled(
+        lambda x: DTensor.from_local(x, mesh, (Replicate(), Shard(0)), run_check=True)
+    )
+    with pytest.raises(torch._dynamo.exc.Unsupported) as caught:
+        program(torch.ones(4))
+    assert "DTensor.from_local with run_check" in str(caught.value)
+    assert "DTensor.from_local(x, mesh, placements, run_check=False)" in str(caught.value)
