@@ -1330,13 +1330,17 @@ def on_tensor_attributes(
     ]
 
 
-def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
-    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None."""
+def on_construction(answers: Mapping[type, Callable[..., Any]]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answers[cls](tx, args, kwargs)`` is not None.
+
+    One call for all classes: a second would take the place of the first.
+    """
     stock: Any = UserDefinedClassVariable.call_function
 
     @functools.wraps(stock)
     def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        found = answer(tx, list(args), kwargs) if self.value is cls else None
+        answer = next((answers[cls] for cls in answers if cls is self.value), None)
+        found = None if answer is None else answer(tx, list(args), kwargs)
         return stock(self, tx, args, kwargs) if found is None else found
 
     return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.dtensor import attributes, construction, distribution, loss_parallel, views
+from dynamo_dist.dtensor import attributes, construction, debug, distribution, loss_parallel, views
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
@@ -14,6 +14,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *attributes.changes(),
         *construction.changes(),
         *distribution.changes(),
+        *_torch.on_construction({**construction.CONSTRUCTED, **debug.CONSTRUCTED}),
         *loss_parallel.changes(),
         *_torch.keep_first_symbols(),
         *_torch.keep_strided_shards(),
