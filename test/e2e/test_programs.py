@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ HAND_WRITTEN = [
     "megatron_mlp:dynamo_dist",
     "ring_exchange:dynamo_dist",
 ]
+GRAPHS = ["megatron_mlp:graphs", "ring_exchange:graphs"]
 MODELS = ["llama:aot_eager", "qwen3:aot_eager", "mixtral:aot_eager"]
 
 
@@ -48,8 +50,9 @@ def run_ranks(ranks, cases, folder, timeout_s):
                 processes.append(
                     subprocess.Popen(command, env={**common, "RANK": str(rank)}, stderr=file)
                 )
+        deadline = time.monotonic() + timeout_s
         for process in processes:
-            process.wait(timeout_s)
+            process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         pass  # a case that has no result fails, with the log
     finally:
@@ -67,7 +70,7 @@ def run_ranks(ranks, cases, folder, timeout_s):
 
 @pytest.fixture(scope="module")
 def hand_written(tmp_path_factory):
-    return run_ranks(3, HAND_WRITTEN, tmp_path_factory.mktemp("hand_written"), 240)
+    return run_ranks(3, HAND_WRITTEN + GRAPHS, tmp_path_factory.mktemp("hand_written"), 240)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +82,23 @@ def models(tmp_path_factory):
 @pytest.mark.parametrize("case", HAND_WRITTEN)
 def test_hand_written(hand_written, case):
     assert [rank[case] for rank in hand_written] == ["ok"] * 3
+
+
+def test_waits_stand_where_the_program_waits(hand_written):
+    for rank in hand_written:
+        megatron, ring = (rank[case] for case in GRAPHS)
+        assert isinstance(megatron, list) and isinstance(ring, list), (megatron, ring)
+        in_layer = ["mm", "mm", "all_reduce", "wait_tensor"]
+        assert megatron[: megatron.index("end")] == 2 * in_layer, megatron
+        backward = megatron[megatron.index("end") + 1 :]
+        # The weight's gradient is computed between the launch and the wait.
+        assert backward.count("all_reduce") == 2
+        for at in (i for i, word in enumerate(backward) if word == "all_reduce"):
+            assert backward[at : at + 3] == ["all_reduce", "mm", "wait_tensor"], backward
+        in_step = ["isend", "irecv", "mm", "wait_tensor", "wait_tensor"]
+        assert ring[: ring.index("end")] == [*in_step, *in_step, "mm"], ring
+        backward = ring[ring.index("end") + 1 : -1]
+        assert backward == ["mm", *in_step, "mm", *in_step, "mm", "mm"], backward
 
 
 @pytest.mark.parametrize("case", MODELS)
