@@ -113,7 +113,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _probes() -> tuple[Probe, ...]:
-    from dynamo_dist import _torch
+    from dynamo_dist.trackers import _torch
 
     answers = _torch.probes()
     return tuple(Probe(name, answers[name], meaning) for name, meaning in PROBE_MEANINGS.items())

@@ -44,7 +44,7 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
     The graphs are run as traced, by no compiler. 0 means that all of ``fn`` is in one graph, under
     whatever is enabled at the moment.
     """
-    from dynamo_dist import _torch
+    from dynamo_dist.reporting import _torch
 
     breaks: list[object] = []
 

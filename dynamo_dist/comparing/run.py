@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist import _torch
-from dynamo_dist.comparing import state, variants
+from dynamo_dist.comparing import _torch, state, variants
 from dynamo_dist.comparing.differences import difference
 from dynamo_dist.comparing.measure import launches_counted, peak_memory, step_times
 from dynamo_dist.comparing.records import VARIANTS, Comparison, RankResult, VariantResult

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist import _torch
+from dynamo_dist.dtensor import _torch
 
 
 def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist import _torch
+from dynamo_dist.dtensor import _torch
 
 
 def construct(local: torch.Tensor, spec: Any) -> DTensor:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist import _torch
+from dynamo_dist.trackers import _torch
 
 
 def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from dynamo_dist import _torch
+from dynamo_dist.dtensor import _torch
 
 
 def distribute(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist import _torch
+from dynamo_dist.dtensor import _torch
 
 
 @contextlib.contextmanager

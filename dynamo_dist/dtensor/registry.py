@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.dtensor import attributes, construction, debug, distribution, loss_parallel, views
+from dynamo_dist.dtensor import (
+    _torch,
+    attributes,
+    construction,
+    debug,
+    distribution,
+    loss_parallel,
+    views,
+)
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist._torch import nn_function
+from dynamo_dist.lowering._torch import nn_function
 
 _Broadcast, _Gather, _Scatter = (
     nn_function("Broadcast"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_dist import _torch
+from dynamo_dist.trackers import _torch
 
 # The function -> what to write instead.
 FIXES = {

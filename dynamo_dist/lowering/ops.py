@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist import _torch
+from dynamo_dist.lowering import _torch
 
 NAMESPACE = "dynamo_dist"
 PREMUL_SUM = "premul_sum"

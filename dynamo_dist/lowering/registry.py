@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
 from dynamo_dist.lowering import (
+    _torch,
     all_to_all,
     barrier,
     coalescing,

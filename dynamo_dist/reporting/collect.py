@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist._torch import SeenBreak, SeenCompile, watch_dynamo
 from dynamo_dist.reporting import stacks
+from dynamo_dist.reporting._torch import SeenBreak, SeenCompile, watch_dynamo
 from dynamo_dist.reporting.catalog import CATALOG, Cause, advise
 from dynamo_dist.reporting.messages import parse, without_addresses
 from dynamo_dist.reporting.records import BreakRecord, Effect, Fact, RecompileRecord, RunReport

@@ -6,7 +6,7 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-from dynamo_dist import _torch
+from dynamo_dist.trackers import _torch
 
 _ABSENT = object()
 

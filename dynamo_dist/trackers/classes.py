@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist import _torch
+from dynamo_dist.trackers import _torch
 
 TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
 

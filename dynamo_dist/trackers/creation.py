@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dynamo_dist import _torch
+from dynamo_dist.trackers import _torch
 
 BREAK = "Process group or mesh created while tracing"
 WHY = (

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_dist import _torch
-from dynamo_dist.trackers import attributes, creation
+from dynamo_dist.trackers import _torch, attributes, creation
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.distributed.tensor import Placement
 
-from dynamo_dist import _torch
-from dynamo_dist.trackers import attributes
+from dynamo_dist.trackers import _torch, attributes
 
 CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})
 

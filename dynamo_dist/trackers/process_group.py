@@ -14,8 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist import _torch
-from dynamo_dist.trackers import attributes
+from dynamo_dist.trackers import _torch, attributes
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
 _C10D = "torch.distributed.distributed_c10d"

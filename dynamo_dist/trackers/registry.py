@@ -9,9 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist import _torch
 from dynamo_dist.config import DistConfig
-from dynamo_dist.trackers import classes, creation, device_mesh, placement, process_group
+from dynamo_dist.trackers import _torch, classes, creation, device_mesh, placement, process_group
 
 
 @dataclass(frozen=True, slots=True)

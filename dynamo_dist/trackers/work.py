@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist import _torch
 from dynamo_dist.errors import InFlightError
+from dynamo_dist.lowering import _torch
 from dynamo_dist.lowering.work import GraphFuture, GraphWork
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,347 @@
+"""Private torch names that DTensors need: aliases of inputs, attributes, construction."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch._dynamo.variables.builder as _builder
+import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
+import torch._functorch._aot_autograd.functional_utils as _functional_utils
+import torch.distributed.device_mesh as _device_mesh
+import torch.distributed.tensor._dtensor_spec as _dtensor_spec
+import torch.distributed.tensor.parallel.loss as _loss
+import torch.distributed.tensor.placement_types as _placement_types
+import torch.fx.experimental.proxy_tensor as _proxy_tensor
+from torch._C import _functionalization, _get_dispatch_mode
+from torch._C import _TorchDispatchModeKey as _ModeKey
+from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from dynamo_dist._torch import Change as Change
+from dynamo_dist._torch import SetAttribute
+from dynamo_dist.trackers._torch import build as build
+from dynamo_dist.trackers._torch import build_list as build_list
+from dynamo_dist.trackers._torch import call_traced as call_traced
+from dynamo_dist.trackers._torch import constants as constants
+from dynamo_dist.trackers._torch import fake_tensor as fake_tensor
+from dynamo_dist.trackers._torch import graph_break as graph_break
+from dynamo_dist.trackers._torch import items_of as items_of
+from dynamo_dist.trackers._torch import on_function as on_function
+from dynamo_dist.trackers._torch import python_object as python_object
+from dynamo_dist.trackers._torch import realized
+
+
+def storage_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that share memory, under functionalization too."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def has_tensors(tree: Any) -> bool:
+    """Whether any leaf is a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
+
+
+tree_map = _pytree.tree_map
+
+
+def overload(name: str, overload: str) -> Any:
+    """The operator of a schema's name, such as ``aten::view``."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+class _CallRecorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[Any]]:
+    """Replay what autograd recorded from ``base`` to ``view``: the result, and the operators' calls."""
+    with torch.no_grad(), _CallRecorder() as recorder:
+        found = view._view_func_unsafe(base)
+    return found, recorder.calls
+
+
+def local_views(local: torch.Tensor) -> Any:
+    """The views by which functionalization reached this tensor, or None; they can be pickled."""
+    if not isinstance(local, FunctionalTensor):
+        return None
+    views = _functionalization.get_view_meta_sequence(local.elem)
+    return None if any(view.has_symbolic_inputs for view in views) else views
+
+
+def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
+    """The same views of another tensor."""
+    return _functionalization.apply_view_meta_sequence(base, views)
+
+
+def on_output_aliases(
+    record: Callable[..., Any], replay: Callable[..., Any], cls: type
+) -> list[Change]:
+    """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
+
+    AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
+    and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
+    AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
+    requires_grad)`` after each call. Seen in torch 2.11 to 2.15.
+    """
+    stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
+    stock_alias = _functional_utils.gen_alias_from_base
+
+    @functools.wraps(stock_collect)
+    def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
+        ways: list[Any] = []
+
+        @functools.wraps(f)
+        def watched(*flat: Any) -> Any:
+            if not any(isinstance(arg, cls) for arg in flat):
+                return f(*flat)
+            with torch.autograd.grad_mode._force_original_view_tracking(True):
+                outputs = f(*flat)
+            found, ways[:] = record(flat, outputs)
+            return type(outputs)(found)
+
+        inner = stock_collect(watched, *args, **kwargs)
+
+        @functools.wraps(inner)
+        def run(*flat: Any) -> Any:
+            metadata = inner(*flat)
+            for i, way in enumerate(ways):
+                info = metadata.output_info[i]
+                if way is not None and "alias" in info.output_type.name:
+                    metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
+            return metadata
+
+        return run
+
+    @functools.wraps(stock_alias)
+    def alias(
+        base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
+            return replay(way, base, target, requires_grad)
+        return stock_alias(base, target, requires_grad, way, *args, **kwargs)
+
+    places = [
+        _collect_metadata,
+        _functional_utils,
+        _optional_module("torch._functorch.aot_autograd"),
+        _optional_module("torch._functorch._aot_autograd.runtime_wrappers"),
+        _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers"),
+        _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
+    ]
+    return [
+        SetAttribute(place, name, value)
+        for place in places
+        for name, value in (
+            ("run_functionalized_fw_and_collect_metadata", collect),
+            ("gen_alias_from_base", alias),
+        )
+        if name in vars(place or object)
+    ]
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride()
+
+
+def _optional_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+# --- DTensor: attributes and construction ----------------------------------------------------------
+
+DTensorSpec: Any = _dtensor_spec.DTensorSpec
+TensorMeta: Any = _dtensor_spec.TensorMeta
+
+
+def current_mesh() -> Any:
+    """Traced: the mesh of the innermost ``with mesh:``; RuntimeError outside of any."""
+    return _device_mesh._mesh_resources.get_current_mesh()
+
+
+_ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14 on
+
+
+def on_tensor_attributes(
+    has_attribute: Callable[[Any, type, str], bool | None],
+    attribute: Callable[[Any, Any, str], Any],
+) -> list[Change]:
+    """``hasattr(tensor, name)`` and ``tensor.name``, where our answer is not None.
+
+    ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
+    gives a tracker.
+    """
+    stock_hasattr: Any = TensorVariable.call_obj_hasattr
+    name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
+    stock_getattr = getattr(TensorVariable, name)
+
+    @functools.wraps(stock_hasattr)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = has_attribute(self, type(fake_tensor(self)), name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    @functools.wraps(stock_getattr)
+    def getattr_(self: Any, tx: Any, name: str) -> Any:
+        found = attribute(tx, self, name)
+        return stock_getattr(self, tx, name) if found is None else found
+
+    return [
+        SetAttribute(TensorVariable, "call_obj_hasattr", call_obj_hasattr),
+        SetAttribute(TensorVariable, name, getattr_),
+    ]
+
+
+def on_construction(answers: Mapping[type, Callable[..., Any]]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answers[cls](tx, args, kwargs)`` is not None.
+
+    One call for all classes: a second would take the place of the first.
+    """
+    stock: Any = UserDefinedClassVariable.call_function
+
+    @functools.wraps(stock)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        answer = next((answers[cls] for cls in answers if cls is self.value), None)
+        found = None if answer is None else answer(tx, list(args), kwargs)
+        return stock(self, tx, args, kwargs) if found is None else found
+
+    return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]
+
+
+# --- DTensor: loss_parallel -----------------------------------------------------------------------
+
+enable_loss_ops: Callable[[], None] = vars(_loss)["_enable_custom_loss_ops"]
+disable_loss_ops: Callable[[], None] = vars(_loss)["_disable_custom_loss_ops"]
+
+
+def dtensor_op_handlers() -> dict[Any, Any]:
+    """Operators that DTensor's dispatcher hands to a function of its own."""
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
+def dtensor_state(tx: Any) -> dict[str, Any]:
+    """What the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
+    found: dict[str, Any] = vars(tx.output).setdefault("_dynamo_dist_dtensor", {})
+    return found
+
+
+def is_tensor_of(tracker: Any, cls: type) -> bool:
+    """Whether it tracks a tensor of this class."""
+    tracker = realized(tracker)
+    return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
+
+
+def requires_grad(tracker: Any) -> bool:
+    """Whether the tracked tensor requires gradients."""
+    return bool(fake_tensor(tracker).requires_grad)
+
+
+def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One node of the graph that calls a Python function of ours; AOTAutograd looks into it."""
+    proxy_args, proxy_kwargs = _proxy_args_kwargs(
+        [realized(arg) for arg in args], {name: realized(arg) for name, arg in kwargs.items()}
+    )
+    proxy = tx.output.create_proxy("call_function", function, proxy_args, proxy_kwargs)
+    return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+# --- DTensor: dynamic sizes -----------------------------------------------------------------------
+
+
+def keep_first_symbols() -> list[Change]:
+    """While AOTAutograd makes a graph, a size that is known as an input stays known as that input.
+
+    Stock lets any later value that simplifies to the same symbol take its place, such as the
+    ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
+    without end. Seen in torch 2.12 to 2.15.
+    """
+    stock = _proxy_tensor.set_proxy_slot
+
+    @functools.wraps(stock)
+    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        known = expression = None
+        if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = obj.node.expr
+            known = tracer.sympy_expr_tracker.get(expression)
+        stock(obj, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expression] = known
+
+    return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
+
+
+# --- DTensor: strided shards ----------------------------------------------------------------------
+
+
+def keep_strided_shards() -> list[Change]:
+    """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
+
+    Such a view says by a flag that the order of its shards stands beside its placements; the flattened
+    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.11 to 2.15.
+    """
+    stock = DTensor.__tensor_unflatten__
+
+    @functools.wraps(stock)
+    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        placements, meta, *rest = context
+        if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
+            return stock(inner, context, size, stride)
+        spec = DTensorSpec(
+            inner["device_mesh"],
+            placements,
+            tensor_meta=TensorMeta(size, stride, meta.dtype),
+            shard_order=rest[0],
+            use_strided_shard_as_shard_order=False,
+        )
+        return DTensor(inner["_local_tensor"], spec, requires_grad=rest[1])
+
+    return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
+
+
+def _is_strided_shard(placement: Any) -> bool:
+    return isinstance(placement, _placement_types._StridedShard)
+
+
+def count_strided_shards_with_real_tensors() -> list[Change]:
+    """How large a strided shard is is computed with tensors; while tracing they must not be fakes.
+
+    Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.11 to 2.15.
+    """
+    cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
+    stock = vars(cls).get(name)
+    if not inspect.isfunction(stock):
+        return []
+
+    @functools.wraps(stock)
+    def size_and_offset(*args: Any, **kwargs: Any) -> Any:
+        fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
+        if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        with _disable_current_modes():
+            return stock(*args, **kwargs)
+
+    return [SetAttribute(cls, name, size_and_offset)]

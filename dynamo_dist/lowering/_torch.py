@@ -1,0 +1,373 @@
+"""Private torch names that lowering needs: functions traced as ours, and work in flight."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as _distributed_c10d
+import torch._dynamo.config as _dynamo_config
+import torch._dynamo.variables.builder as _builder
+import torch._functorch.partitioners as _partitioners
+import torch.distributed.distributed_c10d as _c10d
+import torch.distributed.nn.functional as _nn_functional
+from torch._dynamo.bytecode_transformation import (
+    create_call_function,
+    create_call_method,
+    create_instruction,
+)
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dynamo_dist._torch import Change as Change
+from dynamo_dist._torch import SetAttribute, SetItem
+from dynamo_dist.trackers._torch import VALUE_MATCH, realized
+from dynamo_dist.trackers._torch import build as build
+from dynamo_dist.trackers._torch import build_callable as build_callable
+from dynamo_dist.trackers._torch import build_list as build_list
+from dynamo_dist.trackers._torch import call_traced as call_traced
+from dynamo_dist.trackers._torch import fake_tensor as fake_tensor
+from dynamo_dist.trackers._torch import graph_break as graph_break
+from dynamo_dist.trackers._torch import guard_source as guard_source
+from dynamo_dist.trackers._torch import imported_source as imported_source
+from dynamo_dist.trackers._torch import items_of as items_of
+from dynamo_dist.trackers._torch import on_function as on_function
+from dynamo_dist.trackers._torch import python_object as python_object
+from dynamo_dist.trackers._torch import resolve_process_group as resolve_process_group
+
+register_work: Callable[[torch.Tensor, Any], None] = vars(_distributed_c10d)["_register_work"]
+premul_sum: Callable[[float], Any] = vars(_distributed_c10d)["_make_nccl_premul_sum"]
+
+
+def c10d_function(name: str) -> Any:
+    """A function of ``torch.distributed.distributed_c10d``, private ones too; None if it has none."""
+    return getattr(_c10d, name, None)
+
+
+nn_functional_module: Any = _nn_functional
+
+
+def nn_function(name: str) -> Any:
+    """An autograd function of ``torch.distributed.nn.functional``."""
+    return getattr(_nn_functional, f"_{name}")
+
+
+def collective_options(kind: str) -> Any:
+    """New options of a backend's collective: ``kind`` is "Allreduce", "Barrier" and so on."""
+    return getattr(_distributed_c10d, f"{kind}Options")()
+
+
+def reduce_scatter_of(group: Any) -> Any:
+    """The group's reduce-scatter of one tensor into one; renamed in 2.13."""
+    name = "reduce_scatter_single"
+    return getattr(group, name) if hasattr(group, name) else group._reduce_scatter_base
+
+
+class ObjectTracker(VariableTracker):
+    """An object that exists while tracing only; its members and its way out are the subclass's hooks."""
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of an attribute, bound methods included."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of a method call."""
+        raise NotImplementedError
+
+    def traced_type(self) -> type:
+        """Hook: what ``type()`` gives."""
+        raise NotImplementedError
+
+    def python_type(self) -> type:
+        return self.traced_type()
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.traced_type(), name))
+
+    def is_python_hashable(self) -> bool:
+        return True
+
+    def get_python_hash(self) -> int:
+        return id(self)
+
+    def is_python_equal(self, other: object) -> bool:
+        return self is other
+
+
+def construct(codegen: Any, cls: type, args: list[Any]) -> None:
+    """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is imported."""
+    codegen.add_push_null(lambda: codegen.load_import_from(cls.__module__, cls.__name__))
+    for arg in args:
+        if inspect.isfunction(arg):
+            codegen.load_import_from(arg.__module__, arg.__name__)
+        else:
+            codegen(arg)
+    codegen.extend_output(create_call_function(len(args), False))
+
+
+def call_before_graph(tx: Any, source: Any, method: str) -> None:
+    """Have ``source.method()`` called each time the compiled function starts, before its graph."""
+    codegen = PyCodegen(tx.output.root_tx)
+    codegen(source)
+    codegen.load_method(method)
+    codegen.extend_output(create_call_method(0))
+    codegen.append_output(create_instruction("POP_TOP"))
+    tx.output.pregraph_bytecode.extend(codegen.get_instructions())
+
+
+def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
+    """What we keep for one trace; made anew when Dynamo starts over."""
+    state = vars(tx.output).get("_dynamo_dist")
+    if state is None:
+        state = tx.output._dynamo_dist = make()
+    return state
+
+
+def is_subclass_instance(tracker: Any) -> bool:
+    """Whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
+    tracker = realized(tracker)
+    if not isinstance(tracker, TensorVariable):
+        return False
+    return tracker.python_type() not in (torch.Tensor, torch.nn.Parameter)
+
+
+def user_line(tx: Any, ours: str) -> str:
+    """``file:line in function`` of the innermost traced frame outside the folder ``ours``."""
+    frame = tx
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(ours) or frame.parent is None:
+            break
+        frame = frame.parent
+    return f"{frame.f_code.co_filename}:{frame.lineno} in {frame.f_code.co_name}"
+
+
+def trackers_in_use(tx: Any) -> set[int]:
+    """Ids of the trackers that the code after this point, or the caller, can still reach."""
+    found: set[int] = set()
+    cache: dict[int, Any] = {}
+    effects, frame = tx.output.side_effects, tx
+    roots: list[Any] = []
+    while frame is not None:
+        frame.prune_dead_locals()
+        roots += [frame.stack, dict(frame.symbolic_locals)]
+        frame = frame.parent
+    effects.prune_dead_object_new(tx)
+    roots += [dict(effects.id_to_variable), list(effects.store_attr_mutations)]
+    roots += [dict(values) for values in effects.store_attr_mutations.values()]
+    for root in roots:
+        VariableTracker.visit(lambda each: found.add(id(each)), root, cache)
+    return found
+
+
+def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Change]:
+    """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph break."""
+    stock = OutputGraph.compile_subgraph
+
+    @functools.wraps(stock)
+    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_dynamo_dist" not in vars(self):
+            return stock(self, tx, *args, **kwargs)
+        before(tx)
+        result = stock(self, tx, *args, **kwargs)
+        after(tx)
+        return result
+
+    return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+
+
+def on_instances(cls: type, make: Callable[[Any, Any, Any], Any]) -> list[Change]:
+    """Track every instance of ``cls`` that comes from outside by ``make(tx, value, source)``."""
+    stock = VariableBuilder._wrap
+
+    @functools.wraps(stock)
+    def wrap(self: Any, value: Any) -> Any:
+        if isinstance(value, cls):
+            return make(self.tx, value, self.source)
+        return stock(self, value)
+
+    return [SetAttribute(VariableBuilder, "_wrap", wrap)]
+
+
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
+    """Track one object by ``make(tx, source)``."""
+    return [
+        SetItem(
+            VariableBuilder._id_dispatch(),
+            id(value),
+            lambda builder, _: make(builder.tx, builder.source),
+        )
+    ]
+
+
+def allow_point_to_point() -> list[Change]:
+    """Let stock construct ``P2POp`` while tracing; before 2.12 it has no switch for that."""
+    if "enable_p2p_compilation" not in _dynamo_config._config:  # type: ignore[attr-defined]
+        return []
+    return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]
+
+
+class ConfigDefault:
+    """Another default for an entry of a torch config module, for every thread."""
+
+    def __init__(self, config: Any, name: str, value: object) -> None:
+        self.entry, self.name, self.value = config._config[name], name, value
+
+    def apply(self) -> None:
+        self.before = self.entry.default
+        self.entry.default = self.value
+
+    def undo(self) -> None:
+        self.entry.default = self.before
+
+
+def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
+    """``VALUE_MATCH`` of ``read(object)``, for ``guard`` and ``guard_source``."""
+    return functools.partial(VALUE_MATCH, what=what, read=read)
+
+
+def keep_in_its_pass(namespace: str) -> list[Change]:
+    """Keep ops of ours in the pass, forward or backward, that launched them, and launch them once.
+
+    The partitioner copies into the backward whatever it can compute there, and then drops what is
+    dead by a rule that knows of torch's own collectives only. Seen in 2.13; where the predicates are
+    missing nothing is changed.
+    """
+    changes: list[Change] = []
+    if not hasattr(_partitioners, "_has_tag_is_forward"):
+        return changes
+    for name, backward in (("_must_be_in_forward", False), ("_must_be_in_backward", True)):
+        if (stock := getattr(_partitioners, name, None)) is not None:
+            kept = functools.partial(_kept, stock, namespace, backward)
+            changes.append(SetAttribute(_partitioners, name, kept))
+    return changes
+
+
+def _kept(stock: Callable[[Any], bool], namespace: str, backward: bool, node: Any) -> bool:
+    if getattr(node.target, "namespace", None) != namespace:
+        return stock(node)
+    # What an autograd function traced in its backward may bear no tag; all of the forward does.
+    tag = node.meta.get("partitioner_tag")
+    return (tag not in ("is_forward", "must_be_in_forward")) == backward
+
+
+# Calls on a tensor that tell of its sizes, or make one like it, without reading it.
+_METADATA = frozenset(
+    "size stride dim numel storage_offset is_contiguous new_empty new_zeros new_ones new_full "
+    "empty_like zeros_like ones_like full_like rand_like randn_like".split()
+)
+
+
+def fake_tensors(tx: Any, tracker: Any) -> list[torch.Tensor]:
+    """The stand-ins of the tensors in a traced list: their sizes, strides and shared storages."""
+    return [fake_tensor(item) for item in items_of(tx, tracker)]
+
+
+def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None]) -> list[Change]:
+    """Call ``used(tx, owner)`` where a traced operation reads or writes a watched tensor.
+
+    ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
+    traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
+    """
+    stock: Any = vars(_builder)["get_fake_value"]
+
+    @functools.wraps(stock)
+    def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        state = vars(tx.output).get("_dynamo_dist")
+        pairs = watched(state) if state is not None else []
+        if not pairs:
+            return stock(node, tx, *args, **kwargs)
+        inputs = [
+            arg.meta["example_value"]
+            for arg in node.all_input_nodes
+            if isinstance(arg.meta.get("example_value"), torch.Tensor)
+        ]
+        hits = [
+            (tensor, tensor._version, owner)
+            for tensor in inputs
+            for buffer, owner in pairs
+            if may_overlap(tensor, buffer)
+        ]
+        value = stock(node, tx, *args, **kwargs)
+        for tensor, version, owner in hits:
+            if not _reads_no_data(node, value, tensor) or tensor._version != version:
+                used(tx, owner)
+        return value
+
+    return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
+
+
+def _reads_no_data(node: Any, value: Any, of: torch.Tensor) -> bool:
+    if getattr(node.target, "__name__", node.target) in _METADATA:
+        return True
+    results = value if isinstance(value, (list, tuple)) else [value]
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    return bool(tensors) and all(_same_storage(tensor, of) for tensor in tensors)
+
+
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is b or StorageWeakRef(a.untyped_storage()) == StorageWeakRef(b.untyped_storage())
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two stand-ins share memory; True where symbolic sizes or strides leave it open."""
+    try:
+        if not _same_storage(a, b):
+            return False
+    except NotImplementedError:  # no storage: a subclass's wrapper
+        return a is b
+    if a.dtype != b.dtype and a.element_size() != b.element_size():
+        return True
+    return _ranges_meet(_extent(a), _extent(b)) and not _apart_in_a_dimension(a, b)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """First and last element within the storage; None if not known while tracing."""
+    if not all(
+        isinstance(n, int) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+    ):
+        return None
+    if tensor.numel() == 0:
+        return (0, -1)
+    first: Any = tensor.storage_offset()
+    last = first + sum(
+        (n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return first, last
+
+
+def _ranges_meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
+    if a is None or b is None:
+        return True
+    return a[0] <= a[1] and b[0] <= b[1] and a[0] <= b[1] and b[0] <= a[1]
+
+
+def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether equal strides show two slices of one tensor to be disjoint, such as column blocks."""
+    if a.stride() != b.stride() or _extent(a) is None or _extent(b) is None:
+        return False
+    at, bt = a.storage_offset(), b.storage_offset()
+    for step, n, m in sorted(zip(a.stride(), a.shape, b.shape, strict=True), reverse=True):
+        if step <= 0:
+            return False
+        start, other = at // step, bt // step
+        if start + n <= other or other + m <= start:
+            return True
+        at, bt = at % step, bt % step
+    return False
