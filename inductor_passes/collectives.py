@@ -128,7 +128,19 @@ def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
 
 def payload_bytes(node: fx.Node) -> int:
     """Bytes of this rank's input; symbolic sizes by their hint."""
-    return sum(tensor_bytes(tensor) for tensor in input_tensors(node))
+    return sum(payloads(node))
+
+
+def payloads(node: fx.Node) -> list[int]:
+    """Bytes of each launch in the call: one, or several if it is coalesced."""
+    sizes = [tensor_bytes(tensor) for tensor in input_tensors(node)]
+    return sizes if is_coalesced(node) else [sum(sizes)]
+
+
+def is_coalesced(node: fx.Node) -> bool:
+    """Whether one call launches several collectives, each of one tensor."""
+    op = _op(node)
+    return op is not None and "coalesced" in op._opname
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

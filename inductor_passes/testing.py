@@ -132,5 +132,10 @@ class FixedCost:
     def launch_us(self, launch: fx.Node) -> float:
         return self._launch
 
+    def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
+        return self._launch * len(payload_bytes)
+
+    copy_bytes_per_us = 1e6
+
     def digest(self) -> str:
         return f"{self._launch} {sorted(self._compute.items())}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import fx
 
 from inductor_passes._torch import size_hint, world_size
-from inductor_passes.collectives import argument, is_launch, is_wait, kind, payload_bytes
+from inductor_passes.collectives import argument, is_launch, is_wait, kind
 from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape, shape_of
 from inductor_passes.cost.topology import Topology
@@ -41,8 +42,16 @@ def role(node: fx.Node) -> Role:
     return entry[1]
 
 
-def node_us(launch: fx.Node, topology: Topology, shapes: dict[object, GroupShape]) -> float:
-    """Predict the link time of a launch or of a blocking collective.
+def node_us(
+    launch: fx.Node,
+    topology: Topology,
+    shapes: dict[object, GroupShape],
+    payload_bytes: Sequence[float],
+) -> float:
+    """Predict the link time of a launch or of a blocking collective, for the payloads given.
+
+    ``payload_bytes`` holds bytes of this rank's input: one, or one for each launch of a coalesced call.
+    They run one after another; each but the first may save (a part of) the library's start.
 
     ``shapes`` remembers groups by name between calls: a group can have thousands of ranks, and a graph
     thousands of launches on it. Raises ValueError for a node that is no collective.
@@ -57,8 +66,11 @@ def node_us(launch: fx.Node, topology: Topology, shapes: dict[object, GroupShape
         shape = shape_of(launch, topology.ranks_per_node)
         if isinstance(group, str):
             shapes[key] = shape
-    payload = payload_bytes(launch)
-    return collective_us(name, payload, shape, topology, one_peer=_has_one_peer(launch))
+    one_peer = _has_one_peer(launch)
+    times = [collective_us(name, p, shape, topology, one_peer=one_peer) for p in payload_bytes]
+    start = min(protocol.launch_us for protocol in topology.protocols)
+    saved = start * topology.coalesced_start_share * max(0, len(times) - 1)
+    return sum(times) - saved
 
 
 def _has_one_peer(launch: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from torch import fx
@@ -25,6 +26,13 @@ class CostModel(Protocol):
 
     def launch_us(self, launch: fx.Node) -> float:
         """Time that one collective holds its channel, from its start until its result is there."""
+
+    def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
+        """The same for a launch like this one with other payloads; several are one coalesced call."""
+
+    @property
+    def copy_bytes_per_us(self) -> float:
+        """Rate at which buckets are packed and unpacked, over bytes read plus bytes written."""
 
     def digest(self) -> str:
         """A stable hash of everything that changes a prediction; part of the cache key."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from inductor_passes._torch import known_groups, world_size
+from inductor_passes.collectives import payloads
 from inductor_passes.cost.collective_cost import node_us, role
 from inductor_passes.cost.flops import flops, is_attention
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
@@ -60,7 +62,16 @@ class TopologyCostModel:
 
         Raises ValueError for any other node.
         """
-        return node_us(launch, self.topology, self._shapes)
+        return self.link_us(launch, payloads(launch))
+
+    def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
+        """Link time of a launch like this one with other payloads; several are one coalesced call."""
+        return node_us(launch, self.topology, self._shapes, payload_bytes)
+
+    @property
+    def copy_bytes_per_us(self) -> float:
+        """Rate at which buckets are packed, over bytes read plus bytes written."""
+        return self.topology.memory_bytes_per_us
 
     def digest(self) -> str:
         """Hash of the figures, the size of the job and the shape of every group that it has made.

@@ -63,7 +63,8 @@ class Topology:
     """Rates of one device and its links. GB/s is 1e9 bytes a second, per device and direction.
 
     ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
-    ``float8`` stands for every 8-bit float). ``sources`` maps each figure's path to where it is from.
+    ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
+    launch but the first saves in a coalesced call; 0 where such a call runs one after another. ``sources`` maps each figure's path to where it is from.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Topology:
     inter_gb_per_s: float
     protocols: tuple[LinkProtocol, ...]
     all_reduce_in_node: NodeAllReduce | None
+    coalesced_start_share: float
     sources: tuple[tuple[str, str], ...] = field(repr=False)
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
@@ -159,6 +161,7 @@ def _build(file: topology_file.Section) -> Topology:
         inter_gb_per_s=links.rate("inter_node_gb_per_s"),
         protocols=tuple(protocols),
         all_reduce_in_node=all_reduce,
+        coalesced_start_share=links.optional_share("coalesced_start_share"),
         sources=(),
     )
     for section in filter(None, (own, device, links)):

@@ -9,10 +9,11 @@ A file is one object::
                "protocols": [{"name": "...", "launch_us": FIGURE,
                               "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
                               "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
-               "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE}}}
+               "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE},
+               "coalesced_start_share": FIGURE}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node`` may be
-left out. ``data/cpu-gloo.json`` is a short one to start from.
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node`` and
+``coalesced_start_share`` may be left out. ``data/cpu-gloo.json`` is a short one to start from.
 """
 
 from __future__ import annotations
@@ -100,6 +101,11 @@ class Section:
     def share(self, name: str) -> float:
         """A figure above zero and at most one."""
         return self._figure(name, 1.0, "must be above zero and at most 1")
+
+    def optional_share(self, name: str) -> float:
+        """A figure above zero and at most one; 0.0 if the file has none."""
+        self._read.add(name)
+        return self.share(name) if name in self._data else 0.0
 
     def count(self, name: str) -> int:
         """A figure that is a whole number of at least one."""

@@ -114,11 +114,16 @@ class TestLaunch(TestCase):
         self.assertEqual(collective(gather, [1000]), 5 + 7 + 7 * 4)
         self.assertEqual(collective(scatter, [8000]), 5 + 7 + 7 * 4)
 
-    def test_coalesced_payloads_add_up(self):
+    def test_a_coalesced_call_runs_one_after_another_and_may_start_once(self):
         def reduce(x, y):
             return [c10d.wait_tensor(t) for t in c10d.all_reduce_coalesced([x, y], "sum", "0")]
 
-        self.assertEqual(collective(reduce, [800], [800]), 5 + 14 + 2 * 7 / 8 * 6.4)
+        self.assertEqual(collective(reduce, [800], [800]), 2 * (5 + 14 + 2 * 7 / 8 * 3.2))
+        (launch,) = launches(trace(reduce, [800], [800]))
+        grouped = dataclasses.replace(SIMPLE, coalesced_start_share=1.0)
+        self.assertEqual(
+            TopologyCostModel(grouped).launch_us(launch), 5 + 2 * (14 + 2 * 7 / 8 * 3.2)
+        )
 
     def test_size_and_stride_of_the_group_choose_the_link(self):
         def reduce(name):
