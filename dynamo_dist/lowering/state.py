@@ -22,7 +22,8 @@ def seconds(timeout: timedelta | float | None) -> float:
 
 def barrier_device(group: dist.ProcessGroup, device_ids: list[int] | None) -> torch.device:
     """Where eager's barrier of this group runs."""
-    accelerator = torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A CUDA build names its accelerator on a machine without one too.
+    accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device_ids:
         return torch.device(accelerator.type, device_ids[0])
     if (bound := getattr(group, "bound_device_id", None)) is not None:

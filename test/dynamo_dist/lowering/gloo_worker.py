@@ -53,7 +53,7 @@ def main(rank, folder, backend):
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=SIZE,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=180),
     )
     logging.disable(logging.WARNING)
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]

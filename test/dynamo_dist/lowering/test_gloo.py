@@ -20,7 +20,7 @@ def test_every_rank_equals_eager(tmp_path):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=420,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(SIZE)]
