@@ -21,6 +21,10 @@ class TopologyError(PassesError, ValueError):
     """A topology file that is missing, unreadable, incomplete or physically impossible."""
 
 
+class ProblemError(PassesError, ValueError):
+    """A schedule problem that is not well formed, or a schedule that does not fit its problem."""
+
+
 class PreconditionError(PassesError):
     """A graph that a pass cannot work on."""
 

@@ -1,4 +1,4 @@
-"""Peak memory of a program: when each value comes to life and when its last user has run."""
+"""Peak memory of a graph: which node owns which memory, and how long launches read it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,7 @@ from torch import fx
 from inductor_passes.cost.aliasing import alias_source
 from inductor_passes.cost.collective_cost import role
 from inductor_passes.cost.node_kinds import element_count, tensors
-
-
-def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) -> int:
-    """Most bytes alive at one entry of a program.
-
-    ``fresh_bytes[i]``: bytes that entry i brings to life, 0 for a view or an input. ``uses[i]``: entries
-    whose bytes must still be there while i runs. Bytes are freed after their last use.
-    """
-    last = list(range(len(fresh_bytes)))
-    for i, used in enumerate(uses):
-        for owner in used:
-            last[owner] = i
-    return _peak(fresh_bytes, last)
-
-
-def _peak(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> int:
-    freed = [0] * len(fresh_bytes)
-    for size, i in zip(fresh_bytes, last_use, strict=True):
-        freed[i] += size
-    live = peak = 0
-    for fresh, gone in zip(fresh_bytes, freed, strict=True):
-        live += fresh
-        peak = max(peak, live)
-        live -= gone
-    return peak
+from inductor_passes.simulate.peak import peak_of_lifetimes
 
 
 def memory_owners(graph: fx.Graph) -> list[int]:
@@ -78,7 +54,7 @@ def graph_peak_bytes(
     for launch in unwaited:
         for owner in read_by[launch]:
             last[owner] = len(last) - 1
-    return _peak(fresh, last)
+    return peak_of_lifetimes(fresh, last)
 
 
 def value_bytes(node: fx.Node) -> int:

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners, peak_of_values
+from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners
+from inductor_passes.simulate.peak import peak_of_values
 from inductor_passes.simulate.timeline import program_of
 from inductor_passes.testing import FixedCost, trace
 

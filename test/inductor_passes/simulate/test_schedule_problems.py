@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inductor_passes.simulate.execution import Program, execute
-from inductor_passes.simulate.memory import peak_of_values
+from inductor_passes.simulate.peak import peak_of_values
 
 FOLDER = os.environ.get("DYNAMO_DIST_SCHEDULE_PROBLEMS")
 PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []

@@ -1,0 +1,54 @@
+"""The answer to a schedule problem, with its certificate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inductor_passes.schedule.problem import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Exposed:
+    """Why a collective is not hidden.
+
+    ``launch``: node id, the first of a bucket. ``us``: how long the compute stream waits for it.
+    ``reason``: "data" (it starts as soon as its input exists and is needed at once), "channel" (its
+    channel was busy with another), "memory cap" (an earlier launch or later wait would not fit), or
+    "at the bound" (no schedule is shorter, whatever this collective does).
+    """
+
+    launch: int
+    us: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An order and buckets, and what they are worth.
+
+    Times in microseconds. ``bound_us``: no schedule is shorter. ``gap``: ``makespan_us / bound_us - 1``.
+    ``cap_bytes``: the memory cap that was asked for. ``peak_bytes`` exceeds it only if the program's own
+    order does and nothing leaner was found; then it is the least found. ``strategy``: what found it.
+    """
+
+    order: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    makespan_us: float
+    bound_us: float
+    peak_bytes: int
+    cap_bytes: int
+    exposed_us: float
+    original_makespan_us: float
+    original_peak_bytes: int
+    strategy: str
+    reasons: tuple[Exposed, ...]
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan may be from the best possible one; 0 where it is the best."""
+        return self.makespan_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
+
+    @property
+    def schedule(self) -> Schedule:
+        """Order and buckets alone."""
+        return Schedule(self.order, self.buckets)
