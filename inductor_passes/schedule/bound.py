@@ -13,6 +13,7 @@ counts the least that its bytes can cost in any bucket.
 from __future__ import annotations
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 from inductor_passes.schedule.problem import MIB, LinkTable, Problem
@@ -76,7 +77,7 @@ def heads_and_tails(problem: Problem, duration: list[float]) -> tuple[list[float
 
 def least_us_per_mib(points: LinkTable) -> float:
     """The best rate that a link ever reaches, per MiB of payload, in any bucket."""
-    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(points, points[1:], strict=False)]
+    steps = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(points)]
     return min(steps + [us / mib for mib, us in points])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from graphlib import CycleError, TopologicalSorter
 
@@ -41,7 +42,7 @@ def _check_tables(problem: Problem) -> None:
             if len(points) < 2:
                 raise ProblemError(f"The link table of {op} on group {group!r} needs two points.")
             sizes = [x for x, _ in points]
-            if sizes[0] <= 0 or any(b <= a for a, b in zip(sizes, sizes[1:], strict=False)):
+            if sizes[0] <= 0 or any(b <= a for a, b in itertools.pairwise(sizes)):
                 raise ProblemError(
                     f"The link table of {op} on group {group!r} is not by growing size."
                 )
@@ -49,7 +50,7 @@ def _check_tables(problem: Problem) -> None:
                 raise ProblemError(
                     f"The link table of {op} on group {group!r} has a negative cost."
                 )
-            if any(b[1] < a[1] for a, b in zip(points, points[1:], strict=False)):
+            if any(b[1] < a[1] for a, b in itertools.pairwise(points)):
                 raise ProblemError(
                     f"The link table of {op} on group {group!r} has a larger payload that costs less."
                 )
