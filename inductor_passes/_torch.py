@@ -335,3 +335,27 @@ def init_fake_group(world_size: int, rank: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+
+
+# --- Graphs as passes see them, without a compile ------------------------------------------------
+
+
+class _Reached(Exception):
+    pass
+
+
+def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) -> None:
+    """Run stock's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    def stop(graph: fx.Graph) -> None:
+        raise _Reached
+
+    config: Any = inductor_config()
+    with config.patch(post_grad_custom_post_pass=stop), V.set_fake_mode(detect_fake_mode(inputs)):
+        try:
+            post_grad_passes(gm, is_inference)
+        except _Reached:
+            return

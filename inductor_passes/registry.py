@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from inductor_passes.base import GraphPass, PassContext
 from inductor_passes.errors import OptionError
 from inductor_passes.reorder import HoistLaunches, SinkWaits
+from inductor_passes.rewrite import REWRITES
 
 log = logging.getLogger(__name__)
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
-DEFAULT_PASSES: tuple[type[GraphPass], ...] = (SinkWaits, HoistLaunches)
+DEFAULT_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, SinkWaits, HoistLaunches)
 
 Registered = type[GraphPass] | GraphPass
 

@@ -1,0 +1,46 @@
+"""What the rewrites share: they need a functional graph, and they leave true values behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes.base import GraphPass
+from inductor_passes.errors import InvariantError
+from inductor_passes.invariants import check_functional
+from inductor_passes.rewrite.edit import computed
+
+_NAMESPACES = ("aten", "prims", "_c10d_functional")
+
+
+class Rewrite(GraphPass):
+    """Fewer or smaller collectives, same meaning.
+
+    Requires: a functional graph.
+    Ensures:  shape and dtype of every new node, and of what reads one, are what its op makes of its
+              inputs; launches that stay keep their order; a second run changes nothing.
+    """
+
+    def requires(self, graph: fx.Graph) -> None:
+        check_functional(graph, self.name)
+
+    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
+        known = set(before)
+        for node in graph.nodes:
+            touched = node not in known or any(n not in known for n in node.all_input_nodes)
+            if touched and getattr(node.target, "namespace", "") in _NAMESPACES:
+                self._check(node)
+
+    def _check(self, node: fx.Node) -> None:
+        said, true = node.meta.get("val"), computed(node)
+        if not isinstance(said, torch.Tensor):
+            return
+        if said.dtype != true.dtype or said.shape != true.shape:
+            raise InvariantError(
+                f"The pass {self.name} left %{node.name} with {said.dtype} {list(said.shape)}, but its "
+                f"op makes {true.dtype} {list(true.shape)} of its inputs.",
+                "",
+                f"Leave it out with options={{'disable': ['{self.name}']}}.",
+            )

@@ -1,0 +1,160 @@
+"""Collectives that are all start and no bytes share one start."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes.base import Numerics, PassStats
+from inductor_passes.collectives import launches, payload_bytes, waits_of
+from inductor_passes.reorder.order import relink
+from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.rewrite.edit import aten, emit, replace, static_shape, tensor
+
+c10d = torch.ops._c10d_functional
+_MERGED = (c10d.all_reduce.default, c10d.all_gather_into_tensor.default)
+
+
+class MergeTiny(Rewrite):
+    """Launches of at most ``tiny_bytes`` on one group, none of which needs another, are one launch.
+
+    Their payloads are flattened and put side by side: a dozen norms and losses cost one start instead
+    of twelve. A merged launch stands where the last of its parts stood.
+
+    Requires: a functional graph; static shapes.
+    Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload
+              elsewhere; a second run changes nothing.
+    Stats:    ``launches_before``, ``launches_after`` (of those merged).
+    """
+
+    name = "merge_tiny"
+    numerics = Numerics.REASSOCIATING
+    # A launch that reads a merged result moves behind it; every rank does the same.
+    keeps_launch_order = False
+
+    def __init__(self, tiny_bytes: int = 16 << 10, most: int = 256) -> None:
+        self.tiny_bytes = tiny_bytes
+        self.most = most
+
+    def digest(self) -> str:
+        return f"{self.tiny_bytes} {self.most}"
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        found = self._buckets(graph)
+        for bucket in found:
+            merge(graph, bucket, self.name)
+        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
+        return PassStats(bool(found), counters)
+
+    def _buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+        """Tiny launches that may become one: same op, group and type, and none needs another."""
+        tiny = [launch for launch in launches(graph) if self._is_tiny(launch)]
+        if len(tiny) < 2:
+            return []
+        needs = _launches_needed(graph, tiny)
+        open_buckets: dict[object, list[fx.Node]] = {}
+        bucket_of: dict[fx.Node, list[fx.Node]] = {}
+        found: list[list[fx.Node]] = []
+        for launch in tiny:
+            value = tensor(launch.args[0])
+            assert value is not None
+            key = (launch.target, str(launch.args[1:]), value.dtype, value.device)
+            bucket = open_buckets.get(key)
+            full = bucket is not None and len(bucket) >= self.most
+            if bucket is None or full or _needs_any(launch, bucket, needs, bucket_of):
+                bucket = open_buckets[key] = []
+                found.append(bucket)
+            bucket.append(launch)
+            bucket_of[launch] = bucket
+        return [bucket for bucket in found if len(bucket) > 1]
+
+    def _is_tiny(self, launch: fx.Node) -> bool:
+        if launch.target not in _MERGED or len(waits_of(launch)) != 1:
+            return False
+        if static_shape(launch.args[0]) is None:
+            return False
+        return 0 < payload_bytes(launch) <= self.tiny_bytes
+
+
+def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
+    """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last of them."""
+    last = bucket[-1]
+    gathers = last.target is c10d.all_gather_into_tensor.default
+    shapes = [static_shape(launch.args[0]) or () for launch in bucket]
+    sizes = [math.prod(shape) for shape in shapes]
+    with graph.inserting_before(last):
+        flat = [
+            emit(graph, aten.reshape.default, (launch.args[0], [-1]), launch) for launch in bucket
+        ]
+        payload = emit(graph, aten.cat.default, (flat,), last)
+        launched = emit(graph, last.target, (payload, *last.args[1:]), last)  # type: ignore[arg-type]
+        arrived = emit(graph, c10d.wait_tensor.default, (launched,), last)
+        ranks = 1
+        if gathers:
+            ranks = last.args[1]  # type: ignore[assignment]
+            arrived = emit(graph, aten.view.default, (arrived, [ranks, sum(sizes)]), last)
+        split = aten.split_with_sizes.default
+        pieces = emit(graph, split, (arrived, sizes, 1 if gathers else 0), last)
+        for i, launch in enumerate(bucket):
+            piece = emit(graph, operator.getitem, (pieces, i), launch)
+            shape = [ranks * shapes[i][0], *shapes[i][1:]] if gathers else list(shapes[i])
+            result = emit(graph, aten.reshape.default, (piece, shape), launch)
+            wait = waits_of(launch)[0]
+            replace(wait, result, name)
+    for launch in bucket:
+        graph.erase_node(waits_of(launch)[0])
+        graph.erase_node(launch)
+    relink(graph, _sorted(graph))
+
+
+def _launches_needed(graph: fx.Graph, tiny: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
+    """For every launch in ``tiny`` those among them that it needs, directly or not."""
+    some = set(tiny)
+    above: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        needed: frozenset[fx.Node] = frozenset()
+        for source in node.all_input_nodes:
+            more = above[source] | {source} if source in some else above[source]
+            needed = more if not needed or needed <= more else needed | more
+        above[node] = needed
+    return {launch: above[launch] for launch in tiny}
+
+
+def _needs_any(
+    launch: fx.Node,
+    bucket: Sequence[fx.Node],
+    needs: dict[fx.Node, frozenset[fx.Node]],
+    bucket_of: dict[fx.Node, list[fx.Node]],
+) -> bool:
+    """Whether ``launch`` needs one of ``bucket``, given that a merged launch needs what its parts need."""
+    pending, seen = list(needs[launch]), set(needs[launch])
+    while pending:
+        for member in bucket_of[pending.pop()]:
+            for needed in (member, *needs[member]):
+                if needed not in seen:
+                    seen.add(needed)
+                    pending.append(needed)
+    return not seen.isdisjoint(bucket)
+
+
+def _sorted(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes, each after what it reads, otherwise in the order they stand in."""
+    nodes = list(graph.nodes)
+    position = {node: i for i, node in enumerate(nodes)}
+    missing = {node: len(node.all_input_nodes) for node in nodes}
+    ready = [i for i, node in enumerate(nodes) if not missing[node]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        order.append(node)
+        for user in node.users:
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, position[user])
+    return order

@@ -1,0 +1,95 @@
+"""Which slice of a gathered or reduced value is this rank's own, on every rank alike.
+
+Rank 0 cannot see from its graph whether all ranks take their own chunk or all take the first one, and
+ranks that decide differently hang. So a slice counts only where DTensor made it, while it went from
+Replicate to Shard: Dynamo noted the function that each node comes from, and DTensor slices inside
+functions that do not slice themselves. It slices by one dimension of the mesh; that it is the one of
+``group_name`` is sure only if this rank knows no other group of that size, which a mesh gives
+alike to all ranks of a group. Where two mesh dimensions have the same size nothing is recognised.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import fx
+
+from inductor_passes._torch import group_ranks, known_groups
+from inductor_passes.collectives import group_name, group_size
+from inductor_passes.rewrite.edit import aten, erase_unused, static_shape
+
+# Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
+_NOT_SLICING = frozenset(
+    "redistribute prim_redistribute distribute_tensor linear matmul mm bmm addmm baddbmm add iadd sub "
+    "mul imul truediv div embedding layer_norm rms_norm softmax silu gelu relu dropout where".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChunk:
+    """``node`` holds the chunk of this rank, cut along ``dim``; ``shape`` is the whole's."""
+
+    node: fx.Node
+    dim: int
+    shape: tuple[int, ...]
+
+
+def own_chunks(whole: fx.Node, launch: fx.Node) -> list[OwnChunk] | None:
+    """Every use of ``whole`` as this rank's own chunk by ``launch``'s group; None if there is another use.
+
+    Chunks are equal: sizes that the group does not divide are not recognised, on any rank.
+    """
+    count, position = group_size(launch), group_position(group_name(launch))
+    shape = static_shape(whole)
+    if position is None or shape is None or count < 2 or not whole.users:
+        return None
+    found = []
+    for user in whole.users:
+        dim = _split_dim(user, shape, count)
+        if dim is None or not _is_of_dtensor(user):
+            return None
+        pieces = [piece for piece in user.users if piece.users]
+        if len(pieces) != 1 or pieces[0].target is not operator.getitem:
+            return None
+        if pieces[0].args[1] != position:
+            return None
+        found.append(OwnChunk(pieces[0], dim, shape))
+    return found
+
+
+def erase_chunks(graph: fx.Graph, chunks: Sequence[OwnChunk]) -> None:
+    """Erase chunks that nobody reads any more, and the cuts that made them."""
+    cuts = [cut for cut in (chunk.node.args[0] for chunk in chunks) if isinstance(cut, fx.Node)]
+    erase_unused(graph, [piece for cut in cuts for piece in cut.users])
+
+
+def group_position(name: str) -> int | None:
+    """This rank's place in the group, if no other group of that size is known; else None."""
+    ranks = group_ranks(name)
+    if ranks is None or dist.get_rank() not in ranks:
+        return None
+    same_size = {members for members in known_groups().values() if len(members) == len(ranks)}
+    return ranks.index(dist.get_rank()) if same_size <= {ranks} else None
+
+
+def _split_dim(node: fx.Node, shape: tuple[int, ...], count: int) -> int | None:
+    """The dimension along which ``node`` cuts ``shape`` in ``count`` equal parts."""
+    if node.target is not aten.split.Tensor:
+        return None
+    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    if not isinstance(dim, int):
+        return None
+    dim %= len(shape)
+    return dim if shape[dim] % count == 0 and node.args[1] == shape[dim] // count else None
+
+
+def _is_of_dtensor(node: fx.Node) -> bool:
+    stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
+    if not stack:
+        return False
+    target = stack[-1][1]
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.strip("_") in _NOT_SLICING
