@@ -267,6 +267,23 @@ def _kept(stock: Callable[[Any], bool], namespace: str, backward: bool, node: An
     return (tag not in ("is_forward", "must_be_in_forward")) == backward
 
 
+def drop_dead_chains() -> list[Change]:
+    """Let the partitioner drop the computation between dead launches, and so the launches before it.
+
+    It copies into the backward what it can compute there, and drops the launches that are dead. What is no
+    launch it keeps, dead or not, so that a launch whose result goes into a dead one would run twice. Seen
+    in 2.11 to 2.15; where the predicate is missing nothing is changed.
+    """
+    stock = getattr(_partitioners, "is_not_collective", None)
+    if stock is None:
+        return []
+    return [
+        SetAttribute(
+            _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()
+        )
+    ]
+
+
 # Calls on a tensor that tell of its sizes, or make one like it, without reading it.
 _METADATA = frozenset(
     "size stride dim numel storage_offset is_contiguous new_empty new_zeros new_ones new_full "
