@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled, is_enabled
     from dynamo_dist.comparing import compare
+    from dynamo_dist.parallel import data_parallel
     from dynamo_dist.reporting import explain
 
 __version__ = "0.1.0"
-__all__ = ["compare", "disable", "enable", "enabled", "explain", "is_enabled"]
+__all__ = ["compare", "data_parallel", "disable", "enable", "enabled", "explain", "is_enabled"]
 
 _HOME = {
     "enable": "dynamo_dist.activation",
@@ -22,6 +23,7 @@ _HOME = {
     "enabled": "dynamo_dist.activation",
     "is_enabled": "dynamo_dist.activation",
     "compare": "dynamo_dist.comparing",
+    "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
 }
 

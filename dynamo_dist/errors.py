@@ -35,3 +35,7 @@ class InFlightError(DistError):
 
 class DTensorError(DistError):
     """A compiled program did with a DTensor what cannot be done as eager does it."""
+
+
+class DataParallelError(DistError, ValueError):
+    """A module or a mesh that ``data_parallel`` cannot take; the module is left as it was."""

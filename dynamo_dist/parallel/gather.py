@@ -1,0 +1,140 @@
+"""One parameter's way from its shard to what compute reads, and its gradient's way back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+_ops = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A group by its c10d name (guarded as a constant, and the same on all its ranks) and its size."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """What the parameter was before: a DTensor of these global sizes and placements on ``mesh``."""
+
+    mesh: DeviceMesh
+    placements: Sequence[Placement]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Gather:
+    """How one parameter is read in forward.
+
+    ``rows`` is the size of dimension 0 of the whole (local to tensor parallel ranks) parameter,
+    ``shard`` the group that holds a chunk of them each (None: every rank has all), ``replicate``
+    the group whose members hold equal copies (None: no such group).
+    """
+
+    rows: int
+    shard: Ranks | None
+    replicate: Ranks | None
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    reshard_after_forward: bool
+    tensor_parallel: TensorParallel | None
+
+    def __call__(self, param: torch.Tensor) -> torch.Tensor:
+        """The whole parameter, in ``param_dtype``; a DTensor if it was one before data parallel.
+
+        The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner of
+        a compiled function gathers again instead. Eager autograd keeps it in either case.
+        """
+        again = self.shard is not None and self.reshard_after_forward
+        if again and torch.is_grad_enabled() and torch.compiler.is_compiling():
+            return checkpoint(self._read, param, use_reentrant=False, context_fn=_gather_again)
+        return self._read(param)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
+        return self
+
+    def _read(self, param: torch.Tensor) -> torch.Tensor:
+        local = param.to_local() if isinstance(param, DTensor) else param
+        whole: torch.Tensor = _Whole.apply(local, self)
+        was = self.tensor_parallel
+        if was is None:
+            return whole
+        return DTensor.from_local(
+            whole, was.mesh, was.placements, run_check=False, shape=was.shape, stride=was.stride
+        )
+
+    def whole(self, local: torch.Tensor) -> torch.Tensor:
+        """``local`` (a chunk of rows, as ``torch.chunk`` makes them) -> all rows."""
+        if self.param_dtype is not None:
+            local = local.to(self.param_dtype)
+        if self.shard is None:
+            return local.view_as(local)
+        chunk = -(-self.rows // self.shard.size)
+        padded = _pad_rows(local, chunk).contiguous()
+        gathered = _ops.all_gather_into_tensor(padded, self.shard.size, self.shard.name)
+        whole: torch.Tensor = _ops.wait_tensor(gathered)
+        return whole if whole.shape[0] == self.rows else whole[: self.rows]
+
+    def mean(self, grad: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """The gradient of all rows -> this rank's ``rows`` of its mean over all ranks, in ``dtype``.
+
+        Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then.
+        float16 is divided before the sum, which its range might not hold.
+        """
+        ranks = (self.shard.size if self.shard else 1) * (
+            self.replicate.size if self.replicate else 1
+        )
+        if self.reduce_dtype is not None:
+            grad = grad.to(self.reduce_dtype)
+        if narrow := grad.dtype == torch.float16:
+            grad = grad / ranks
+        if self.shard is not None:
+            chunk = -(-self.rows // self.shard.size)
+            padded = _pad_rows(grad, chunk * self.shard.size).contiguous()
+            scattered = _ops.reduce_scatter_tensor(padded, "sum", self.shard.size, self.shard.name)
+            grad = _ops.wait_tensor(scattered)
+        if self.replicate is not None:
+            grad = _ops.wait_tensor(_ops.all_reduce(grad.contiguous(), "sum", self.replicate.name))
+        if self.shard is not None and grad.shape[0] != rows:
+            grad = grad[:rows]
+        return (grad if narrow else grad / ranks).to(dtype)
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, gather: Gather) -> torch.Tensor:
+        ctx.gather, ctx.dtype = gather, local.dtype
+        ctx.rows = local.shape[0] if local.ndim else 0
+        return gather.whole(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None
+
+
+def _pad_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
+    missing = rows - tensor.shape[0]
+    return F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, missing]) if missing else tensor
+
+
+def _recompute(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_RECOMPUTE
+
+
+_gather_again = functools.partial(create_selective_checkpoint_contexts, _recompute)

@@ -1,0 +1,95 @@
+"""Modules whose parameters are read whole inside forward and stay sharded everywhere else."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from dynamo_dist.parallel.gather import Gather
+
+_GATHERS = "_data_parallel_gathers"
+_INPUT_DTYPE = "_data_parallel_input_dtype"
+
+
+class _Inside(threading.local):
+    """How many forwards of managed modules this thread runs in eager mode."""
+
+    depth = 0
+
+
+_inside = _Inside()
+
+
+def is_managed(module: nn.Module) -> bool:
+    """Whether parameters of this very module are data parallel, or forward begins with it."""
+    return _GATHERS in vars(module)
+
+
+def manage(
+    module: nn.Module, gathers: Mapping[str, Gather], input_dtype: torch.dtype | None = None
+) -> None:
+    """Read the parameters in ``gathers`` through them, in every forward of ``module``.
+
+    ``vars(module)["_parameters"]``, hence ``parameters()``, ``state_dict()`` and optimizers, keep
+    the sharded ones, and so does ``module.weight`` outside forward, as an initialiser wants it.
+    Floating-point inputs of forward are cast to ``input_dtype``. The module's class becomes a
+    subclass; modules of one class share it, so that one compiled function serves them all.
+    """
+    setattr(module, _GATHERS, dict(gathers))
+    setattr(module, _INPUT_DTYPE, input_dtype)
+    module.__class__ = _subclass(type(module), frozenset(gathers))
+
+
+_classes: dict[tuple[type[nn.Module], frozenset[str]], type[nn.Module]] = {}
+
+
+def _subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
+    if (base, names) not in _classes:
+        _classes[base, names] = _new_subclass(base, names)
+    return _classes[base, names]
+
+
+def _new_subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
+    @functools.wraps(base.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        dtype = getattr(self, _INPUT_DTYPE)
+        if dtype is not None:
+            args, kwargs = tree_map_only(
+                torch.Tensor,
+                lambda value: value.to(dtype) if value.is_floating_point() else value,
+                (args, kwargs),
+            )
+        if torch.compiler.is_compiling():
+            return base.forward(self, *args, **kwargs)
+        with _gathering():
+            return base.forward(self, *args, **kwargs)
+
+    members: dict[str, Any] = {name: _gathered(name) for name in names}
+    return type(f"DataParallel{base.__name__}", (base,), {"forward": forward, **members})
+
+
+def _gathered(name: str) -> property:
+    def read(self: nn.Module) -> torch.Tensor | None:
+        param = self._parameters[name]
+        if param is None or not (torch.compiler.is_compiling() or _inside.depth):
+            return param
+        whole: torch.Tensor = getattr(self, _GATHERS)[name](param)
+        return whole
+
+    return property(read)
+
+
+@contextmanager
+def _gathering() -> Iterator[None]:
+    _inside.depth += 1
+    try:
+        yield
+    finally:
+        _inside.depth -= 1

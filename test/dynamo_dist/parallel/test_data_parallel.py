@@ -1,0 +1,262 @@
+"""What the graphs hold, what parameters become, and what is refused; on fake ranks."""
+
+import expecttest
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from dynamo_dist import data_parallel
+from dynamo_dist.errors import DataParallelError
+
+SHOWN = ("mm", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+
+
+def training_step(model, x, mesh):
+    """One line for each launch and matrix product: the forward graph, then the backward graph."""
+    lines = []
+    names = {mesh.get_group(dim).group_name: dim for dim in mesh.mesh_dim_names}
+
+    def record(name):
+        def show(graph, inputs):
+            lines.append(f"{name}:")
+            for node in graph.graph.nodes:
+                if (op := getattr(node.target, "_opname", "")) in SHOWN:
+                    value = node.meta["val"]
+                    dtype = str(value.dtype).removeprefix("torch.")
+                    group = [names[arg] for arg in node.args if arg in names.keys()]
+                    lines.append(" ".join([op, str([*value.shape]), dtype, *group]))
+            return make_boxed_func(graph.forward)
+
+        return show
+
+    backend = aot_autograd(
+        fw_compiler=record("forward"),
+        bw_compiler=record("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
+    return "\n".join(lines)
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(8, 6, bias=False), nn.Linear(6, 8, bias=False))
+
+
+class TestGraphs(expecttest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _on_a_mesh(self, mesh, enabled):
+        self.mesh = mesh
+
+    def test_gathered_again_in_backward(self):
+        model = data_parallel(two_layers(), self.mesh["tp"])
+        self.assertExpectedInline(
+            training_step(model, torch.ones(3, 8), self.mesh),
+            """\
+forward:
+all_gather_into_tensor [8, 8] float32 tp
+mm [3, 6] float32
+all_gather_into_tensor [8, 6] float32 tp
+mm [3, 8] float32
+backward:
+mm [8, 6] float32
+all_gather_into_tensor [8, 6] float32 tp
+mm [3, 6] float32
+reduce_scatter_tensor [2, 6] float32 tp
+mm [6, 8] float32
+reduce_scatter_tensor [2, 8] float32 tp""",
+        )
+
+    def test_kept_for_backward_if_asked(self):
+        model = data_parallel(two_layers(), self.mesh["tp"], reshard_after_forward=False)
+        self.assertExpectedInline(
+            training_step(model, torch.ones(3, 8), self.mesh),
+            """\
+forward:
+all_gather_into_tensor [8, 8] float32 tp
+mm [3, 6] float32
+all_gather_into_tensor [8, 6] float32 tp
+mm [3, 8] float32
+backward:
+mm [8, 6] float32
+mm [3, 6] float32
+reduce_scatter_tensor [2, 6] float32 tp
+mm [6, 8] float32
+reduce_scatter_tensor [2, 8] float32 tp""",
+        )
+
+    def test_hybrid_reduces_shards_over_replicas(self):
+        model = data_parallel(nn.Linear(8, 8, bias=False), self.mesh, mode="hybrid")
+        self.assertExpectedInline(
+            training_step(model, torch.ones(3, 8), self.mesh),
+            """\
+forward:
+all_gather_into_tensor [8, 8] float32 tp
+mm [3, 8] float32
+backward:
+mm [8, 8] float32
+reduce_scatter_tensor [2, 8] float32 tp
+all_reduce [2, 8] float32 dp""",
+        )
+
+    def test_replicas_reduce_alone(self):
+        model = data_parallel(two_layers(), self.mesh, mode="replicate", dim_names=("dp",))
+        self.assertExpectedInline(
+            training_step(model, torch.ones(3, 8), self.mesh),
+            """\
+forward:
+mm [3, 6] float32
+mm [3, 8] float32
+backward:
+mm [8, 6] float32
+mm [3, 6] float32
+all_reduce [8, 6] float32 dp
+mm [6, 8] float32
+all_reduce [6, 8] float32 dp""",
+        )
+
+    def test_gathers_in_one_dtype_and_reduces_in_another(self):
+        model = data_parallel(
+            nn.Linear(8, 8, bias=False),
+            self.mesh["tp"],
+            param_dtype=torch.bfloat16,
+            reduce_dtype=torch.float32,
+        )
+        self.assertExpectedInline(
+            training_step(model, torch.ones(3, 8), self.mesh),
+            """\
+forward:
+all_gather_into_tensor [8, 8] bfloat16 tp
+mm [3, 8] bfloat16
+backward:
+mm [8, 8] bfloat16
+reduce_scatter_tensor [2, 8] float32 tp""",
+        )
+        assert model(torch.ones(3, 8)).dtype == torch.bfloat16
+        (param,) = model.parameters()
+        assert param.dtype == param.grad.dtype == torch.float32
+
+    def test_inference_keeps_nothing_and_gathers_once(self):
+        model = data_parallel(nn.Linear(8, 8, bias=False), self.mesh["tp"])
+        seen = []
+
+        def backend(graph, inputs):
+            seen.extend(getattr(node.target, "__name__", "") for node in graph.graph.nodes)
+            return graph.forward
+
+        with torch.no_grad():
+            torch.compile(model, backend=backend, fullgraph=True)(torch.ones(3, 8))
+        assert "tag_activation_checkpoint" not in seen
+        assert seen.count("all_gather_into_tensor") == 1
+
+
+def test_parameters_are_sharded_outside_forward_and_whole_inside(mesh):
+    inside = []
+
+    class Linear(nn.Linear):
+        def forward(self, x):
+            inside.append(self.weight)
+            return super().forward(x)
+
+    model = data_parallel(Linear(5, 6), mesh["tp"])
+    assert isinstance(model, Linear)
+    assert list(model.state_dict()) == ["weight", "bias"]
+    assert model.weight is model._parameters["weight"]
+    assert model.weight.placements == (Shard(0),) and model.weight.shape == (6, 5)
+    assert model.weight.to_local().shape == (2, 5)  # torch.chunk: 2, 2, 2, 0
+    nn.init.ones_(model.weight)
+    assert model.weight.to_local().eq(1).all()
+    model(torch.ones(1, 5))
+    assert type(inside[0]) is torch.Tensor and inside[0].shape == (6, 5)
+    assert isinstance(model.weight, DTensor)
+
+
+def test_modules_of_one_class_share_a_class(mesh):
+    model = data_parallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), mesh["dp"])
+    assert type(model[0]) is type(model[2]) is not nn.Linear
+    assert type(model[1]) is nn.ReLU
+
+
+def test_tensor_parallel_parameters_are_split_further(mesh):
+    model = parallelize_module(nn.Linear(4, 16), mesh["tp"], ColwiseParallel())
+    data_parallel(model, mesh["dp"])
+    assert model.weight.device_mesh.mesh_dim_names == ("dp", "tp")
+    assert model.weight.placements == (_StridedShard(0, split_factor=4), Shard(0))
+    assert model.weight.to_local().shape == (2, 4)
+    assert model.weight.shape == (16, 4)
+
+
+def test_a_child_keeps_its_own(mesh):
+    model = two_layers()
+    data_parallel(model[0], mesh["dp"], mode="replicate")
+    data_parallel(model, mesh["tp"])
+    assert model[0].weight.placements == (Replicate(),)
+    assert model[1].weight.placements == (Shard(0),)
+
+
+def test_meta_parameters_stay_meta(mesh):
+    with torch.device("meta"):
+        model = two_layers()
+    data_parallel(model, mesh["tp"])
+    assert all(param.is_meta for param in model.parameters())
+    assert model.to_empty(device="cpu")[0].weight.to_local().shape == (2, 8)
+
+
+def refused(call, what):
+    with pytest.raises(DataParallelError, match=what):
+        call()
+
+
+def test_what_is_refused_leaves_the_module_as_it_was(mesh):
+    tied = two_layers()
+    tied[1].weight = tied[0].weight
+    refused(lambda: data_parallel(tied, mesh["dp"]), "'0.weight' and '1.weight' are one parameter")
+    assert type(tied[0]) is nn.Linear
+
+    model = two_layers()
+    refused(lambda: data_parallel(model, mesh), "takes a mesh of 1 dimensions")
+    refused(lambda: data_parallel(model, mesh["dp"], mode="hybrid"), "takes a mesh of 2 dimensions")
+    refused(lambda: data_parallel(model, mesh, dim_names=("data",)), "no dimension 'data'")
+    refused(lambda: data_parallel(model, mesh["dp"], mode="shard"), "'fully_shard', 'hybrid'")
+    assert not isinstance(model[0].weight, DTensor)
+
+    data_parallel(model, mesh["dp"])
+    refused(lambda: data_parallel(model, mesh["dp"]), "data parallel already")
+
+    distributed = parallelize_module(nn.Linear(4, 4), mesh["tp"], ColwiseParallel())
+    refused(lambda: data_parallel(distributed, mesh["tp"]), "already a DTensor on")
+    pending = nn.Linear(4, 4)
+    pending.weight = nn.Parameter(
+        DTensor.from_local(pending.weight.detach(), mesh["tp"], [Partial()])
+    )
+    refused(lambda: data_parallel(pending, mesh["dp"]), "pending sum|placements")
+    refused(
+        lambda: data_parallel(
+            parallelize_module(nn.Linear(4, 12), mesh["tp"], ColwiseParallel()), mesh["dp"]
+        ),
+        "3 rows per tensor parallel rank, which 2",
+    )
+    wrapped = fully_shard(nn.Linear(4, 4), mesh=mesh["dp"])
+    refused(lambda: data_parallel(wrapped, mesh["dp"]), "wrapped by FSDPLinear already")
+
+
+def test_one_number_is_held_by_all(mesh):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return x * self.scale
+
+    model = data_parallel(Scaled(), mesh["dp"])
+    assert model.scale.placements == (Replicate(),)
+    model(torch.ones(3)).sum().backward()
+    assert model.scale.grad.to_local() == 3 / 2  # a fake sum over two ranks is one rank's value
+    refused(lambda: data_parallel(Scaled(), mesh, mode="hybrid"), "no dimension to shard")
