@@ -329,6 +329,21 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode()
 
 
+def run_on_local_tensors(
+    call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Call ``call`` once on tensors that hold every rank's value; its flat results, by rank.
+
+    ``LocalTensorMode`` was seen in 2.11 to 2.15.
+    """
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+
+    with LocalTensorMode(world_size):
+        results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
+    flat = results if isinstance(results, (list, tuple)) else [results]
+    return [[tensor._local_tensors[rank] for tensor in flat] for rank in range(world_size)]
+
+
 def init_fake_group(world_size: int, rank: int) -> None:
     """Initialise the default process group on fake ranks. Seen in 2.11 to 2.15."""
     import torch.distributed as dist

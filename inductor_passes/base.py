@@ -11,6 +11,8 @@ from typing import ClassVar
 from torch import fx
 
 from inductor_passes.cost import CostModel
+from inductor_passes.records import ScheduleRecord
+from inductor_passes.schedule.options import ScheduleOptions
 
 
 class Numerics(enum.Enum):
@@ -23,17 +25,29 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """What one run of a pass did. ``counters`` are non-negative integers, named in the pass's docstring."""
+    """What one run of a pass did. ``counters`` are non-negative integers, named in the pass's docstring.
+
+    ``schedule``: the decision of a pass that settles the order of the whole graph, so that the passes
+    that are a ``fallback`` have nothing left to do.
+    """
 
     changed: bool
     counters: Mapping[str, int] = field(default_factory=dict)
+    schedule: ScheduleRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What a pass may be built from: the cost model of the compile's topology."""
+    """What a pass may be built from.
+
+    ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
+    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph.
+    """
 
     cost: CostModel
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    exact: bool = False
+    ranks_differ: bool = False
 
 
 class GraphPass(abc.ABC):
@@ -44,9 +58,11 @@ class GraphPass(abc.ABC):
     """
 
     name: ClassVar[str]
-    numerics: ClassVar[Numerics] = Numerics.BITWISE
+    numerics: Numerics = Numerics.BITWISE
     # A pass that sets the order of launches and waits. While one is on, stock's schedulers are off.
     schedules: ClassVar[bool] = False
+    # Runs only where no pass before it has settled the order of the whole graph.
+    fallback: ClassVar[bool] = False
     # Promise checked after every run: the launches of a group keep their order.
     keeps_launch_order: ClassVar[bool] = True
     # Skipped on graphs without a collective, so that those compile to stock's code.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
@@ -28,13 +28,19 @@ def describe(
     warnings = [
         f"{p.name} failed and was left out: {p.reason}" for p in passes if p.status == "failed"
     ]
+    schedule = next((p.schedule for p in passes if p.schedule is not None), None)
+    why = {item.name: item.reason for item in schedule.exposed} if schedule is not None else {}
+    if schedule is not None and schedule.fixed:
+        warnings.append(
+            f"nothing could be moved past {', '.join(schedule.fixed)}: effects stay in place"
+        )
     return GraphRecord(
         graph_id=graph_id,
         phase=phase,
         node_count=len(graph.nodes),
         topology=cost.name,
         passes=tuple(passes),
-        collectives=tuple(_collective(n, cost, before, after) for n in c.launches(graph)),
+        collectives=tuple(_collective(n, cost, before, after, why) for n in c.launches(graph)),
         before=before.record(),
         after=after.record(),
         order=tuple(order_events(graph)),
@@ -63,7 +69,7 @@ def order_events(graph: fx.Graph) -> list[str]:
 
 
 def _collective(
-    node: fx.Node, cost: CostModel, before: Timeline, after: Timeline
+    node: fx.Node, cost: CostModel, before: Timeline, after: Timeline, why: Mapping[str, str]
 ) -> CollectiveRecord:
     tensors = list(c.input_tensors(node))
     return CollectiveRecord(
@@ -78,4 +84,5 @@ def _collective(
         predicted_us=cost.launch_us(node),
         exposed_before_us=before.exposed_by_launch.get(node.name, 0.0),
         exposed_after_us=after.exposed_by_launch.get(node.name, 0.0),
+        why_exposed=why.get(node.name, ""),
     )

@@ -48,7 +48,7 @@ def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
     if asked:
         log.warning(
             "Inductor's own scheduling (%s) is off in this compile: two schedulers undo each "
-            "other, and options={'schedule': 'local'} owns it. Use options={'schedule': 'off'} "
+            "other, and the pass 'schedule' owns it. Use options={'schedule': 'off'} "
             "to let Inductor's run instead.",
             ", ".join(asked),
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from inductor_passes import _torch, pin, registry
 from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
+from inductor_passes.schedule.options import ScheduleOptions
 
-SCHEDULES = ("local", "off")
+SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off",)
 ON_PASS_ERROR = ("raise", "skip")
 
@@ -25,7 +26,8 @@ class PassOptions:
     disable: names of passes, or ``pin_order``, to leave out.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
-    schedule: ``local`` moves single launches and waits, ``off`` leaves order to Inductor.
+    schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
+        and waits only, ``off`` to leave order to Inductor.
     plan: ``off``; no planner exists yet.
     exact: only passes that keep every bit.
     on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
@@ -35,7 +37,7 @@ class PassOptions:
     disable: tuple[str, ...] = ()
     topology: str | None = None
     report: str | None = None
-    schedule: str = "local"
+    schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
     plan: str = "off"
     exact: bool = False
     on_pass_error: str = "raise"
@@ -45,7 +47,8 @@ class PassOptions:
         for name in (*(self.passes or ()), *self.disable):
             if name not in known:
                 raise registry.unknown_pass(name, known)
-        _one_of("schedule", self.schedule, SCHEDULES)
+        if not isinstance(self.schedule, ScheduleOptions):
+            _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
         _one_of("plan", self.plan, PLANS)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
@@ -92,6 +95,8 @@ def _coerce(key: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise OptionError(f"Option 'exact' is {value!r}.", "It takes True or False.")
         return value
+    if key == "schedule" and isinstance(value, Mapping):
+        return ScheduleOptions.of(value)
     if key in ("topology", "report"):
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise OptionError(f"Option {key!r} is {value!r}.", "It takes a name or a path.")
@@ -103,7 +108,7 @@ def _names_fix() -> str:
     return f"Known passes are {', '.join((*registry.registered_passes(), pin.NAME))}."
 
 
-def _one_of(key: str, value: object, known: tuple[str, ...]) -> None:
+def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise OptionError(
             f"Option {key!r} is {value!r}.", "", f"It takes one of {', '.join(map(repr, known))}."

@@ -12,7 +12,12 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collectives import input_tensors, is_launch
-from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
+from inductor_passes.cost import (
+    CostModel,
+    TopologyCostModel,
+    default_topology,
+    load_topology,
+)
 from inductor_passes.describe import describe
 from inductor_passes.errors import (
     InvariantError,
@@ -23,6 +28,8 @@ from inductor_passes.errors import (
 from inductor_passes.invariants import Communication, check_communication
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.schedule.options import ScheduleOptions
+from inductor_passes.schedule.schedule import Schedule
 from inductor_passes.simulate import simulate
 from inductor_passes.source_lines import user_line
 
@@ -35,10 +42,12 @@ def run_passes(
     *,
     phase: str = "inference",
     graph_id: str = "",
+    ranks_differ: bool = False,
 ) -> GraphRecord | None:
     """Run the passes on a post-grad graph, in place, and predict the timeline before and after.
 
-    Does not pin the order for lowering; the compile does. Returns None, and changes nothing, for a
+    Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold another
+    graph, and are told so too. Returns None, and changes nothing, for a
     graph without a collective on which no pass wants to run. Raises what a failing pass raises,
     under ``on_pass_error="raise"``.
     """
@@ -47,13 +56,20 @@ def run_passes(
     cost = cost_model(graph, options)
     passes = [
         p
-        for p in selected_passes(PassContext(cost), options)
+        for p in selected_passes(pass_context(cost, options, ranks_differ), options)
         if has_launch or not p.needs_collectives
     ]
     if not has_launch and not passes:
         return None
     before = simulate(graph, cost)
-    records = [run_pass(p, graph, on_error=options.on_pass_error) for p in passes]
+    records: list[PassRecord] = []
+    for pass_ in passes:
+        settled = next((r.name for r in records if r.schedule is not None), None)
+        if pass_.fallback and settled:
+            reason = f"{settled} has set the order"
+            records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
+        else:
+            records.append(run_pass(pass_, graph, on_error=options.on_pass_error))
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
     return describe(
@@ -67,12 +83,25 @@ def run_passes(
     )
 
 
+def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
+    """What the passes of one compile are built from."""
+    schedule = options.schedule
+    return PassContext(
+        cost,
+        schedule if isinstance(schedule, ScheduleOptions) else ScheduleOptions(),
+        options.exact,
+        ranks_differ,
+    )
+
+
 def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPass]:
     """The passes that these options run, in order."""
     allowed = []
     for pass_ in registry.build_passes(context, options.passes, options.disable):
         named = options.passes is not None and pass_.name in options.passes
         if pass_.schedules and options.schedule == "off":
+            continue
+        if isinstance(pass_, Schedule) and options.schedule == "local":
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue
@@ -169,4 +198,5 @@ def _record(
         counters=dict(stats.counters),
         seconds=time.perf_counter() - start,
         reason=reason,
+        schedule=stats.schedule,
     )

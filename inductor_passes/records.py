@@ -15,7 +15,10 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
-    """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line."""
+    """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
+
+    ``why_exposed``: ``data``, ``channel``, ``memory cap`` or ``at the bound``, where the scheduler said it.
+    """
 
     name: str
     kind: str
@@ -28,11 +31,60 @@ class CollectiveRecord:
     predicted_us: float
     exposed_before_us: float
     exposed_after_us: float
+    why_exposed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExposedRecord:
+    """Why a launch of a scheduled graph is not hidden: ``reason`` as ``schedule.solution.Exposed`` has it."""
+
+    name: str
+    exposed_us: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRecord:
+    """What the scheduler decided on one graph: predicted, not measured.
+
+    ``decision``: what was applied, or why nothing was. ``bound_us``: no schedule is shorter under the
+    model. ``fixed``: nodes whose effects keep them, and everything around them, in place.
+    """
+
+    decision: str
+    nodes: int
+    launches: int
+    buckets: int
+    makespan_before_us: float
+    makespan_after_us: float
+    bound_us: float
+    peak_before_bytes: int
+    peak_after_bytes: int
+    cap_bytes: int
+    seconds: float
+    exposed: tuple[ExposedRecord, ...] = ()
+    fixed: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the makespan is, as a share of the bound."""
+        return self.makespan_after_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ScheduleRecord:
+        """Inverse of ``dataclasses.asdict``."""
+        fields = dict(data)
+        fields["exposed"] = tuple(ExposedRecord(**e) for e in fields["exposed"])
+        fields["fixed"] = tuple(fields["fixed"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One run of one pass; ``status`` is ``ran``, ``skipped`` (with ``reason``) or ``failed``."""
+    """One run of one pass; ``status`` is ``ran``, ``skipped`` (with ``reason``) or ``failed``.
+
+    ``schedule`` is there where the pass is the global scheduler.
+    """
 
     name: str
     numerics: str
@@ -41,6 +93,15 @@ class PassRecord:
     counters: dict[str, int]
     seconds: float
     reason: str = ""
+    schedule: ScheduleRecord | None = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> PassRecord:
+        """Inverse of ``dataclasses.asdict``."""
+        schedule = data.get("schedule")
+        return cls(
+            **{**data, "schedule": None if schedule is None else ScheduleRecord.from_json(schedule)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +147,11 @@ class GraphRecord:
     order_kept: bool | None = None
     warnings: tuple[str, ...] = ()
 
+    @property
+    def schedule(self) -> ScheduleRecord | None:
+        """What the global scheduler decided; None where it did not run."""
+        return next((p.schedule for p in self.passes if p.schedule is not None), None)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the schema's version."""
         return {"schema": SCHEMA_VERSION, **dataclasses.asdict(self)}
@@ -98,7 +164,7 @@ class GraphRecord:
             raise ValueError(
                 f"graph record has schema {data.get('schema')}, expected {SCHEMA_VERSION}"
             )
-        fields["passes"] = tuple(PassRecord(**p) for p in fields["passes"])
+        fields["passes"] = tuple(PassRecord.from_json(p) for p in fields["passes"])
         fields["collectives"] = tuple(CollectiveRecord(**c) for c in fields["collectives"])
         for which in ("before", "after"):
             timeline = dict(fields[which])

@@ -10,12 +10,13 @@ from inductor_passes.base import GraphPass, PassContext
 from inductor_passes.errors import OptionError
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
+from inductor_passes.schedule.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
-DEFAULT_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, SinkWaits, HoistLaunches)
+DEFAULT_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, Schedule, SinkWaits, HoistLaunches)
 
 Registered = type[GraphPass] | GraphPass
 

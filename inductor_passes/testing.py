@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_passes._torch import fake_tensor_mode, init_fake_group
+from inductor_passes._torch import fake_tensor_mode, init_fake_group, run_on_local_tensors
 
 
 @contextlib.contextmanager
@@ -60,6 +60,19 @@ def trace(
         with fake_tensor_mode():
             inputs = [torch.empty(tuple(shape), dtype=dtype, device=device) for shape in shapes]
         return make_fx(fn, tracing_mode="fake")(*inputs).graph
+
+
+def run_on_ranks(graph: fx.Graph, *inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What the graph returns on each rank, with collectives that move true numbers, in one process.
+
+    ``inputs`` has one entry for each graph input: its local value on every rank. Needs a fake group of
+    as many ranks to be initialised.
+    """
+    return run_on_local_tensors(
+        fx.Interpreter(fx.GraphModule({}, graph)).run,
+        dist.get_world_size(),
+        [dict(enumerate(of_ranks)) for of_ranks in inputs],
+    )
 
 
 def dump(graph: fx.Graph) -> str:

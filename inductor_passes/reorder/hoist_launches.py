@@ -44,6 +44,7 @@ class HoistLaunches(GraphPass):
 
     name = "hoist_launches"
     schedules = True
+    fallback = True
 
     def __init__(self, cost: CostModel, *, budget_bytes: int = 1 << 30, lead: float = 1.25) -> None:
         self.cost = cost

@@ -39,6 +39,7 @@ class SinkWaits(GraphPass):
 
     name = "sink_waits"
     schedules = True
+    fallback = True
 
     def requires(self, graph: fx.Graph) -> None:
         check_functional(graph, self.name)

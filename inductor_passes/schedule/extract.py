@@ -7,7 +7,7 @@ would keep its value in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,17 @@ class Extracted:
 
 
 def extract(
-    graph: fx.Graph, cost: CostModel, *, name: str = "graph", ranks_differ: bool = False
+    graph: fx.Graph,
+    cost: CostModel,
+    *,
+    name: str = "graph",
+    ranks_differ: bool = False,
+    merge: Collection[str] = MERGED_OPS,
 ) -> Extracted:
     """Reduce a post-grad graph to numbers. Linear in nodes and edges; the graph is not changed.
 
-    ``ranks_differ``: launches keep their order and none can be merged. Sizes are local, symbolic ones
-    by their hint; times are the cost model's.
+    ``ranks_differ``: launches keep their order. ``merge``: kinds of launches that may share a bucket.
+    Sizes are local, symbolic ones by their hint; times are the cost model's.
     """
     nodes = list(graph.nodes)
     owners = memory_owners(graph)
@@ -74,7 +79,7 @@ def extract(
         special: dict[str, Any] = {"kind": "compute"}
         if does == "launch":
             launch_into[owners[i]] = i
-            special = _of_launch(node, mergeable=not ranks_differ)
+            special = _of_launch(node, merge)
         elif does == "wait":
             special = {"kind": "wait"}
             launch = launch_into.pop(owners[i], None)
@@ -115,14 +120,14 @@ def extract(
     )
 
 
-def _of_launch(launch: fx.Node, *, mergeable: bool) -> dict[str, Any]:
+def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
     name = kind(launch)
     tensors = list(input_tensors(launch))
     return {
         "kind": "launch",
         "group": group_name(launch),
         # An operation of its own has no partner to merge with.
-        "op": name if mergeable and can_merge(launch) else f"{name}, {launch.name}",
+        "op": name if name in merge and can_merge(launch) else f"{name}, {launch.name}",
         "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
         "reduce": reduce_op(launch),
         "payload": payload_bytes(launch),

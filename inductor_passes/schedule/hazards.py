@@ -21,6 +21,7 @@ from inductor_passes.cost.collective_cost import role
 BARRIERS = frozenset(("barrier", "monitored_barrier"))
 # One rank's send is another's receive, one rank's input larger than another's.
 _UNEQUAL_KINDS = frozenset(("send", "recv", "isend", "irecv", "batch_p2p", "scatter", "gather"))
+_CHECKS = ("_assert", "sym_constrain")
 _EFFECTFUL = frozenset(("with_effects", "call_torchbind"))
 
 
@@ -41,7 +42,11 @@ def is_fence(node: fx.Node) -> bool:
         return False
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.target.name() in _EFFECTFUL or node.is_impure() or _communicates(node)
-    return node.is_impure() and not mutated_inputs(node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        if mutated_inputs(node) or node.target._opname.startswith(_CHECKS):
+            return False  # what is written is known, and a check may run at any time
+        return node.is_impure() or not node.target._schema.returns
+    return node.is_impure()
 
 
 def shows_that_ranks_differ(graph: fx.Graph) -> bool:
@@ -50,7 +55,9 @@ def shows_that_ranks_differ(graph: fx.Graph) -> bool:
     Symbolic sizes count: their hints are what this rank happened to see.
     """
     for node in graph.nodes:
-        if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt):
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        if any(isinstance(size, torch.SymInt) for size in sizes):
             return True
         if role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node)):
             return True
