@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from progress import Progress
 
-from dynamo_dist._torch import unique_graphs
+from dynamo_dist.comparing._torch import unique_graphs
 from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
 from dynamo_dist.reporting import collect
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from data import Sizes, load_sharded, text_batches
 from progress import Progress
 
-from dynamo_dist._torch import unique_graphs
+from dynamo_dist.comparing._torch import unique_graphs
 from dynamo_dist.comparing.measure import launches_counted
 from dynamo_dist.comparing.records import VARIANTS, VariantResult
 from dynamo_dist.comparing.variants import compiled, plugin_for, simulated

@@ -98,7 +98,7 @@ def test_nothing_passes_an_effect_and_the_report_says_so():
         return y, z @ wait(c10d.all_gather_into_tensor(w, RANKS, "0"))
 
     graph = trace(program, [16, 16], [4, 16], [4, 16])
-    record = ip.run_passes(graph, ip.PassOptions(topology="h100x8"))
+    record = ip.run_passes(graph, ip.PassOptions(passes=("schedule",)))
     names = [n.name for n in graph.nodes]
     assert names.index("mm_1") < names.index("note") < names.index("all_gather_into_tensor_1")
     assert any("note" in warning for warning in record.warnings)
@@ -120,13 +120,18 @@ def test_where_ranks_differ_launches_keep_the_programs_order():
 def test_the_scheduler_stands_in_for_the_local_moves():
     record = ip.run_passes(trace(gathers, *GATHERS))
     status = {p.name: p.status for p in record.passes}
-    assert status == {"schedule": "ran", "sink_waits": "skipped", "hoist_launches": "skipped"}
+    assert [*status.items()][-3:] == [
+        ("schedule", "ran"),
+        ("sink_waits", "skipped"),
+        ("hoist_launches", "skipped"),
+    ]
     local = ip.run_passes(trace(gathers, *GATHERS), ip.PassOptions(schedule="local"))
-    assert [(p.name, p.status) for p in local.passes] == [
+    assert [(p.name, p.status) for p in local.passes][-2:] == [
         ("sink_waits", "ran"),
         ("hoist_launches", "ran"),
     ]
-    assert ip.run_passes(trace(gathers, *GATHERS), ip.PassOptions(schedule="off")).passes == ()
+    off = ip.run_passes(trace(gathers, *GATHERS), ip.PassOptions(schedule="off"))
+    assert not {"schedule", "sink_waits", "hoist_launches"} & {p.name for p in off.passes}
 
 
 def test_options():
