@@ -1,0 +1,196 @@
+#!/usr/bin/env python
+"""How long do the corpus's programs take to trace, and their guards to check, with the plugin and without?
+
+    python tools/bench/tracing.py [--repeats 3] [--case SUBSTR] [--json] [--write FILE]
+
+Every program of ``test/corpus`` that both stock and the plugin compile (backend ``aot_eager``, a fake
+group of 8 ranks) is compiled by both in turn, ``--repeats`` times, in one process. Tracing time is the
+CPU time of the first call, Dynamo and AOTAutograd, the smallest of the repeats. Guard time is the CPU
+time of one check of all guards of a program with its first inputs, both variants in turn, medians.
+Ratios are of sums over all programs: 1.05 is the most allowed for tracing, 1.0 plus noise for guards.
+Absolute times are this machine's; the ratios are the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CORPUS = Path(__file__).parents[2] / "test" / "corpus"
+ROUNDS, CHECKS = 9, 100
+
+
+def load_corpus() -> Any:
+    """The corpus's ``run`` module, which reads its options when it is imported."""
+    arguments, sys.argv = sys.argv, ["run.py"]
+    sys.path.insert(0, str(CORPUS))
+    import run
+
+    sys.argv = arguments
+    return run
+
+
+class Guards:
+    """The guards of every graph that is compiled while ``watching``, with what they check."""
+
+    def __init__(self) -> None:
+        import torch._dynamo.guards as guards
+
+        self.module = guards
+        self.profile = guards.profile_guard_manager
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[list[tuple[Any, Any]]]:
+        """Dynamo profiles each guard manager once when it is made: that call tells of it."""
+        found: list[tuple[Any, Any]] = []
+
+        def profile(root: Any, scope: Any, count: int) -> float:
+            found.append((root, dict(scope)))
+            return self.profile(root, scope, count)
+
+        self.module.profile_guard_manager = profile  # type: ignore[assignment]
+        try:
+            yield found
+        finally:
+            self.module.profile_guard_manager = self.profile
+
+    def microseconds(self, found: list[tuple[Any, Any]]) -> float:
+        """One check of all of them."""
+        start = time.process_time_ns()
+        for root, scope in found:
+            for _ in range(CHECKS):
+                root.check(scope)
+        return (time.process_time_ns() - start) / CHECKS / 1e3
+
+
+class Bench:
+    """Both variants of one program after the other."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.guards = run, Guards()
+
+    def compile(self, case: dict[str, Any]) -> tuple[float, list[tuple[Any, Any]]]:
+        """CPU milliseconds of the first call, and the guards."""
+        import torch
+
+        options = case["opts"]
+        torch.compiler.reset()
+        self.run.clear_dtensor()
+        setup = self.run.build(case)
+        gc.collect()
+        patched = (
+            torch._dynamo.config.patch(**options["config"])
+            if options.get("config")
+            else contextlib.nullcontext()
+        )
+        with patched, self.guards.watching() as found:
+            function = self.run.compiled(case, setup, not options.get("nofg"))
+            start = time.process_time()
+            self.run.go(case, setup, function, setup["args_list"][0])
+            return (time.process_time() - start) * 1e3, found
+
+    def measure(self, case: dict[str, Any], repeats: int) -> dict[str, Any] | None:
+        """One record; None for a program that not both compile, or that eager fails."""
+        import dynamo_dist
+
+        times: dict[str, list[float]] = {"stock": [], "ours": []}
+        guards: dict[str, list[tuple[Any, Any]]] = {}
+        for _ in range(repeats):
+            for variant in times:
+                try:
+                    with dynamo_dist.enabled() if variant == "ours" else contextlib.nullcontext():
+                        spent, guards[variant] = self.compile(case)
+                except Exception:
+                    return None
+                times[variant].append(spent)
+        checks: dict[str, list[float]] = {"stock": [], "ours": []}
+        for _ in range(ROUNDS):
+            for variant, found in guards.items():
+                checks[variant].append(self.guards.microseconds(found))
+        return {
+            "name": case["name"],
+            "stock_ms": round(min(times["stock"]), 3),
+            "ours_ms": round(min(times["ours"]), 3),
+            "stock_guard_us": round(statistics.median(checks["stock"]), 3),
+            "ours_guard_us": round(statistics.median(checks["ours"]), 3),
+        }
+
+
+def summarise(programs: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
+    """Sums and ratios over all programs."""
+    import torch
+
+    total = {key: sum(p[key] for p in programs) for key in programs[0] if key != "name"}
+    ratios = [p["ours_ms"] / p["stock_ms"] for p in programs]
+    return {
+        "torch": torch.__version__,
+        "programs_compared": len(programs),
+        "repeats": repeats,
+        "kind": "measured, CPU time, fake group of 8 ranks, backend aot_eager",
+        "tracing_ratio": round(total["ours_ms"] / total["stock_ms"], 4),
+        "tracing_ratio_median_program": round(statistics.median(ratios), 4),
+        "guard_ratio": round(total["ours_guard_us"] / total["stock_guard_us"], 4),
+        "programs": programs,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """A table of the sums and of the programs that lose most."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"torch {result['torch']}, {result['programs_compared']} programs")
+    for column in ("", "stock", "ours", "ratio"):
+        table.add_column(column, justify="left" if not column else "right")
+    programs = result["programs"]
+    for label, unit in (("tracing", "ms"), ("guards, one check", "guard_us")):
+        stock, ours = (sum(p[f"{v}_{unit}"] for p in programs) for v in ("stock", "ours"))
+        table.add_row(
+            f"{label} ({unit[-2:]})", f"{stock:.1f}", f"{ours:.1f}", f"{ours / stock:.3f}"
+        )
+    table.add_section()
+    for unit in ("ms", "guard_us"):
+        worst = sorted(programs, key=lambda p: p[f"stock_{unit}"] - p[f"ours_{unit}"])[:8]
+        for p in worst:
+            stock, ours = p[f"stock_{unit}"], p[f"ours_{unit}"]
+            ratio = f"{ours / stock:.2f}" if stock else ""
+            table.add_row(f"{p['name']} ({unit[-2:]})", f"{stock:.1f}", f"{ours:.1f}", ratio)
+        table.add_section()
+    Console().print(table)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--case", default="", help="only programs whose name holds this")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--write", type=Path, help="write the JSON object to this file too")
+    arguments = parser.parse_args()
+    run = load_corpus()
+    bench = Bench(run)
+    programs = []
+    with contextlib.redirect_stdout(sys.stderr):
+        for case in run.C.CASES:
+            if arguments.case in case["name"]:
+                record = bench.measure(case, arguments.repeats)
+                programs += [record] if record else []
+    result = summarise(programs, arguments.repeats)
+    if arguments.write:
+        arguments.write.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()
