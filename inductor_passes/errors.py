@@ -39,3 +39,7 @@ class PassFailedError(PassesError):
 
 class GroupError(PassesError):
     """A process group that does not exist, or that does not serve the tensors' device."""
+
+
+class KernelError(PassesError):
+    """A fused kernel that cannot run, or whose wait for a peer gave up."""

@@ -1,0 +1,1 @@
+"""Triton kernels that wait for peers inside, one a file. Importing this package imports no triton."""

@@ -1,0 +1,46 @@
+"""Private torch names of the kernels: symmetric memory. Each behind a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def has_symmetric_memory() -> bool:
+    """Whether this torch can allocate memory that peers map. Seen in 2.11 to 2.15, CUDA builds."""
+    if not torch.cuda.is_available():
+        return False
+    try:
+        from torch.distributed import _symmetric_memory as symm
+    except ImportError:
+        return False
+    return hasattr(symm, "empty") and hasattr(symm, "rendezvous")
+
+
+def symmetric_buffers(nbytes: int, group_name: str, device: torch.device) -> Sequence[torch.Tensor]:
+    """A zeroed uint8 buffer of every rank of the group, mapped into this process; index is group rank.
+
+    A collective: every rank of the group calls it alike. ``empty``, ``rendezvous`` and ``get_buffer`` were
+    seen in torch 2.11 to 2.15. Raises RuntimeError where peers cannot map each other's memory.
+    """
+    from torch.distributed import _symmetric_memory as symm
+
+    private: Any = symm
+    mine = private.empty(nbytes, dtype=torch.uint8, device=device)
+    mine.zero_()
+    handle = private.rendezvous(mine, group_name)
+    torch.cuda.synchronize(device)
+    handle.barrier(channel=0)  # nobody signals into a buffer that its owner is still zeroing
+    peers = [handle.get_buffer(r, (nbytes,), torch.uint8) for r in range(handle.world_size)]
+    peers[handle.rank] = mine
+    return peers
+
+
+def group_rank(group_name: str) -> int:
+    """This process's rank in a group. ``_resolve_process_group`` was seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    private: Any = distributed_c10d
+    return int(private._resolve_process_group(group_name).rank())

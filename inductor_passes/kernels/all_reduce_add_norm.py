@@ -1,0 +1,346 @@
+"""``inductor_passes::all_reduce_add_rmsnorm`` and ``..._layernorm``: a sum over ranks, and what reads it.
+
+The sum of the ranks' inputs, plus an optional bias, plus an optional residual, rounded to the type of the
+input; that total is an output, and so are its norm and the statistics that a backward pass wants. The
+unfused chain rounds the sum before it adds, and its norm once more before the weight; this rounds the total
+and the norm, nothing between. One-shot reads every rank's row; under two-shot, for larger messages, each
+rank sums a share of the rows. Adding in the order of ranks gives every rank identical bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from inductor_passes.kernels import device as dev
+from inductor_passes.kernels.all_reduce import TWO_SHOT_BYTES
+from inductor_passes.kernels.all_reduce import reference as sum_reference
+from inductor_passes.kernels.workspace import Workspace, find_workspace
+
+FAMILY = "all_reduce_add_norm"
+# A row is held in registers, by at most 1024 threads of 64 registers.
+MAX_ROW = 16384
+E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def all_reduce_add_norm_kernel(
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    shift_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    rstd_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    peers_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    rows: tl.tensor,
+    D: tl.tensor,
+    eps: tl.tensor,
+    half_bytes: tl.tensor,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TWO_SHOT: tl.constexpr,
+    MODE: tl.constexpr,
+) -> None:
+    """Rows of ``D`` elements. A pointer may be None: then that input or output is not there.
+
+    With ``mean_ptr`` it is a layer norm. With ``scale_ptr`` y is float8 and each row has a scale. Virtual
+    ranks are axis 1 of the grid; their tensors of ``rows`` lie end to end, weights are shared. Under two-shot the ``j``-th row of a program is summed by
+    rank ``j % WORLD``.
+    """
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    program = tl.program_id(0)
+    local = tl.program_id(1)
+    state_ptr += local * dev.STATE_WORDS
+    rank = tl.load(state_ptr + dev.RANK)
+    epoch = dev.next_epoch(state_ptr, program)
+    half = tl.cast(epoch & 1, tl.int64) * half_bytes
+    sums = half + half_bytes // 2
+    mine_rows = tl.cdiv(rows - program, PROGRAMS)
+    first_row = tl.cast(local, tl.int64) * rows
+    col = tl.arange(0, BLOCK)
+    inside = col < D
+
+    mine = dev.data_of(peers_ptr, rank, half, DTYPE)
+    for j in range(mine_rows):
+        row = tl.cast(j * PROGRAMS + program, tl.int64)
+        part = tl.load(x_ptr + (first_row + row) * D + col, mask=inside)
+        tl.store(mine + row * D + col, part, mask=inside)
+    ok = dev.pad_barrier(peers_ptr, program, epoch, rank, state_ptr, WORLD, MODE)
+    if TWO_SHOT:
+        share = dev.data_of(peers_ptr, rank, sums, DTYPE)
+        for j in range(rank, mine_rows, WORLD):
+            at = tl.cast(j * PROGRAMS + program, tl.int64) * D + col
+            total = dev.sum_over_ranks(peers_ptr, half, at, inside, WORLD, DTYPE)
+            tl.store(share + at, total.to(DTYPE), mask=inside)
+        slot = PROGRAMS + program
+        ok = ok & dev.pad_barrier(peers_ptr, slot, epoch, rank, state_ptr, WORLD, MODE)
+    for j in range(mine_rows):
+        row = tl.cast(j * PROGRAMS + program, tl.int64)
+        at = row * D + col
+        if TWO_SHOT:
+            share = dev.data_of(peers_ptr, j % WORLD, sums, DTYPE)
+            total = tl.load(share + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            total = dev.sum_over_ranks(peers_ptr, half, at, inside, WORLD, DTYPE)
+        own = (first_row + row) * D + col
+        if bias_ptr is not None:
+            total += tl.load(bias_ptr + col, mask=inside, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            total += tl.load(residual_ptr + own, mask=inside, other=0.0).to(tl.float32)
+        total = tl.where(ok, total, float("nan")).to(DTYPE)
+        tl.store(total_ptr + own, total, mask=inside)
+        # The norm of what the reader of total gets, so that a backward pass sees one value.
+        total = tl.where(inside, total.to(tl.float32), 0.0)
+        if mean_ptr is not None:
+            mean = tl.sum(total, axis=0) / D
+            tl.store(mean_ptr + first_row + row, mean)
+            total = tl.where(inside, total - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(total * total, axis=0) / D + eps)
+        tl.store(rstd_ptr + first_row + row, rstd)
+        y = total * rstd
+        if weight_ptr is not None:
+            y *= tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
+        if shift_ptr is not None:
+            y += tl.load(shift_ptr + col, mask=inside, other=0.0).to(tl.float32)
+        if scale_ptr is not None:
+            largest = tl.max(tl.abs(tl.where(inside, y, 0.0)), axis=0)
+            scale = tl.maximum(largest, 1e-12) / E4M3_MAX
+            tl.store(scale_ptr + first_row + row, scale)
+            y = y / scale
+        tl.store(y_ptr + own, y.to(y_ptr.dtype.element_ty), mask=inside)
+    dev.finish(state_ptr, program, epoch)
+
+
+def launch_all_reduce_add_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    workspace: Workspace,
+    *,
+    layer: bool,
+    out_dtype: torch.dtype,
+    two_shot: bool,
+) -> list[torch.Tensor]:
+    """Run the kernel; y, total, mean (empty unless ``layer``), rstd, scale (empty unless float8).
+
+    ``x`` and ``residual`` are contiguous ``[rows, D]``: this rank's, or those of virtual ranks stacked.
+    """
+    rows, d = x.shape
+    y = torch.empty_like(x, dtype=out_dtype)
+    total = torch.empty_like(x)
+    quantised = out_dtype == torch.float8_e4m3fn
+    stat = x.new_empty(rows, 1, dtype=torch.float32)
+    mean, rstd, scale = (torch.empty_like(stat) for _ in range(3))
+    none = stat.new_empty(0)
+    block = triton.next_power_of_2(d)
+    all_reduce_add_norm_kernel[(workspace.programs, workspace.local_ranks)](
+        x,
+        residual,
+        bias,
+        weight,
+        shift,
+        y,
+        total,
+        mean if layer else None,
+        rstd,
+        scale if quantised else None,
+        workspace.peers,
+        workspace.state,
+        rows // workspace.local_ranks,
+        d,
+        eps,
+        workspace.half_bytes,
+        WORLD=workspace.world,
+        PROGRAMS=workspace.programs,
+        BLOCK=block,
+        TWO_SHOT=two_shot,
+        MODE=workspace.mode,
+        num_warps=warps(block),
+    )
+    return [y, total, mean if layer else none, rstd, scale if quantised else none]
+
+
+def warps(block: int) -> int:
+    """Warps for a row of ``block`` elements: 8 a thread are one wide load of 16-bit numbers."""
+    return max(4, min(32, block // 256))
+
+
+@torch.library.custom_op("inductor_passes::all_reduce_add_rmsnorm", mutates_args=())
+def all_reduce_add_rmsnorm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """RMS norm of (sum of ``x`` over ranks + ``bias`` + ``residual``), local shapes.
+
+    ``x`` and ``residual`` ``[..., D]``, ``bias`` and ``weight`` ``[D]``. Returns y, the total in the type of x,
+    the reciprocal root ``[..., 1]`` in float32, and with ``out_dtype`` float8_e4m3fn a scale for each row
+    (else an empty tensor): y times scale is the norm.
+    """
+    y, total, _, rstd, scale = _run(
+        x, residual, bias, weight, None, eps, out_dtype, group_name, layer=False
+    )
+    return y, total, rstd, scale
+
+
+@all_reduce_add_rmsnorm.register_fake
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, total, _, rstd, scale = _fake(x, out_dtype, layer=False)
+    return y, total, rstd, scale
+
+
+@torch.library.custom_op("inductor_passes::all_reduce_add_layernorm", mutates_args=())
+def all_reduce_add_layernorm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]`` before the root."""
+    y, total, mean, rstd, scale = _run(
+        x, residual, bias, weight, shift, eps, out_dtype, group_name, layer=True
+    )
+    return y, total, mean, rstd, scale
+
+
+@all_reduce_add_layernorm.register_fake
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, total, mean, rstd, scale = _fake(x, out_dtype, layer=True)
+    return y, total, mean, rstd, scale
+
+
+def _fake(x: torch.Tensor, out_dtype: torch.dtype, *, layer: bool) -> list[torch.Tensor]:
+    none = x.new_empty((0,), dtype=torch.float32)
+    quantised = out_dtype == torch.float8_e4m3fn
+    mean, rstd, scale = (x.new_empty((*x.shape[:-1], 1), dtype=torch.float32) for _ in range(3))
+    y = x.new_empty(x.shape, dtype=out_dtype)
+    total = x.new_empty(x.shape)
+    return [y, total, mean if layer else none, rstd, scale if quantised else none]
+
+
+def _run(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+    *,
+    layer: bool,
+) -> list[torch.Tensor]:
+    size = x.numel() * x.element_size()
+    two_shot = size > TWO_SHOT_BYTES
+    workspace = None
+    if x.shape[-1] <= MAX_ROW:
+        workspace = find_workspace(FAMILY, x, group_name, size * (2 if two_shot else 1))
+    if workspace is None:
+        outs = reference(x, residual, bias, weight, shift, eps, out_dtype, group_name, layer=layer)
+    else:
+        flat = [None if t is None else _rows(t, x.shape[-1]) for t in (x, residual)]
+        assert flat[0] is not None
+        outs = launch_all_reduce_add_norm(
+            flat[0],
+            flat[1],
+            bias,
+            weight,
+            shift,
+            eps,
+            workspace,
+            layer=layer,
+            out_dtype=out_dtype,
+            two_shot=two_shot,
+        )
+    shapes = [x.shape, x.shape, *[(*x.shape[:-1], 1)] * 3]
+    return [
+        out.view(shape) if out.numel() else out for out, shape in zip(outs, shapes, strict=True)
+    ]
+
+
+def _rows(tensor: torch.Tensor, d: int) -> torch.Tensor:
+    return tensor.reshape(-1, d).contiguous()
+
+
+def reference(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+    *,
+    layer: bool,
+) -> list[torch.Tensor]:
+    """The same from torch's own collective and eager operations, in float32 where the kernel is."""
+    return norm_reference(
+        sum_reference(x, group_name), residual, bias, weight, shift, eps, out_dtype, layer=layer
+    )
+
+
+def norm_reference(
+    summed: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    *,
+    layer: bool,
+) -> list[torch.Tensor]:
+    """What follows the sum."""
+    exact = summed.float()
+    for term in (bias, residual):
+        exact = exact if term is None else exact + term.float()
+    total = exact.to(summed.dtype)
+    centred = total.float()
+    mean = scale = centred.new_empty(0)
+    if layer:
+        mean = centred.mean(-1, keepdim=True)
+        centred = centred - mean
+    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    y = centred * rstd
+    y = y if weight is None else y * weight.float()
+    y = y if shift is None else y + shift.float()
+    if out_dtype == torch.float8_e4m3fn:
+        scale = y.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX.value
+        y = y / scale
+    return [y.to(out_dtype), total, mean, rstd, scale]

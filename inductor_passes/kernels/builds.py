@@ -1,0 +1,168 @@
+"""The kernels as they are launched for common shapes: what is compiled ahead of time and gated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from inductor_passes.kernels import all_gather_matmul as gather
+from inductor_passes.kernels import all_reduce as reduce
+from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.kernels import reduce_chunks as chunks
+from inductor_passes.kernels.ahead import Build, Facts, compile_build
+from inductor_passes.kernels.tiles import tiles_for
+from inductor_passes.kernels.workspace import PROGRAMS
+
+CAPABILITIES = (80, 90, 100)
+WORLD = 8
+_SHARED: dict[str, str] = {"peers_ptr": "*i64", "state_ptr": "*i32", "half_bytes": "i64"}
+
+
+def builds(capability: int) -> list[Build]:
+    """Every kernel, in bfloat16 on eight ranks."""
+    return [
+        *(_all_reduce(two_shot) for two_shot in (False, True)),
+        *(_norm(two_shot, layer) for two_shot in (False, True) for layer in (False, True)),
+        Build(
+            "reduce_chunks",
+            chunks.reduce_chunks_kernel,
+            {"chunks_ptr": "*bf16", "out_ptr": "*bf16", "n": "i32"},
+            {"COUNT": WORLD, "BLOCK": chunks.BLOCK},
+            ("chunks_ptr", "out_ptr", "n"),
+            warps=8,
+        ),
+        _gather(capability, 1),
+        _gather(capability, gather.MAX_WEIGHTS),
+        *_scatter(capability),
+    ]
+
+
+def facts_of(name: str, capability: int) -> Facts:
+    """Compile the build of that name. A function of plain values, for a pool of processes."""
+    (build,) = [b for b in builds(capability) if b.name == name]
+    return compile_build(build, capability)[0]
+
+
+def _all_reduce(two_shot: bool) -> Build:
+    return Build(
+        f"all_reduce {'two' if two_shot else 'one'}-shot",
+        reduce.all_reduce_kernel,
+        {"x_ptr": "*bf16", "out_ptr": "*bf16", "n": "i32", **_SHARED},
+        {
+            "WORLD": WORLD,
+            "PROGRAMS": PROGRAMS,
+            "BLOCK": reduce.BLOCK,
+            "TWO_SHOT": two_shot,
+            "MODE": 0,
+        },
+        ("x_ptr", "out_ptr", "n", "half_bytes"),
+        warps=8,
+    )
+
+
+def _norm(two_shot: bool, layer: bool) -> Build:
+    pointers: tuple[str, ...] = ("x_ptr", "residual_ptr", "weight_ptr", "y_ptr", "total_ptr")
+    constants: dict[str, Any] = {
+        "bias_ptr": None,
+        "scale_ptr": None,
+        "WORLD": WORLD,
+        "PROGRAMS": PROGRAMS,
+        "BLOCK": 8192,
+        "TWO_SHOT": two_shot,
+        "MODE": 0,
+    }
+    if layer:
+        pointers = (*pointers, "shift_ptr")
+    else:
+        constants |= {"shift_ptr": None, "mean_ptr": None}
+    return Build(
+        f"all_reduce_add_{'layer' if layer else 'rms'}norm {'two' if two_shot else 'one'}-shot",
+        norm.all_reduce_add_norm_kernel,
+        {
+            **dict.fromkeys(pointers, "*bf16"),
+            "mean_ptr": "*fp32",
+            "rstd_ptr": "*fp32",
+            "rows": "i32",
+            "D": "i32",
+            "eps": "fp32",
+            **_SHARED,
+        },
+        constants,
+        (*pointers, "D", "half_bytes"),
+        warps=norm.warps(8192),
+    )
+
+
+def _gather(capability: int, weights: int) -> Build:
+    tiles = tiles_for(torch.bfloat16, 1024, capability)
+    pointers = ("a_ptr", *(f"{p}{i}_ptr" for p in "bc" for i in range(gather.MAX_WEIGHTS)))
+    sizes = ("M", "K", *(f"N{i}" for i in range(gather.MAX_WEIGHTS)))
+    rows = tuple(f"b_row{i}" for i in range(gather.MAX_WEIGHTS))
+    cols = tuple(f"b_col{i}" for i in range(gather.MAX_WEIGHTS))
+    return Build(
+        f"all_gather_matmul {weights} weight{'s' * (weights > 1)}",
+        gather.all_gather_matmul_kernel,
+        {
+            **dict.fromkeys(pointers, "*bf16"),
+            **dict.fromkeys((*sizes, *cols, "chunk_tiles"), "i32"),
+            **_SHARED,
+        },
+        {
+            **dict.fromkeys(rows, 1),  # a linear layer's weight, transposed
+            **{f"bias{i}_ptr": None for i in range(gather.MAX_WEIGHTS)},
+            "WORLD": WORLD,
+            "PROGRAMS": 132,
+            "COPIERS": gather.COPIERS,
+            "COPY_BLOCK": gather.COPY_BLOCK,
+            "WEIGHTS": weights,
+            "ACTIVATION": "none",
+            "BM": tiles.m,
+            "BN": tiles.n,
+            "BK": tiles.k,
+            "EVEN": True,
+            "MODE": 0,
+        },
+        (*pointers, *sizes, *cols, "half_bytes"),
+        warps=tiles.warps,
+        stages=tiles.stages,
+        tensor_cores=True,
+    )
+
+
+def _scatter(capability: int) -> list[Build]:
+    tiles = tiles_for(torch.bfloat16, 1024, capability)
+    push = Build(
+        "matmul_reduce_scatter push",
+        scatter.push_tiles_kernel,
+        {
+            "a_ptr": "*bf16",
+            "b_ptr": "*bf16",
+            **dict.fromkeys(("M", "N", "K", "b_col"), "i32"),
+            **_SHARED,
+        },
+        {
+            "b_row": 1,
+            "WORLD": WORLD,
+            "PROGRAMS": 132,
+            "BM": tiles.m,
+            "BN": tiles.n,
+            "BK": tiles.k,
+            "EVEN": True,
+            "MODE": 0,
+        },
+        ("a_ptr", "b_ptr", "M", "N", "K", "b_col", "half_bytes"),
+        warps=tiles.warps,
+        stages=tiles.stages,
+        tensor_cores=True,
+    )
+    add = Build(
+        "matmul_reduce_scatter reduce",
+        scatter.reduce_parts_kernel,
+        {"out_ptr": "*bf16", "n": "i32", "tiles": "i32", "factor": "fp32", **_SHARED},
+        {"WORLD": WORLD, "PROGRAMS": 132, "BLOCK": chunks.BLOCK, "MODE": 0},
+        ("out_ptr", "n", "half_bytes"),
+        warps=8,
+    )
+    return [push, add]

@@ -1,0 +1,187 @@
+"""Device helpers that kernels share: flags, waits, barriers, and what becomes of a wait that fails.
+
+The protocol. Each rank owns one symmetric buffer: ``FLAG_BYTES`` of flags, then two halves of data. A
+call of a kernel has an *epoch*, one more than the call before; it uses the half ``epoch % 2``. A rank
+writes data into a peer's half (or its own, to be read), then sets a flag at the reader to the epoch;
+the reader waits until the flag has reached the epoch. Nothing is ever reset and no barrier stands at the
+end: a rank that writes a half again, two epochs later, has seen flags of the epoch between from every
+peer, and a peer sends those only after its kernel before, and all its reads, have ended.
+
+Epochs live in device memory, one for each program, so a CUDA graph replays; every launch on a workspace
+has the same number of programs, so they count alike. Comparisons are by difference: an epoch may wrap.
+
+Modes: ``REAL`` on a device, with acquire and release at system scope; ``INTERPRETER`` the same protocol
+with products in float32, because the interpreter multiplies the raw bits of bfloat16; ``CHECKING`` waits
+for nothing: a flag must have exactly its value already.
+
+A wait looks at its flag a bounded number of times. The first to give up on a rank writes a report, which
+``workspace.py`` turns into an error; later waits of that rank do not spin at all. What was computed from
+data that never came is NaN.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+REAL = tl.constexpr(0)
+INTERPRETER = tl.constexpr(1)
+CHECKING = tl.constexpr(2)
+
+FLAG_BYTES = tl.constexpr(1 << 16)
+# Words of a rank's own state.
+FAILED = tl.constexpr(0)  # 1 once a wait has given up
+SPIN_LIMIT = tl.constexpr(1)
+REPORT = tl.constexpr(2)  # two words: the address of the report, which the host can read
+RANK = tl.constexpr(4)
+EPOCHS = tl.constexpr(16)  # one a program
+COUNTERS = tl.constexpr(16 + 512)  # for programs of one rank to meet at
+STATE_WORDS = tl.constexpr(16 + 512 + 1024)
+REPORT_WORDS = tl.constexpr(8)
+
+
+@triton.jit
+def flags_of(peers_ptr: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """The flags of a rank, int32. ``peers_ptr`` holds the address of every rank's buffer."""
+    return tl.load(peers_ptr + rank).to(tl.pointer_type(tl.int32))
+
+
+@triton.jit
+def data_of(
+    peers_ptr: tl.tensor, rank: tl.tensor, offset: tl.tensor, DTYPE: tl.constexpr
+) -> tl.tensor:
+    """Data of a rank, ``offset`` bytes behind its flags: a multiple of 16, which the compiler is told."""
+    base = tl.load(peers_ptr + rank) + FLAG_BYTES + offset
+    return tl.multiple_of(base.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def next_epoch(state_ptr: tl.tensor, program: tl.tensor) -> tl.tensor:
+    """The epoch of this call, for one program. ``finish`` stores it."""
+    return tl.load(state_ptr + EPOCHS + program) + 1
+
+
+@triton.jit
+def finish(state_ptr: tl.tensor, program: tl.tensor, epoch: tl.tensor) -> None:
+    """End a program's part of a call."""
+    tl.debug_barrier()
+    tl.store(state_ptr + EPOCHS + program, epoch)
+
+
+@triton.jit
+def load_flag(flag_ptr: tl.tensor) -> tl.tensor:
+    """One look at a flag, acquiring what was written before it was set."""
+    return tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
+
+
+@triton.jit
+def signal(flag_ptr: tl.tensor, epoch: tl.tensor) -> None:
+    """Set a flag, releasing everything that the whole program has written.
+
+    One thread sets the flag: without the barrier the others' writes could come after it.
+    """
+    tl.debug_barrier()
+    tl.atomic_xchg(flag_ptr, epoch, sem="release", scope="sys")
+
+
+@triton.jit
+def signal_add(flag_ptr: tl.tensor) -> None:
+    """Count a flag up by one, releasing everything that the whole program has written."""
+    tl.debug_barrier()
+    tl.atomic_add(flag_ptr, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def fail(
+    state_ptr: tl.tensor, source: tl.tensor, index: tl.tensor, expect: tl.tensor, seen: tl.tensor
+) -> None:
+    """Report a wait that gave up; only the first of a rank is kept."""
+    if tl.atomic_cas(state_ptr + FAILED, 0, 1) == 0:
+        word = tl.arange(0, REPORT_WORDS)
+        value = tl.where(word == 1, source, tl.where(word == 2, index, 1))
+        value = tl.where(word == 3, expect, tl.where(word == 4, seen, value))
+        address = tl.load((state_ptr + REPORT).to(tl.pointer_type(tl.int64)))
+        tl.store(address.to(tl.pointer_type(tl.int32)) + word, value)
+
+
+@triton.jit
+def flag_wait(
+    flag_ptr: tl.tensor,
+    expect: tl.tensor,
+    ahead: tl.tensor,
+    source: tl.tensor,
+    index: tl.tensor,
+    state_ptr: tl.tensor,
+    MODE: tl.constexpr,
+) -> tl.tensor:
+    """Wait until a flag has reached ``expect``; whether it did.
+
+    A peer may already be in its next call, so the flag may be up to ``ahead`` further; more means that
+    somebody signalled twice. ``source`` (a rank) and ``index`` say whose flag it is, for the report.
+    """
+    seen = load_flag(flag_ptr)
+    if MODE != CHECKING:
+        left = tl.where(
+            tl.load(state_ptr + FAILED, volatile=True) == 0, tl.load(state_ptr + SPIN_LIMIT), 0
+        )
+        while (seen - expect < 0) & (left > 0):
+            seen = load_flag(flag_ptr)
+            left -= 1
+        ok = (seen - expect >= 0) & (seen - expect <= ahead)
+    else:
+        ok = seen - expect == 0
+    if ok == 0:
+        fail(state_ptr, source, index, expect, seen)
+    tl.debug_barrier()
+    return ok
+
+
+@triton.jit
+def pad_barrier(
+    peers_ptr: tl.tensor,
+    slot: tl.tensor,
+    epoch: tl.tensor,
+    rank: tl.tensor,
+    state_ptr: tl.tensor,
+    WORLD: tl.constexpr,
+    MODE: tl.constexpr,
+) -> tl.tensor:
+    """Tell every rank that this program has come to ``slot``, wait for theirs; whether all came.
+
+    What the same program of any rank wrote before is visible after. A slot is used once in a call.
+    """
+    tl.debug_barrier()
+    for step in range(1, WORLD):
+        signal(flags_of(peers_ptr, (rank + step) % WORLD) + slot * WORLD + rank, epoch)
+    mine = flags_of(peers_ptr, rank) + slot * WORLD
+    ok = epoch == epoch
+    for step in range(1, WORLD):
+        peer = (rank + step) % WORLD
+        ok = ok & flag_wait(mine + peer, epoch, 1, peer, slot, state_ptr, MODE)
+    return ok
+
+
+@triton.jit
+def sum_over_ranks(
+    peers_ptr: tl.tensor,
+    offset: tl.tensor,
+    at: tl.tensor,
+    mask: tl.tensor,
+    WORLD: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Elements ``at`` of every rank's data, added in float32 in the order of ranks: the same bits anywhere."""
+    total = tl.load(data_of(peers_ptr, 0, offset, DTYPE) + at, mask=mask, other=0.0).to(tl.float32)
+    for peer in tl.static_range(1, WORLD):
+        part = tl.load(data_of(peers_ptr, peer, offset, DTYPE) + at, mask=mask, other=0.0)
+        total += part.to(tl.float32)
+    return total
+
+
+@triton.jit
+def mma(a: tl.tensor, b: tl.tensor, acc: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
+    """``acc + a @ b`` in float32."""
+    if MODE != REAL:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc)

@@ -1,0 +1,246 @@
+"""``inductor_passes::matmul_reduce_scatter``: partial products, summed over ranks, each rank's rows to it.
+
+Two launches. The first computes tiles, those of the peers' rows before its own, and pushes each to the
+rank that owns its rows as soon as it is done, counting up a flag there. The second waits for the count of
+every rank and adds the parts in the order of ranks, in float32, at the speed of memory. Parts travel in
+the type of the result. The first waits for nothing, so the second's waits always end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from inductor_passes.errors import KernelError
+from inductor_passes.kernels import device as dev
+from inductor_passes.kernels.reduce_chunks import BLOCK, add_chunks
+from inductor_passes.kernels.tiles import (
+    Tiles,
+    capability_of,
+    multiprocessors,
+    tile_product,
+    tiles_for,
+)
+from inductor_passes.kernels.workspace import Workspace, find_workspace
+
+FAMILY = "matmul_reduce_scatter"
+REDUCE_OPS = ("sum", "avg")
+# Flags count tiles, and a peer may be in its next call: more tiles than any call has.
+AHEAD = tl.constexpr(1 << 24)
+c10d = torch.ops._c10d_functional
+
+
+@triton.jit
+def push_tiles_kernel(
+    a_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    peers_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    b_row: tl.tensor,
+    b_col: tl.tensor,
+    half_bytes: tl.tensor,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    MODE: tl.constexpr,
+) -> None:
+    """``M`` is the rows of each rank; a has ``WORLD * M``. Virtual ranks are axis 1 of the grid."""
+    DTYPE: tl.constexpr = a_ptr.dtype.element_ty
+    program = tl.program_id(0)
+    local = tl.program_id(1).to(tl.int64)
+    a_ptr += local * WORLD * M * K
+    b_ptr += local * K * N
+    state_ptr += local * dev.STATE_WORDS
+    rank = tl.load(state_ptr + dev.RANK)
+    epoch = dev.next_epoch(state_ptr, program)
+    half = tl.cast(epoch & 1, tl.int64) * half_bytes
+    high = tl.cdiv(M, BM)
+    per_rank = high * tl.cdiv(N, BN)
+    for t in tl.range(program, WORLD * per_rank, PROGRAMS, flatten=False):
+        owner = (rank + 1 + t // per_rank) % WORLD
+        first_row = t % per_rank % high * BM
+        first_col = t % per_rank // high * BN
+        acc = tile_product(
+            a_ptr + (tl.cast(owner, tl.int64) * M + first_row) * K,
+            b_ptr + tl.cast(first_col, tl.int64) * b_col,
+            M - first_row,
+            N - first_col,
+            K,
+            K,
+            b_row,
+            b_col,
+            BM,
+            BN,
+            BK,
+            EVEN,
+            MODE,
+        )
+        part = dev.data_of(peers_ptr, owner, half, DTYPE) + rank.to(tl.int64) * M * N
+        row = tl.arange(0, BM)
+        col = tl.arange(0, BN)
+        at = part + tl.cast(first_row, tl.int64) * N + first_col + row[:, None] * N + col[None, :]
+        inside = (row < M - first_row)[:, None] & (col < N - first_col)[None, :]
+        tl.store(at, acc.to(DTYPE), mask=inside)
+        dev.signal_add(dev.flags_of(peers_ptr, owner) + rank)
+    dev.finish(state_ptr, program, epoch)
+
+
+@triton.jit
+def reduce_parts_kernel(
+    out_ptr: tl.tensor,
+    peers_ptr: tl.tensor,
+    state_ptr: tl.tensor,
+    n: tl.tensor,
+    tiles: tl.tensor,
+    factor: tl.tensor,
+    half_bytes: tl.tensor,
+    WORLD: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MODE: tl.constexpr,
+) -> None:
+    """Add the ``n`` elements that each rank has pushed here, once all its ``tiles`` have come.
+
+    How far the flags had counted before is kept for each program, as an epoch is.
+    """
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    program = tl.program_id(0)
+    local = tl.program_id(1).to(tl.int64)
+    out_ptr += local * n
+    state_ptr += local * dev.STATE_WORDS
+    rank = tl.load(state_ptr + dev.RANK)
+    epoch = tl.load(state_ptr + dev.EPOCHS + program)  # of the push before, which has stored it
+    expect = tl.load(state_ptr + dev.COUNTERS + program) + tiles
+    flags = dev.flags_of(peers_ptr, rank)
+    ok = expect == expect
+    for step in tl.static_range(WORLD):
+        source = (rank + step) % WORLD
+        ok = ok & dev.flag_wait(flags + source, expect, AHEAD, source, 0, state_ptr, MODE)
+    factor = tl.where(ok, factor, float("nan"))
+    half = tl.cast(epoch & 1, tl.int64) * half_bytes
+    parts_ptr = dev.data_of(peers_ptr, rank, half, DTYPE)
+    for block in range(program, tl.cdiv(n, BLOCK), PROGRAMS):
+        at = tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        add_chunks(parts_ptr, out_ptr, at, at < n, n, factor, WORLD)
+    tl.debug_barrier()
+    tl.store(state_ptr + dev.COUNTERS + program, expect)
+
+
+def launch_matmul_reduce_scatter(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    workspace: Workspace,
+    *,
+    average: bool,
+    tiles: Tiles,
+    block: int = BLOCK,
+) -> torch.Tensor:
+    """Run both kernels. ``a`` contiguous ``[rows, K]``, ``b`` ``[K, N]``; those of virtual ranks stacked."""
+    ranks, world = workspace.local_ranks, workspace.world
+    m, k, n = a.shape[0] // ranks // world, a.shape[1], b.shape[1]
+    out = a.new_empty(ranks * m, n)
+    push_tiles_kernel[(workspace.programs, ranks)](
+        a,
+        b,
+        workspace.peers,
+        workspace.state,
+        m,
+        n,
+        k,
+        b.stride(0),
+        b.stride(1),
+        workspace.half_bytes,
+        WORLD=world,
+        PROGRAMS=workspace.programs,
+        BM=tiles.m,
+        BN=tiles.n,
+        BK=tiles.k,
+        EVEN=tiles.is_even(k, n),
+        MODE=workspace.mode,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    reduce_parts_kernel[(workspace.programs, ranks)](
+        out,
+        workspace.peers,
+        workspace.state,
+        m * n,
+        triton.cdiv(m, tiles.m) * triton.cdiv(n, tiles.n),
+        1.0 / world if average else 1.0,
+        workspace.half_bytes,
+        WORLD=world,
+        PROGRAMS=workspace.programs,
+        BLOCK=block,
+        MODE=workspace.mode,
+        num_warps=8,
+    )
+    return out
+
+
+@torch.library.custom_op("inductor_passes::matmul_reduce_scatter", mutates_args=())
+def matmul_reduce_scatter(
+    a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str, group_size: int
+) -> torch.Tensor:
+    """``reduce_scatter(a @ b)`` along rows: ``a`` ``[rows, K]``, ``b`` ``[K, N]``, result ``[rows / group_size, N]``.
+
+    ``reduce_op`` is ``sum`` or ``avg``. Raises KernelError for shapes that do not fit together. Where the kernels
+    cannot run, torch's own operations do.
+    """
+    _check(a, b, reduce_op, group_size)
+    workspace = None
+    if 1 in b.stride():
+        workspace = find_workspace(
+            FAMILY,
+            a,
+            group_name,
+            a.shape[0] * b.shape[1] * a.element_size(),
+            programs=multiprocessors(a.device),
+            flags=1,
+        )
+    if workspace is None:
+        return reference(a, b, reduce_op, group_name, group_size)
+    tiles = tiles_for(a.dtype, a.shape[0] // group_size, capability_of(a.device))
+    return launch_matmul_reduce_scatter(
+        a.contiguous(), b, workspace, average=reduce_op == "avg", tiles=tiles
+    )
+
+
+@matmul_reduce_scatter.register_fake
+def _(
+    a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str, group_size: int
+) -> torch.Tensor:
+    _check(a, b, reduce_op, group_size)
+    return a.new_empty((a.shape[0] // group_size, b.shape[1]))
+
+
+def _check(a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_size: int) -> None:
+    fits = (
+        a.dim() == b.dim() == 2
+        and a.shape[1] == b.shape[0]
+        and a.shape[0] % group_size == 0
+        and a.dtype == b.dtype
+        and reduce_op in REDUCE_OPS
+    )
+    if not fits:
+        raise KernelError(
+            f"matmul_reduce_scatter got a {list(a.shape)} {a.dtype}, b {list(b.shape)} {b.dtype} and "
+            f"{reduce_op!r} on {group_size} ranks.",
+            "It takes [rows, K] and [K, N] of one dtype, rows that all ranks share evenly, and sum "
+            "or avg.",
+            "Cast to one dtype, and pad the rows to a multiple of the ranks.",
+        )
+
+
+def reference(
+    a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str, group_size: int
+) -> torch.Tensor:
+    """The same with torch's own product and collective."""
+    launch = c10d.reduce_scatter_tensor(a @ b, reduce_op, group_size, group_name)
+    return c10d.wait_tensor(launch)

@@ -1,0 +1,197 @@
+"""Memory that kernels of one family share between the ranks of one group, and errors of their waits.
+
+A workspace is one symmetric buffer a rank (see ``device.py`` for its layout), the addresses of all of
+them, and this process's own state: epochs, and the report of a wait that gave up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from inductor_passes.errors import KernelError
+from inductor_passes.kernels import _torch, device
+from inductor_passes.kernels.availability import MAX_WORLD, why_not
+
+FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
+STATE_WORDS = int(device.STATE_WORDS.value)
+REPORT_WORDS = int(device.REPORT_WORDS.value)
+# Looks at a flag before a wait gives up: each takes about half a microsecond on an H100, so half a minute.
+SPIN_LIMIT = 50_000_000
+ALIGNMENT = 16
+# Programs of one launch. All of them must be resident at once beside a communication library's kernels:
+# 128 programs of 512 threads fit on 64 multiprocessors of an H100.
+PROGRAMS = 128
+# A call that needs more is left to the communication library, which moves large messages as fast.
+MAX_CALL_BYTES = 1 << 30
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Workspace:
+    """Symmetric memory of one kernel family on one group.
+
+    ``buffers`` are uint8, one a rank, equal in size, mapped here. This process computes ranks
+    ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. One stream at
+    a time may use a workspace, and all ranks use it in the same order, as with a communicator.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        buffers: Sequence[torch.Tensor],
+        rank: int,
+        *,
+        local_ranks: int = 1,
+        programs: int = PROGRAMS,
+        flags: int = 2 * PROGRAMS,
+        spin_limit: int = SPIN_LIMIT,
+        mode: int = device.REAL.value,
+    ) -> None:
+        if not 2 <= len(buffers) <= MAX_WORLD or flags * len(buffers) > FLAG_WORDS:
+            raise KernelError(
+                f"{family} cannot run on {len(buffers)} ranks with {flags} flags for each.",
+                f"A buffer has room for 2 to {MAX_WORLD} ranks and {FLAG_WORDS} flags.",
+                "Leave the fusion out with options={'disable': ['fuse_waits']}.",
+            )
+        self.family = family
+        self.buffers = tuple(buffers)
+        self.rank = rank
+        self.world = len(buffers)
+        self.local_ranks = local_ranks
+        self.programs = programs
+        self.mode = mode
+        place = buffers[0].device
+        addresses = [buffer.data_ptr() for buffer in buffers]
+        self.peers = torch.tensor(addresses, dtype=torch.int64).to(place)
+        on_host = torch.zeros(local_ranks, REPORT_WORDS, dtype=torch.int32)
+        # Pinned memory is written by the kernel and read here without a copy or a wait.
+        self.reports = on_host.pin_memory() if place.type == "cuda" else on_host
+        state = torch.zeros(local_ranks, STATE_WORDS, dtype=torch.int32)
+        for i in range(local_ranks):
+            state[i, device.SPIN_LIMIT.value] = spin_limit
+            state[i, device.RANK.value] = rank + i
+            words = state[i, device.REPORT.value : device.REPORT.value + 2]
+            words.view(torch.int64)[0] = self.reports[i].data_ptr()
+        self.state = state.to(place)
+
+    @property
+    def half_bytes(self) -> int:
+        """Bytes of data that one call may use, at every rank."""
+        data = self.buffers[0].numel() - FLAG_WORDS * 4
+        return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
+
+    def raise_if_failed(self) -> None:
+        """Raise KernelError for a wait that gave up, in a kernel that has ended. Does not wait for any."""
+        for i, report in enumerate(self.reports.tolist()):
+            failed, source, index, expected, seen = report[:5]
+            if failed:
+                raise wait_error(self.family, self.rank + i, source, index, expected, seen)
+
+
+def wait_error(
+    family: str, rank: int, source: int, index: int, expected: int, seen: int
+) -> KernelError:
+    """The error of one wait that gave up."""
+    late = (seen - expected) % (1 << 32) >= 1 << 31
+    why = (
+        f"Rank {source} did not signal in time: it died, hangs, or runs another program."
+        if late
+        else f"Rank {source} signalled more often than it should: its buffer is of another epoch."
+    )
+    return KernelError(
+        f"{family} on rank {rank} gave up on chunk {index} of rank {source}: expected flag "
+        f"{expected}, saw {seen}.",
+        why,
+        "Look for the first error of that rank. Results computed since are NaN; destroy the process "
+        "group and start again, or compile with options={'disable': ['fuse_waits']}.",
+    )
+
+
+def bytes_needed(data_bytes: int) -> int:
+    """Size of each rank's buffer for calls that use up to ``data_bytes`` each."""
+    unit = 2 * ALIGNMENT
+    return FLAG_WORDS * 4 + 2 * (-(-data_bytes // unit) * unit)
+
+
+def virtual_workspace(
+    family: str,
+    world: int,
+    data_bytes: int,
+    place: torch.device | str,
+    *,
+    programs: int = PROGRAMS,
+    spin_limit: int = SPIN_LIMIT,
+    mode: int = device.REAL.value,
+) -> Workspace:
+    """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be noticed."""
+    buffers = []
+    for _ in range(world):
+        buffer = torch.full((bytes_needed(data_bytes),), 255, dtype=torch.uint8, device=place)
+        buffer[: FLAG_WORDS * 4] = 0
+        buffers.append(buffer)
+    return Workspace(
+        family, buffers, 0, local_ranks=world, programs=programs, spin_limit=spin_limit, mode=mode
+    )
+
+
+_workspaces: dict[tuple[str, str], Workspace] = {}
+
+
+def install(group_name: str, workspace: Workspace) -> None:
+    """Use ``workspace`` for its family on a group, from now on. Every rank does, or none."""
+    _workspaces[group_name, workspace.family] = workspace
+
+
+def find_workspace(
+    family: str,
+    tensor: torch.Tensor,
+    group_name: str,
+    data_bytes: int,
+    *,
+    programs: int = PROGRAMS,
+    flags: int = 2 * PROGRAMS,
+) -> Workspace | None:
+    """The group's workspace with room for ``data_bytes`` a call; None where the kernel cannot run.
+
+    Made on first use, and again when a call needs more: ranks meet then. All of them call alike, so all
+    make it or none does. Raises KernelError for a wait that gave up in an earlier call, and where a CUDA
+    graph capture would have to allocate.
+    """
+    if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
+        return None
+    found = _workspaces.get((group_name, family))
+    if found is not None:
+        found.raise_if_failed()
+        if found.half_bytes >= data_bytes:
+            return found
+    place = tensor.device
+    if why_not(group_name, place.type):
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        raise KernelError(
+            f"{family} needs {data_bytes} bytes of symmetric memory inside a CUDA graph capture.",
+            "Ranks meet to allocate it, which a graph cannot record.",
+            "Run the function once before capturing it.",
+        )
+    if found is not None:
+        torch.cuda.synchronize(place)  # peers may still read the old buffers
+    buffers = _torch.symmetric_buffers(bytes_needed(data_bytes), group_name, place)
+    rank = _torch.group_rank(group_name)
+    made = Workspace(family, buffers, rank, programs=programs, flags=flags)
+    _workspaces[group_name, family] = made
+    return made
+
+
+def raise_if_failed() -> None:
+    """Wait for the device, then raise KernelError if a wait of any kernel gave up since the start."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    for workspace in _workspaces.values():
+        workspace.raise_if_failed()
+
+
+def release(group_name: str | None = None) -> None:
+    """Forget the workspaces of a group, or all: for after its process group was destroyed."""
+    for key in [key for key in _workspaces if group_name in (None, key[0])]:
+        del _workspaces[key]

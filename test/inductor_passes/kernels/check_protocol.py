@@ -1,0 +1,219 @@
+"""The protocol under random arrival orders, and planted faults that must be noticed.
+
+By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/kernels/check_protocol.py
+"""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from interpreted import Schedule, workspace
+
+from inductor_passes.errors import KernelError
+from inductor_passes.kernels import all_gather_matmul as gather
+from inductor_passes.kernels import all_reduce as reduce
+from inductor_passes.kernels import device as dev
+from inductor_passes.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.kernels.tiles import Tiles
+
+TILES = Tiles(16, 16, 16, warps=4, stages=1)
+WORLD = 3
+
+
+def all_reduce(space, seed=0, plant=None, two_shot=False, n=100):
+    x = torch.randn(WORLD, n)
+    with Schedule(seed, plant):
+        out = reduce.launch_all_reduce(x, space, two_shot=two_shot, block=32)
+    return out, x.sum(0).expand(WORLD, n)
+
+
+def gather_matmul(space, seed=0, plant=None, rows=40):
+    a, weight = torch.randn(WORLD * rows, 16), torch.randn(16, 16)
+    with Schedule(seed, plant):
+        (out,) = gather.launch_all_gather_matmul(
+            a, [weight], [], space, tiles=TILES, copiers=2, copy_block=64
+        )
+    return out, (a @ weight).repeat(WORLD, 1)
+
+
+def matmul_scatter(space, seed=0, plant=None, rows=20):
+    a, b = torch.randn(WORLD * WORLD * rows, 16), torch.randn(WORLD * 16, 16)
+    with Schedule(seed, plant):
+        out = scatter.launch_matmul_reduce_scatter(
+            a, b, space, average=False, tiles=TILES, block=64
+        )
+    return out, torch.bmm(a.view(WORLD, -1, 16), b.view(WORLD, 16, 16)).sum(0)
+
+
+CALLS = {
+    "all_reduce": all_reduce,
+    "all_gather_matmul": gather_matmul,
+    "matmul_reduce_scatter": matmul_scatter,
+}
+
+
+def is_right(result):
+    got, wanted = result
+    return torch.allclose(got, wanted, atol=1e-4)
+
+
+def times(count, fn):
+    """The n-th call of a device helper does ``fn`` in its stead."""
+    seen = []
+
+    def planted(name):
+        original = getattr(dev, name)
+
+        def helper(*args):
+            seen.append(name)
+            return fn(original, *args) if len(seen) == count else original(*args)
+
+        return helper
+
+    return planted
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_any_order_any_number_of_calls(family):
+    space = workspace(family, WORLD, programs=3)
+    for seed in range(4):
+        assert is_right(CALLS[family](space, seed)), seed
+        space.raise_if_failed()
+
+
+def test_two_shot_and_changing_sizes():
+    space = workspace("all_reduce", WORLD)
+    for seed, n in enumerate((100, 7, 300, 1)):
+        assert is_right(all_reduce(space, seed, two_shot=seed % 2 == 0, n=n)), n
+    space = workspace("all_gather_matmul", WORLD, programs=3)
+    for seed, rows in enumerate((40, 5, 33)):
+        assert is_right(gather_matmul(space, seed, rows=rows)), rows
+
+
+@pytest.mark.parametrize("family", ["all_reduce", "all_gather_matmul"])
+def test_epochs_wrap_around(family):
+    space = workspace(family, WORLD, programs=3)
+    last = 2**31 - 2
+    space.state[:, dev.EPOCHS.value : dev.COUNTERS.value] = last
+    for buffer in space.buffers:
+        buffer.view(torch.int32)[: 1 << 14] = last
+    for seed in range(4):
+        assert is_right(CALLS[family](space, seed))
+        space.raise_if_failed()
+    assert (space.state[:, dev.EPOCHS.value] < 0).all()
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_a_missing_signal_is_named_and_ends(family):
+    torch.manual_seed(0)
+    name = "signal_add" if family == "matmul_reduce_scatter" else "signal"
+    space = workspace(family, WORLD, programs=3, spin_limit=50)
+    dropped = times(2, lambda original, *args: None)
+    got, _ = CALLS[family](space, plant={name: dropped(name)})
+    assert torch.isnan(got).any()
+    with pytest.raises(
+        KernelError,
+        match=rf"{family} on rank \d gave up on chunk \d of rank \d: expected flag \d, saw \d",
+    ):
+        space.raise_if_failed()
+
+
+def test_a_rank_that_never_signals():
+    space = workspace("all_reduce", WORLD, spin_limit=30)
+    original = dev.signal
+
+    def dead(flag_ptr, epoch):  # rank 2 sends nothing
+        rank = (int(flag_ptr.handle.data[0]) - space.buffers[0].data_ptr()) // 4 % WORLD
+        flags = [b.data_ptr() for b in space.buffers]
+        address = int(flag_ptr.handle.data[0])
+        base = max(f for f in flags if f <= address)
+        rank = (address - base) // 4 % WORLD
+        if rank != 2:
+            original(flag_ptr, epoch)
+
+    got, wanted = all_reduce(space, plant={"signal": dead})
+    assert torch.isnan(got[0]).all() and torch.isnan(got[1]).all()
+    assert torch.allclose(got[2], wanted[2], atol=1e-5)  # it heard the others
+    reports = space.reports.tolist()
+    assert [r[0] for r in reports] == [1, 1, 0]
+    assert [r[1] for r in reports[:2]] == [2, 2]
+    with Schedule() as later:  # a rank that has failed does not spin again
+        reduce.launch_all_reduce(torch.randn(WORLD, 8), space, two_shot=False, block=32)
+    assert later.switches < 2 * WORLD * 2 * (WORLD - 1) * 2
+
+
+def test_a_signal_from_another_epoch():
+    space = workspace("all_reduce", WORLD)
+    ahead = times(3, lambda original, flag_ptr, epoch: original(flag_ptr, epoch + 5))
+    all_reduce(space, plant={"signal": ahead("signal")})
+    with pytest.raises(KernelError, match="signalled more often than it should"):
+        space.raise_if_failed()
+
+
+def test_a_double_signal_is_noticed():
+    # In the checking mode a count must be exact; virtual ranks push one after another, then reduce.
+    space = workspace("matmul_reduce_scatter", WORLD, mode=2)
+    assert is_right(matmul_scatter(space))
+    space.raise_if_failed()
+
+    def twice(original, flag_ptr):
+        original(flag_ptr)
+        original(flag_ptr)
+
+    double = times(4, twice)
+    matmul_scatter(space, plant={"signal_add": double("signal_add")})
+    with pytest.raises(KernelError, match="expected flag 4, saw 5"):
+        space.raise_if_failed()
+
+
+def test_an_epoch_that_does_not_advance_is_noticed():
+    space = workspace("all_reduce", WORLD)
+    assert is_right(all_reduce(space))
+    space.state[1, dev.EPOCHS.value : dev.COUNTERS.value] = 0  # rank 1 believes in an older call
+    assert not is_right(all_reduce(space)) or is_reported(space)
+
+
+def is_reported(space):
+    return bool(space.reports[:, 0].any())
+
+
+@triton.jit
+def push_rows_flag_first(
+    a_ptr, peers_ptr, state_ptr, rank, half, epoch, program, n, chunk_size, chunks,
+    WORLD: tl.constexpr, COPIERS: tl.constexpr, BLOCK: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Planted: the flag is set before the rows are there."""
+    for step in range(1, WORLD):
+        peer = (rank + WORLD - step) % WORLD
+        target = dev.data_of(peers_ptr, peer, half, DTYPE) + tl.cast(rank, tl.int64) * n
+        for chunk in range(chunks):
+            dev.signal(dev.flags_of(peers_ptr, peer) + rank * gather.MAX_CHUNKS + chunk, epoch)
+            first = tl.cast(chunk, tl.int64) * chunk_size
+            last = tl.minimum(first + chunk_size, n)
+            for start in range(first + program * BLOCK, last, COPIERS * BLOCK):
+                at = start + tl.arange(0, BLOCK)
+                tl.store(target + at, tl.load(a_ptr + at, mask=at < last), mask=at < last)
+
+
+def test_a_flag_before_its_data_is_noticed(monkeypatch):
+    monkeypatch.setattr(gather, "push_rows", push_rows_flag_first)
+    wrong = 0
+    for seed in range(4):  # a fresh workspace is poisoned: what is read too soon is NaN
+        got, _ = gather_matmul(workspace("all_gather_matmul", WORLD, programs=3), seed)
+        wrong += bool(torch.isnan(got).any())
+    assert wrong == 4
+
+
+def test_a_program_that_forgets_its_barrier_slot_is_noticed(monkeypatch):
+    # Both barriers of two-shot on one slot: the second passes on the first one's flags.
+    original = dev.pad_barrier
+
+    def one_slot(peers_ptr, slot, *rest):
+        return original(peers_ptr, slot % 2, *rest)
+
+    monkeypatch.setattr(dev, "pad_barrier", one_slot)
+    wrong = 0
+    for seed in range(6):
+        got, wanted = all_reduce(workspace("all_reduce", WORLD), seed, two_shot=True, n=300)
+        wrong += not torch.allclose(got, wanted)
+    assert wrong

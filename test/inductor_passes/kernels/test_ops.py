@@ -1,0 +1,137 @@
+"""The operators as torch sees them: shapes, fallbacks to torch's own operations, refusals."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
+
+from inductor_passes.errors import KernelError
+from inductor_passes.kernels import all_gather_matmul as gather
+from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.kernels import workspace as spaces
+from inductor_passes.kernels.all_reduce import all_reduce
+from inductor_passes.kernels.reduce_chunks import reduce_chunks
+from inductor_passes.testing import fake_group
+
+ops = torch.ops.inductor_passes
+CHECKS = ("test_schema", "test_faketensor")
+
+
+@pytest.fixture(autouse=True)
+def group():
+    with fake_group(4):
+        yield
+
+
+def t(*shape, dtype=torch.float32):
+    return torch.randn(*shape).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (all_reduce, (t(3, 5), "0")),
+        (reduce_chunks, (t(4, 3, 5, dtype=torch.bfloat16),)),
+        (
+            norm.all_reduce_add_rmsnorm,
+            (t(2, 3, 8), t(2, 3, 8), None, t(8), 1e-5, torch.bfloat16, "0"),
+        ),
+        (
+            norm.all_reduce_add_layernorm,
+            (t(3, 8), None, t(8), t(8), t(8), 1e-5, torch.float8_e4m3fn, "0"),
+        ),
+        (gather.all_gather_matmul, (t(3, 8), [t(8, 5), t(8, 2)], [], "silu", True, "0", 4)),
+        (scatter.matmul_reduce_scatter, (t(8, 6), t(5, 6).t(), "avg", "0", 4)),
+    ],
+)
+def test_fake_kernels_agree_with_what_runs_on_cpu(op, arguments):
+    assert set(torch.library.opcheck(op, arguments, test_utils=CHECKS).values()) == {"SUCCESS"}
+
+
+def test_on_cpu_the_reference_runs():
+    a, weight, bias = t(3, 8), t(8, 5), t(5)
+    (out,) = ops.all_gather_matmul(a, [weight], [bias], "relu", False, "0", 4)
+    (wanted,) = gather.reference(a, [weight], [bias], "relu", False, "0", 4)
+    torch.testing.assert_close(out, wanted)
+    y, total, rstd, scale = ops.all_reduce_add_rmsnorm(a, a, None, None, 1e-5, a.dtype, "0")
+    torch.testing.assert_close(y, torch.nn.functional.rms_norm(total, (8,), eps=1e-5))
+    assert rstd.shape == (3, 1)
+    assert scale.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: ops.all_gather_matmul(t(3, 8), [t(7, 5)], [], "none", False, "0", 4),
+            r"weights \[7, 5\]",
+        ),
+        (
+            lambda: ops.all_gather_matmul(t(3, 8), [t(8, 5).half()], [], "none", False, "0", 4),
+            "one dtype",
+        ),
+        (
+            lambda: ops.all_gather_matmul(t(3, 8), [t(8, 5)] * 4, [], "none", False, "0", 4),
+            "one to 3 weights",
+        ),
+        (
+            lambda: ops.all_gather_matmul(t(3, 8), [t(8, 5)], [], "tanh", False, "0", 4),
+            "activation 'tanh'",
+        ),
+        (
+            lambda: ops.matmul_reduce_scatter(t(9, 8), t(8, 5), "sum", "0", 4),
+            "share evenly",
+        ),
+        (lambda: ops.matmul_reduce_scatter(t(8, 8), t(8, 5), "max", "0", 4), "sum or avg"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()
+
+
+def test_inputs_that_are_not_contiguous():
+    a = t(8, 6).t()
+    out = ops.matmul_reduce_scatter(a[:4], t(8, 10)[:, ::2], "sum", "0", 4)
+    assert out.shape == (1, 5)
+    assert not gather.can_read([t(8, 10)[:, ::2]])
+    assert not gather.can_read([t(8, 5), t(5, 8).t()])
+
+
+def test_a_world_beyond_the_flags_is_refused():
+    buffers = [torch.zeros(spaces.bytes_needed(64), dtype=torch.uint8) for _ in range(65)]
+    with pytest.raises(KernelError, match="on 65 ranks with 256 flags"):
+        spaces.Workspace("all_reduce", buffers, 0)
+    with pytest.raises(KernelError, match="2 to 64 ranks"):
+        spaces.Workspace("all_reduce", buffers[:1], 0)
+
+
+def test_no_workspace_for_what_no_kernel_takes():
+    def find(tensor, size=1 << 10):
+        return spaces.find_workspace("all_reduce", tensor, "0", size)
+
+    space = spaces.virtual_workspace("all_reduce", 4, 1 << 12, "cpu")
+    spaces.install("0", space)
+    try:
+        assert find(t(4)) is space
+        assert find(t(4).long()) is None
+        assert find(t(4).double()) is None
+        assert find(t(0)) is None
+        assert find(t(4), 1 << 31) is None
+        assert find(t(4), 1 << 13) is None  # more than it has, and a CPU cannot make another
+        space.reports[1, :5] = torch.tensor([1, 3, 7, 5, 4])
+        with pytest.raises(KernelError, match="all_reduce on rank 1 gave up on chunk 7 of rank 3"):
+            find(t(4))
+        with pytest.raises(KernelError, match="expected flag 5, saw 4"):
+            spaces.raise_if_failed()
+    finally:
+        spaces.release("0")
+    assert find(t(4)) is None
+
+
+def test_buffers_are_aligned_halves():
+    for size in (1, 31, 32, 33, 1000):
+        space = spaces.virtual_workspace("all_reduce", 2, size, "cpu")
+        assert space.half_bytes >= size
+        assert space.half_bytes % 32 == 0
