@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from inductor_passes.errors import ProblemError
 from inductor_passes.schedule.problem import Problem, Schedule
 from inductor_passes.simulate.execution import Program, execute
-from inductor_passes.simulate.peak import peak_of_lifetimes
+from inductor_passes.simulate.peak import live_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Judgement:
 
     ``exposed_by_launch``: exposed time of each launch that has any; a bucket's is its first member's.
     ``start_us``, ``end_us``: by node id, on the channel for launches, on the compute stream else.
+    ``live_bytes``: by node id, what is alive while it runs.
     """
 
     makespan_us: float
@@ -27,6 +28,7 @@ class Judgement:
     exposed_by_launch: dict[int, float]
     start_us: tuple[float, ...]
     end_us: tuple[float, ...]
+    live_bytes: tuple[int, ...]
 
 
 def judge(problem: Problem, schedule: Schedule) -> Judgement:
@@ -34,11 +36,12 @@ def judge(problem: Problem, schedule: Schedule) -> Judgement:
     check_schedule(problem, schedule)
     entries = _Entries(problem, schedule)
     execution = execute(entries.program)
+    live = live_bytes(entries.fresh, entries.last_use())
     run_at = [entries.runs_at[i] for i in range(len(problem.nodes))]
     return Judgement(
         makespan_us=execution.makespan_us,
         exposed_us=execution.exposed_us,
-        peak_bytes=peak_of_lifetimes(entries.fresh, entries.last_use()),
+        peak_bytes=max(live, default=0),
         exposed_by_launch={
             i: execution.exposed[entry]
             for i, entry in sorted(entries.runs_at.items())
@@ -46,6 +49,7 @@ def judge(problem: Problem, schedule: Schedule) -> Judgement:
         },
         start_us=tuple(execution.start[entry] for entry in run_at),
         end_us=tuple(execution.end[entry] for entry in run_at),
+        live_bytes=tuple(live[entry] for entry in run_at),
     )
 
 
@@ -115,9 +119,11 @@ class _Entries:
     def last_use(self) -> list[int]:
         """For each entry, the last one that reads its bytes."""
         last = list(range(len(self.fresh)))
+        owners: list[int] = []
         for i, node in enumerate(self._problem.nodes):
+            owners.append(i if node.alias is None else owners[node.alias])
             for d in node.deps:
-                owner = self._entry[self._problem.memory_owner(d)]
+                owner = self._entry[owners[d]]
                 last[owner] = max(last[owner], self._entry[i])
         for b, entry in self._packed.items():
             last[entry] = self._waited.get(b, len(last) - 1)

@@ -101,12 +101,6 @@ class Problem:
             return 0.0
         return 2 * sum(self.output_bytes(i) for i in members) / self.copy_bytes_per_us
 
-    def memory_owner(self, node: int) -> int:
-        """The node whose memory a node's value is: its own, or that of a view's base."""
-        while (base := self.nodes[node].alias) is not None:
-            node = base
-        return node
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:

@@ -12,9 +12,10 @@ class Exposed:
     """Why a collective is not hidden.
 
     ``launch``: node id, the first of a bucket. ``us``: how long the compute stream waits for it.
-    ``reason``: "data" (it starts as soon as its input exists and is needed at once), "channel" (its
-    channel was busy with another), "memory cap" (an earlier launch or later wait would not fit), or
-    "at the bound" (no schedule is shorter, whatever this collective does).
+    ``reason``: "data" (it starts as soon as what it depends on has finished), "channel" (its channel was
+    busy with others from then on), "memory cap" (its result would not have fitted any earlier), "at the
+    bound" (no schedule is shorter, whatever this collective does), or "order" (none of these: it could
+    have started earlier, but no better schedule was found).
     """
 
     launch: int

@@ -1,12 +1,22 @@
-"""Problem -> solution: a portfolio of schedules, the best within the memory cap."""
+"""Problem -> solution: the best schedule of a portfolio within a memory cap, with its certificate."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from inductor_passes.errors import OptionError
 from inductor_passes.schedule.bound import lower_bound
+from inductor_passes.schedule.expand import expand
 from inductor_passes.schedule.greedy import launches_early_waits_late
-from inductor_passes.schedule.judge import judge
-from inductor_passes.schedule.problem import Problem, program_order
-from inductor_passes.schedule.solution import Exposed, Solution
+from inductor_passes.schedule.judge import Judgement, judge
+from inductor_passes.schedule.problem import Problem, Schedule, program_order
+from inductor_passes.schedule.reasons import explain_exposed
+from inductor_passes.schedule.search import Search
+from inductor_passes.schedule.solution import Solution
+from inductor_passes.schedule.tasks import Tasks
+
+EFFORTS = ("default", "high")
+JUDGED = 3  # drafts that are judged in full
 
 
 def solve(
@@ -17,33 +27,48 @@ def solve(
     extra_memory_bytes: int = 2**30,
     bucket: bool = True,
 ) -> Solution:
-    """Order and bucket a problem.
+    """Order and bucket a well-formed problem (``check_problem``).
 
-    The cap on peak memory is the program order's peak plus the larger of the two extras. The result
-    depends on the arguments alone: no clock, no hash order. Raises ``ProblemError`` for a bad problem.
+    The cap on peak memory is the program order's peak plus the larger of the two extras; they may be
+    negative. If nothing found fits, the leanest schedule found is returned. The result depends on the
+    arguments alone: no clock, no hash order, so that all ranks agree. Raises ``OptionError``.
     """
-    candidates = {
-        "program order": program_order(problem),
-        "greedy": launches_early_waits_late(problem),
-    }
-    judged = {name: judge(problem, schedule) for name, schedule in candidates.items()}
-    original = judged["program order"]
+    if effort not in EFFORTS:
+        raise OptionError(
+            f"{effort!r} is no effort.", fix=f"Choose one of {', '.join(map(repr, EFFORTS))}."
+        )
+    original = judge(problem, program_order(problem))
     extra = max(int(extra_memory_ratio * original.peak_bytes), extra_memory_bytes)
     cap = original.peak_bytes + extra
-    fitting = [name for name in candidates if judged[name].peak_bytes <= cap]
-    strategy = min(fitting, key=lambda name: judged[name].makespan_us)
-    best = judged[strategy]
     bound = lower_bound(problem)
+    tasks = Tasks(problem)
+    search = Search(tasks, cap, bound.us, merges=bucket)
+    search.run()
+
+    def rank(candidate: tuple[str, Schedule, Judgement]) -> tuple[int, float]:
+        _, _, judged = candidate
+        return max(0, judged.peak_bytes - cap), judged.makespan_us
+
+    candidates = [("program order", program_order(problem), original)]
+    candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search)]
+    strategy, schedule, judged = min(candidates, key=rank)
     return Solution(
-        order=candidates[strategy].order,
-        buckets=candidates[strategy].buckets,
-        makespan_us=best.makespan_us,
+        order=schedule.order,
+        buckets=schedule.buckets,
+        makespan_us=judged.makespan_us,
         bound_us=bound.us,
-        peak_bytes=best.peak_bytes,
+        peak_bytes=judged.peak_bytes,
         cap_bytes=cap,
-        exposed_us=best.exposed_us,
+        exposed_us=judged.exposed_us,
         original_makespan_us=original.makespan_us,
         original_peak_bytes=original.peak_bytes,
         strategy=strategy,
-        reasons=tuple(Exposed(i, us, "data") for i, us in best.exposed_by_launch.items()),
+        reasons=explain_exposed(tasks, schedule, judged, bound.us, cap),
     )
+
+
+def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedule]]:
+    yield "greedy", launches_early_waits_late(problem)
+    for found in search.best(JUDGED):
+        name = f"{found.rules.priority} window={found.rules.window} round={found.rounds}"
+        yield name, expand(search.tasks, found.draft.steps)

@@ -20,12 +20,18 @@ def peak_of_values(fresh_bytes: Sequence[int], uses: Sequence[Sequence[int]]) ->
 
 def peak_of_lifetimes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> int:
     """The same where entry i's bytes are freed after entry ``last_use[i]``, at the earliest i."""
+    return max(live_bytes(fresh_bytes, last_use), default=0)
+
+
+def live_bytes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> list[int]:
+    """Bytes alive while each entry runs."""
     freed = [0] * len(fresh_bytes)
     for size, i in zip(fresh_bytes, last_use, strict=True):
         freed[i] += size
-    live = peak = 0
+    live = 0
+    during = []
     for fresh, gone in zip(fresh_bytes, freed, strict=True):
         live += fresh
-        peak = max(peak, live)
+        during.append(live)
         live -= gone
-    return peak
+    return during

@@ -1,0 +1,56 @@
+"""What a list scheduler is told to do, and the portfolio of such rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ANY = 1 << 60
+ALWAYS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """One member of the portfolio.
+
+    Times are parts of the lower bound, so that a rule means the same on small and large graphs.
+
+    ``priority``: which backward run sets the latest starts: by "program" order, by longest "path" from
+    the start, or "mixed". ``window``: how many tasks ahead of the oldest compute still to do may run.
+    ``launch_ahead``: how far before its latest start a launch that waits for nothing may go.
+    ``compute_ahead``: up to which distance compute counts as urgent; beyond, it goes by program order, and
+    compute that waits for nothing, such as recomputation, is held back.
+    ``rise_ahead``: how far ahead memory is kept free for the program's own order.
+    ``merge``: weight of link time against copying when launches are merged; 0 never merges.
+    ``patience``: idle for a more urgent task that becomes ready within this part of the other one's time.
+    """
+
+    priority: str
+    window: int = ANY
+    launch_ahead: float = 0.02
+    compute_ahead: float = 0.02
+    rise_ahead: float = 0.02
+    merge: float = 0.0
+    patience: float = 0.0
+
+
+# Chosen on variations of training graphs (tools/bench/schedule_quality.py has the results): compute bound,
+# bound by one channel or by several, with much and with little memory to spare.
+PORTFOLIO = (
+    Rules("program", launch_ahead=0.005, rise_ahead=0.005, merge=0.3, patience=0.5),
+    Rules("program", window=320, launch_ahead=0.02, rise_ahead=0.08, merge=1.0, patience=0.5),
+    Rules("program", launch_ahead=0.08, compute_ahead=0.08, rise_ahead=ALWAYS),
+    Rules("program", window=80, launch_ahead=0.08, compute_ahead=ALWAYS, rise_ahead=0.3),
+    Rules(
+        "program", launch_ahead=0.08, compute_ahead=0.005, rise_ahead=0.005, merge=0.3, patience=0.5
+    ),
+    Rules("program", window=0, launch_ahead=0.08, compute_ahead=0.0, rise_ahead=0.3),
+    Rules("mixed", window=80, compute_ahead=ALWAYS),
+    Rules("mixed", compute_ahead=0.0, rise_ahead=0.005),
+    Rules(
+        "mixed", window=160, launch_ahead=0.08, compute_ahead=0.0, rise_ahead=0.005, patience=0.5
+    ),
+    Rules("path", launch_ahead=0.08, compute_ahead=0.08, rise_ahead=0.08),
+    Rules(
+        "path", window=160, launch_ahead=0.005, compute_ahead=ALWAYS, rise_ahead=0.005, patience=0.5
+    ),
+)

@@ -1,0 +1,87 @@
+"""The portfolio at work: drafts by every rule, then better latest starts from the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inductor_passes.schedule.bucket import Merger
+from inductor_passes.schedule.justify import latest_starts
+from inductor_passes.schedule.list_schedule import Draft, Limits, list_schedule
+from inductor_passes.schedule.live_memory import RiseAhead
+from inductor_passes.schedule.rules import PORTFOLIO, Rules
+from inductor_passes.schedule.tasks import Tasks
+
+IMPROVED = 3  # how many of the best drafts are improved, and how often each
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A draft and what led to it."""
+
+    draft: Draft
+    rules: Rules
+    rounds: int
+
+
+class Search:
+    """Everything that is computed once a problem, and the drafts found so far."""
+
+    def __init__(self, tasks: Tasks, cap_bytes: int, scale_us: float, merges: bool) -> None:
+        self.tasks = tasks
+        self.cap_bytes = cap_bytes
+        self._scale_us = scale_us
+        self._merger = Merger(tasks)
+        self._ahead = RiseAhead(tasks)
+        self._rises: dict[float, list[int]] = {}
+        self._latest: dict[str, list[float]] = {}
+        rules = PORTFOLIO if merges else [replace(rules, merge=0.0) for rules in PORTFOLIO]
+        self._portfolio = list(dict.fromkeys(rules))
+        self.found: list[Found] = []
+
+    def run(self) -> None:
+        """Fill ``found``. The number of drafts does not depend on the problem."""
+        for rules in self._portfolio:
+            self._draft(rules, self._latest_by(rules.priority), 0)
+        for start in self.best(IMPROVED):
+            found = start
+            for rounds in range(1, IMPROVED + 1):
+                found = self._draft(
+                    start.rules, latest_starts(self.tasks, found.draft.finish), rounds
+                )
+
+    def best(self, count: int) -> list[Found]:
+        """The shortest drafts within the cap; behind them, the leanest of the others."""
+
+        def rank(found: Found) -> tuple[int, float]:
+            over = max(0, found.draft.peak_bytes - self.cap_bytes)
+            return over, found.draft.makespan_us
+
+        return sorted(self.found, key=rank)[:count]
+
+    def _draft(self, rules: Rules, latest: list[float], rounds: int) -> Found:
+        horizon = rules.rise_ahead * self._scale_us
+        if horizon not in self._rises:
+            self._rises[horizon] = self._ahead.within(horizon)
+        limits = Limits(self.cap_bytes, self._rises[horizon], self._scale_us)
+        draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
+        self.found.append(Found(draft, rules, rounds))
+        return self.found[-1]
+
+    def _latest_by(self, priority: str) -> list[float]:
+        if priority not in self._latest:
+            self._latest[priority] = latest_starts(self.tasks, self._measure(priority))
+        return self._latest[priority]
+
+    def _measure(self, priority: str) -> list[float]:
+        """Progress of each task through the program, 0 to 1 or so."""
+        tasks = self.tasks
+        if priority == "program":
+            return [t / tasks.count for t in range(tasks.count)]
+        head = [0.0] * tasks.count
+        for t in range(tasks.count):
+            for p in tasks.preds[t]:
+                head[t] = max(head[t], head[p] + tasks.us[p] + tasks.link_us[p])
+        longest = max(head, default=0.0) or 1.0
+        if priority == "path":
+            return [h / longest for h in head]
+        return [h / longest + t / tasks.count for t, h in enumerate(head)]
