@@ -7,7 +7,7 @@ stands here knows how to look into torch and how to change it, not when or why.
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
@@ -46,6 +46,18 @@ class SetAttribute:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self.before)
+
+
+class WrapAttribute(SetAttribute):
+    """Replace a function by ``wrap`` of what stands there when it is applied, so that changes add up."""
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(owner, name, None)
+        self.wrap = wrap
+
+    def apply(self) -> None:
+        self.value = self.wrap(getattr(self.owner, self.name))
+        super().apply()
 
 
 class SetItem:

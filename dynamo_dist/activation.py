@@ -43,6 +43,7 @@ def enable() -> None:
     from dynamo_dist import _torch
     from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
+    from dynamo_dist.modules import registry as modules
     from dynamo_dist.trackers import registry
 
     with _torch.compile_lock:
@@ -54,6 +55,7 @@ def enable() -> None:
                 *registry.changes(config),
                 *lowering.changes(config),
                 *dtensor.changes(config),
+                *modules.changes(config),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )

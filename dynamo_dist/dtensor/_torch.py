@@ -249,6 +249,15 @@ def dtensor_state(tx: Any) -> dict[str, Any]:
     return found
 
 
+MODULE_HOOK = "module backward hook"
+_HOOK_GRAPHS = (MODULE_HOOK, "register_hook")  # as the tracer of a hook's graph is described
+
+
+def is_in_backward_hook(tx: Any) -> bool:
+    """Whether what is traced here is a hook: its gradients are examples, laid out as the forward's values."""
+    return tx.output.current_tracer.description in _HOOK_GRAPHS
+
+
 def is_tensor_of(tracker: Any, cls: type) -> bool:
     """Whether it tracks a tensor of this class."""
     tracker = realized(tracker)
@@ -345,3 +354,35 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
             return stock(*args, **kwargs)
 
     return [SetAttribute(cls, name, size_and_offset)]
+
+
+# --- DTensor: strategies found through decompositions ---------------------------------------------
+
+
+def search_decompositions_apart() -> list[Change]:
+    """Let the search for an operator's strategy run outside the trace.
+
+    Where an operator has no strategy, DTensor tries every placement on its decomposition with meta
+    tensors. While tracing they become fakes, on which the search fails, and it asks past eager's cache,
+    so that seconds become minutes. Sizes that are symbols belong to the trace and stay in it. Seen in
+    torch 2.12 to 2.15; 2.11 has no such search.
+    """
+    module = _optional_module("torch.distributed.tensor._decompositions")
+    if module is None:
+        return []
+    stock = module.DecompShardingStrategy.propagate_strategy
+
+    @functools.wraps(stock)
+    def propagate(self: Any, op_schema: Any) -> Any:
+        if _has_symbols(op_schema):
+            return stock(self, op_schema)
+        with _disable_current_modes():
+            return stock(self, op_schema)
+
+    return [SetAttribute(module.DecompShardingStrategy, "propagate_strategy", propagate)]
+
+
+def _has_symbols(op_schema: Any) -> bool:
+    leaves = _pytree.tree_leaves((op_schema.args_schema, op_schema.kwargs_schema))
+    sizes = [leaf.shape if isinstance(leaf, DTensorSpec) else [leaf] for leaf in leaves]
+    return any(isinstance(size, torch.SymInt) for each in sizes for size in each)

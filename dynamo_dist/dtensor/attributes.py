@@ -26,10 +26,19 @@ def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
 
 
 def attribute(tx: Any, tracker: Any, name: str) -> Any:
-    """``_spec`` of a DTensor that the program made; stock cannot build it."""
-    if name != "_spec" or tracker.source is not None:
+    """``_spec`` of a DTensor that the program made, which stock cannot build; a gradient's layout breaks."""
+    if name not in ("_spec", "placements") or tracker.source is not None:
         return None
     if not isinstance(_torch.fake_tensor(tracker), DTensor):
+        return None
+    if _torch.is_in_backward_hook(tx):
+        _torch.graph_break(
+            "Layout of a gradient in a backward hook",
+            name,
+            "How a gradient is laid out is decided when the backward graph is made, after this trace.",
+            "Give the gradient a layout first: grad = grad.redistribute(mesh, [Replicate()])",
+        )
+    if name == "placements":
         return None
     return _torch.call_traced(tx, spec_of, [tracker], {})
 

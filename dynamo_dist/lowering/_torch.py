@@ -40,6 +40,7 @@ from dynamo_dist.trackers._torch import guard_source as guard_source
 from dynamo_dist.trackers._torch import imported_source as imported_source
 from dynamo_dist.trackers._torch import items_of as items_of
 from dynamo_dist.trackers._torch import on_function as on_function
+from dynamo_dist.trackers._torch import on_values as on_values
 from dynamo_dist.trackers._torch import python_object as python_object
 from dynamo_dist.trackers._torch import resolve_process_group as resolve_process_group
 
@@ -190,19 +191,6 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
         return result
 
     return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
-
-
-def on_instances(cls: type, make: Callable[[Any, Any, Any], Any]) -> list[Change]:
-    """Track every instance of ``cls`` that comes from outside by ``make(tx, value, source)``."""
-    stock = VariableBuilder._wrap
-
-    @functools.wraps(stock)
-    def wrap(self: Any, value: Any) -> Any:
-        if isinstance(value, cls):
-            return make(self.tx, value, self.source)
-        return stock(self, value)
-
-    return [SetAttribute(VariableBuilder, "_wrap", wrap)]
 
 
 def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:

@@ -17,19 +17,19 @@ from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, GlobalWeakRefSource, TypeSource, is_constant_source
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
-from torch._dynamo.variables.functions import UserMethodVariable
 from torch._dynamo.variables.misc import LambdaVariable
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_dist._torch import _MISSING, SetAttribute, SetItem
+from dynamo_dist._torch import _MISSING, SetAttribute, SetItem, WrapAttribute
 from dynamo_dist._torch import Change as Change
 
 
@@ -368,6 +368,31 @@ def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
     return [SetItem(table, id(function), wrap)]
 
 
+def on_values(
+    cls: type, matches: Callable[[object], bool], make: Callable[[Any, Any, Any], Any]
+) -> list[Change]:
+    """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def wrap(self: Any, value: Any) -> Any:
+            if isinstance(value, cls) and matches(value):
+                return make(self.tx, value, self.source)
+            return stock(self, value)
+
+        return wrap
+
+    return [WrapAttribute(VariableBuilder, "_wrap", changed)]
+
+
+def constant_node(function: Callable[..., Any], *args: Any) -> Any:
+    """A node of the graph that calls ``function(*args)``, whose result stays the same."""
+    tx: Any = InstructionTranslator.current_tx()
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    proxy.node.meta["example_value"] = function(*args)
+    return proxy
+
+
 def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
     """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
 
@@ -610,12 +635,10 @@ class MeshContext(GenericContextWrappingVariable):
         self.tracker = tracker
 
     def enter(self, tx: Any) -> Any:
-        function = UserMethodVariable(type(self.cm_obj).__enter__, self.tracker)
-        return function.call_function(tx, [], {})
+        return call_traced(tx, type(self.cm_obj).__enter__, [self.tracker], {})
 
     def exit(self, tx: Any, *args: Any) -> Any:
-        function = UserMethodVariable(type(self.cm_obj).__exit__, self.tracker)
-        result = function.call_function(tx, list(args), {})
+        result = call_traced(tx, type(self.cm_obj).__exit__, [self.tracker, *args], {})
         tx.active_generic_context_managers.pop()
         return result
 

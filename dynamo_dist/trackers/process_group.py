@@ -14,8 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist.trackers import _torch, attributes
+from dynamo_dist.trackers import _torch, attributes, boxed_group
 from dynamo_dist.trackers.attributes import is_data, python_attribute
+from dynamo_dist.trackers.boxed_group import BoxedGroupVariable
 
 _C10D = "torch.distributed.distributed_c10d"
 
@@ -108,7 +109,8 @@ class ProcessGroupVariable(_torch.GroupTracker):
     def _part(self, tx: Any, name: str, values: tuple[list[Any], dict[str, Any]]) -> Any:
         self.guard_identity()
         args, kwargs = values
-        return GroupPartVariable(getattr(self.real, name)(*args, **kwargs))
+        part = getattr(self.real, name)(*args, **kwargs)
+        return BoxedGroupVariable(part) if name == "boxed" else GroupPartVariable(part)
 
 
 class GroupPartVariable(_torch.ConstantTracker):
@@ -186,6 +188,7 @@ _REGISTERED = functools.partial(_torch.VALUE_MATCH, what="registration", read=_i
 def changes() -> list[_torch.Change]:
     """What enabling this tracker does, besides ``registry.retracked``."""
     return [
+        *boxed_group.changes(),
         *(
             change
             for query in QUERIES

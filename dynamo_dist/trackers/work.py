@@ -270,7 +270,7 @@ def after_end(tx: Any) -> None:
 def changes() -> list[_torch.Change]:
     """What enabling work in flight does."""
     return [
-        *_torch.on_instances(dist.Work, from_outside),
+        *_torch.on_values(dist.Work, _is_work, from_outside),
         *_torch.on_graph_end(before_end, after_end),
         *_torch.on_tensor_uses(in_flight, used_in_flight),
     ]

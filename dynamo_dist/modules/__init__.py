@@ -1,0 +1,1 @@
+"""Modules and what stands around their forward: hooks, DDP, FSDP2."""

@@ -1,0 +1,195 @@
+"""``register_full_backward_hook`` and ``register_full_backward_pre_hook`` of a module, while tracing.
+
+Stock traces them under compiled autograd only. Here each hook is traced as a function of gradients, and
+the graph registers what was traced where eager registers the hook; AOTAutograd runs it when it makes the
+backward graph. A hook that does more than compute, such as one that appends to a list, cannot be traced
+so and breaks with a fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import BackwardHook
+
+from dynamo_dist.modules import _torch
+
+FIX = (
+    "torch._dynamo.config.compiled_autograd = True  # before the first call: hooks run as they are\n"
+    "    # or hook the tensor instead of the module: y = self.inner(x); y.register_hook(hook)"
+)
+
+
+# --- In the graph ---------------------------------------------------------------------------------
+
+
+def new_hooks() -> BackwardHook:
+    """In the graph: torch's hooks of one module call, with no hooks yet."""
+    return BackwardHook(None, [], [])
+
+
+def through_input(hooks: BackwardHook, size: int, at: tuple[int, ...], *tensors: Any) -> Any:
+    """In the graph: the tensors among a module's ``size`` arguments, those at ``at``, hooked."""
+    return _through(hooks.setup_input_hook, size, at, tensors)
+
+
+def through_output(hooks: BackwardHook, size: int, at: tuple[int, ...], *tensors: Any) -> Any:
+    """In the graph: the tensors among a module's ``size`` results, those at ``at``, hooked."""
+    return _through(hooks.setup_output_hook, size, at, tensors)
+
+
+def _through(
+    setup: Callable[[Any], Any], size: int, at: tuple[int, ...], tensors: tuple[Any, ...]
+) -> Any:
+    args: list[Any] = [None] * size
+    for position, tensor in zip(at, tensors, strict=True):
+        args[position] = tensor
+    hooked = setup(tuple(args))
+    return tuple(hooked[position] for position in at)
+
+
+def with_hook(
+    hooks: BackwardHook,
+    is_pre: bool,
+    taken: tuple[tuple[bool, ...], ...],
+    given: tuple[int | None, ...],
+    body: Callable[..., Any],
+    *free: Any,
+) -> BackwardHook:
+    """In the graph: the same hooks and one more, which computes ``body``.
+
+    ``taken`` says for each of the hook's tuples of gradients which it reads, and ``given`` which result
+    of ``body`` stands at each place of the tuple that the hook returns, if it returns one.
+    """
+
+    def hook(module: None, *gradients: tuple[Any, ...]) -> Any:
+        flat = [
+            grad
+            for grads, reads in zip(gradients, taken, strict=True)
+            for grad, is_read in zip(grads, reads, strict=True)
+            if is_read
+        ]
+        results = body(*flat, *free)
+        return tuple(None if at is None else results[at] for at in given) or None
+
+    (hooks.user_pre_hooks if is_pre else hooks.user_hooks).append(hook)
+    return hooks
+
+
+# --- While tracing --------------------------------------------------------------------------------
+
+
+def replaced(args: Any, at: tuple[int, ...], tensors: Any) -> Any:
+    """Traced: a tuple with the items at ``at`` replaced."""
+    items = list(args)
+    for position, tensor in zip(at, tensors, strict=True):
+        items[position] = tensor
+    return tuple(items) if type(args) is tuple else type(args)(*items)
+
+
+class ModuleHooksVariable(_torch.HooksTracker):
+    """The hooks of one call of a module: an object of the graph that is passed from node to node."""
+
+    def __init__(self, module: Any, hooks: Any, pre_hooks: Any, proxy: Any) -> None:
+        super().__init__(proxy, module, hooks, pre_hooks)
+        self.inputs: list[Any] = []
+
+    def traced_type(self) -> type:
+        return BackwardHook
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        return _torch.build_callable(
+            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        (value,) = args
+        if name == "setup_input_hook":
+            self.inputs = _torch.items_of(tx, value)
+            return self._pass(tx, through_input, value, self.inputs)
+        is_tuple = issubclass(value.python_type(), tuple)
+        outputs = _torch.items_of(tx, value) if is_tuple else [_torch.realized(value)]
+        if not is_tuple:
+            value = _torch.build_tuple(tx, outputs)
+        self._trace_hooks(tx, outputs)
+        result = self._pass(tx, through_output, value, outputs)
+        return result if is_tuple else _torch.items_of(tx, result)[0]
+
+    def _pass(self, tx: Any, through: Any, value: Any, items: list[Any]) -> Any:
+        """The value with its tensors passed through a node of the graph."""
+        at = tuple(i for i, item in enumerate(items) if _torch.is_tensor(item))
+        if not any(_torch.requires_grad(items[i]) for i in at):
+            return value
+        tensors = _torch.node_of_tensors(
+            tx, through, (self.proxy, len(items), at, *[items[i].as_proxy() for i in at])
+        )
+        return _torch.call_traced(tx, replaced, [value, _torch.build(tx, at), tensors], {})
+
+    def _trace_hooks(self, tx: Any, outputs: list[Any]) -> None:
+        if not any(map(_torch.requires_grad, outputs)):
+            return
+        grad_outputs = [_gradient(tx, each) for each in outputs]
+        grad_inputs = [_gradient(tx, each) for each in self.inputs]
+        for hook in _torch.items_of(tx, self.user_pre_hooks):
+            self._trace(tx, hook, True, [grad_outputs])
+        for hook in _torch.items_of(tx, self.user_hooks):
+            self._trace(tx, hook, False, [grad_inputs, grad_outputs])
+
+    def _trace(self, tx: Any, hook: Any, is_pre: bool, gradients: list[list[Any]]) -> None:
+        taken = tuple(tuple(grad is not None for grad in grads) for grads in gradients)
+        given: list[int | None] = []
+
+        def call(*flat: Any) -> Any:
+            rest = iter(flat)
+            tuples = [
+                _torch.build_tuple(tx, [next(rest) if is_read else _none(tx) for is_read in reads])
+                for reads in taken
+            ]
+            result = _torch.realized(hook.call_function(tx, [self.module, *tuples], {}))
+            given.clear()
+            tensors: list[Any] = []
+            if not result.is_constant_none():
+                for item in _torch.items_of(tx, result):
+                    is_tensor = _torch.is_tensor(item)
+                    given.append(len(tensors) if is_tensor else None)
+                    tensors += [item] if is_tensor else []
+            return _torch.build_tuple(tx, tensors)
+
+        flat = [grad for grads in gradients for grad in grads if grad is not None]
+        graph, free = _torch.traced_apart(tx, call, flat, _BREAK, _WHY, FIX)
+        if not given and _torch.computes_nothing(graph):
+            return
+        body = _torch.graph_as_argument(tx, graph)
+        self.proxy = _torch.node_of_constant(
+            tx, with_hook, (self.proxy, is_pre, taken, tuple(given), body, *free)
+        )
+
+
+_BREAK = "Module backward hook that is no plain computation"
+_WHY = (
+    "The backward graph is compiled once, so a backward hook may compute new gradients from those it is "
+    "given and do nothing else."
+)
+
+
+def _none(tx: Any) -> Any:
+    return _torch.build(tx, None)
+
+
+def _gradient(tx: Any, of: Any) -> Any:
+    """A tensor like the gradient of a traced one, as an example for hooks; None where there will be none."""
+    has_gradient = _torch.requires_grad(of)
+    return _torch.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
+
+
+def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> ModuleHooksVariable:
+    """``BackwardHook(module, hooks, pre_hooks)`` while tracing, without compiled autograd."""
+    proxy = _torch.node_of_constant(tx, new_hooks, ())
+    return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for module hooks; under compiled autograd they stay stock's."""
+    return _torch.on_module_backward_hooks(create)

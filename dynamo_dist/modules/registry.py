@@ -1,0 +1,11 @@
+"""The changes in torch that concern modules as a whole."""
+
+from __future__ import annotations
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.modules import _torch, backward_hooks, calls, composable
+
+
+def changes(config: DistConfig) -> list[_torch.Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    return [*calls.changes(), *composable.changes(), *backward_hooks.changes()]
