@@ -370,16 +370,24 @@ def search_decompositions_apart() -> list[Change]:
     module = _optional_module("torch.distributed.tensor._decompositions")
     if module is None:
         return []
-    stock = module.DecompShardingStrategy.propagate_strategy
+    stock, is_tracing = module.DecompShardingStrategy.propagate_strategy, module._are_we_tracing
+    searches: list[None] = []  # those apart from the trace that are under way
 
     @functools.wraps(stock)
     def propagate(self: Any, op_schema: Any) -> Any:
         if _has_symbols(op_schema):
             return stock(self, op_schema)
-        with _disable_current_modes():
-            return stock(self, op_schema)
+        searches.append(None)
+        try:
+            with _disable_current_modes():
+                return stock(self, op_schema)
+        finally:
+            searches.pop()
 
-    return [SetAttribute(module.DecompShardingStrategy, "propagate_strategy", propagate)]
+    return [
+        SetAttribute(module.DecompShardingStrategy, "propagate_strategy", propagate),
+        SetAttribute(module, "_are_we_tracing", lambda: not searches and is_tracing()),
+    ]
 
 
 def _has_symbols(op_schema: Any) -> bool:
