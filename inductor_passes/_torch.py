@@ -183,6 +183,24 @@ def compile_id() -> str:
     return "" if current is None else str(current)
 
 
+def sharded_inputs() -> list[tuple[tuple[Any, ...], Any]]:
+    """Global shape and DTensorSpec of each DTensor input of the graph that AOTAutograd has in work.
+
+    ``TracingContext.fw_metadata.subclass_inp_meta`` was seen in 2.11 to 2.15.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    found = []
+    for entry in getattr(metadata, "subclass_inp_meta", None) or ():
+        meta, shape = getattr(entry, "meta", None), getattr(entry, "outer_size", None)
+        spec = meta[0] if isinstance(meta, tuple) and meta else None
+        if shape is not None and hasattr(spec, "placements") and hasattr(spec, "mesh"):
+            found.append((tuple(shape), spec))
+    return found
+
+
 def is_aot_inductor() -> bool:
     """Whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
     from torch._inductor.virtualized import V

@@ -23,8 +23,13 @@ def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str,
     return config_patches(own, inductor)
 
 
-def config_patches(own: PassOptions, inductor: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor configuration that runs the passes; passes the user has set keep running, first."""
+def config_patches(
+    own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False
+) -> dict[str, Any]:
+    """Inductor configuration that runs the passes; passes the user has set keep running, first.
+
+    ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
+    """
     reporters.start(own.report)
     patches = dict(inductor)
 
@@ -39,6 +44,7 @@ def config_patches(own: PassOptions, inductor: Mapping[str, Any]) -> dict[str, A
             locality=bool(value("reorder_for_locality")),
             locality_in_training=_torch.has_config("reorder_for_locality_in_training")
             and bool(value("reorder_for_locality_in_training")),
+            uneven=uneven,
         )
     )
     patches["post_grad_custom_pre_pass"] = pre

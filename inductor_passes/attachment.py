@@ -19,6 +19,7 @@ from inductor_passes.collectives import is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.uneven import has_uneven_inputs
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class Attachment:
     # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
     locality: bool = True
     locality_in_training: bool = False
+    # Other ranks may hold another graph: some value's shards differ in size.
+    uneven: bool = False
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
@@ -50,7 +53,11 @@ class Attachment:
         name = _torch.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
         record = run_passes(
-            graph, self.options, phase=phase, graph_id=f"{_torch.compile_id()}:{phase}"
+            graph,
+            self.options,
+            phase=phase,
+            graph_id=f"{_torch.compile_id()}:{phase}",
+            ranks_differ=self.ranks_differ(),
         )
         if record is None:
             return
@@ -75,10 +82,14 @@ class Attachment:
         )
         _torch.trace_artifact(f"inductor_passes_{phase}_graph", lambda: str(graph))
 
+    def ranks_differ(self) -> bool:
+        """Whether other ranks may hold another graph than the one in work."""
+        return self.uneven or has_uneven_inputs()
+
     def uuid(self, side: str) -> str | None:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
-        parts.append(f"{self.locality} {self.locality_in_training}")
+        parts.append(f"{self.locality} {self.locality_in_training} {self.ranks_differ()}")
         topologies = (
             (default_topology("cpu"), default_topology("cuda"))
             if self.options.topology is None

@@ -13,6 +13,7 @@ from inductor_passes.attach import config_patches
 from inductor_passes.generated_code import order_kept
 from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
+from inductor_passes.uneven import has_uneven_values
 
 
 def compile_graph(
@@ -44,7 +45,8 @@ def compile_graph(
         reporters.write(own.report)
         return code
 
-    compiled = _torch.compile_fx(gm, example_inputs, inner_compile, config_patches(own, inductor))
+    patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
+    compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
     if recorder.publish_cached(rename):
         reporters.write(own.report)
     return compiled

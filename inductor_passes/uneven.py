@@ -1,0 +1,64 @@
+"""Whether ranks compile different graphs because a DTensor's shards differ in size.
+
+Read off global shapes and placements, which all ranks share: every rank comes to the same answer,
+whatever its own shard looks like.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_passes import _torch
+
+
+def has_uneven_values(gm: fx.GraphModule) -> bool:
+    """Whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes."""
+    for module in gm.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                for value in _leaves(node.meta.get("example_value")):
+                    if is_uneven(value):
+                        return True
+    return False
+
+
+def has_uneven_inputs() -> bool:
+    """The same for the DTensor inputs of the graph that AOTAutograd has in work."""
+    return any(shards_differ(shape, spec) for shape, spec in _torch.sharded_inputs())
+
+
+def is_uneven(value: object) -> bool:
+    """Whether ``value`` is a DTensor whose shards differ in size."""
+    spec = getattr(value, "_spec", None)
+    return isinstance(value, torch.Tensor) and spec is not None and shards_differ(value.shape, spec)
+
+
+def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:
+    """Whether a dimension of ``global_shape`` does not divide by the ranks that share it.
+
+    ``spec`` has ``mesh`` and ``placements``. A symbolic size may divide or not: it counts as uneven.
+    """
+    ranks: Counter[int] = Counter()
+    for mesh_dim, placement in enumerate(spec.placements):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            dim %= len(global_shape)
+            ranks[dim] = max(ranks[dim], 1) * spec.mesh.size(mesh_dim)
+    return any(
+        not isinstance(global_shape[dim], int) or global_shape[dim] % count
+        for dim, count in ranks.items()
+        if count > 1
+    )
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
