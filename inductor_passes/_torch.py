@@ -5,9 +5,10 @@ Every function says in which torch versions its private names were seen.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -260,6 +261,40 @@ def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner as stock
 
     return stock(*args, **kwargs)
+
+
+def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    """In place of ``compile_fx_inner``: Inductor up to and with its graph passes; the graph then runs as it is.
+
+    ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
+    """
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        post_grad_passes(gm, bool(kwargs.get("is_inference")))
+
+    def boxed(given: list[Any]) -> Any:
+        arguments = list(given)
+        given.clear()
+        return gm(*arguments)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed
+
+
+@contextlib.contextmanager
+def no_compile_caches() -> Iterator[None]:
+    """Neither Inductor's nor AOTAutograd's cache in the block. Seen in 2.11 to 2.15."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    with (
+        config.patch(fx_graph_cache=False, fx_graph_remote_cache=False),
+        functorch_config.patch(enable_autograd_cache=False),
+    ):
+        yield
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

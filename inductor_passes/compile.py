@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,6 +16,19 @@ from inductor_passes.generated_code import order_kept
 from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
 from inductor_passes.uneven import has_uneven_values
+
+_makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
+
+
+@contextlib.contextmanager
+def graph_passes_only() -> Iterator[None]:
+    """Compiles in the block stop after the graph passes: what they return runs the graph, uncompiled."""
+    token = _makes_code.set(False)
+    try:
+        with _torch.no_compile_caches():
+            yield
+    finally:
+        _makes_code.reset(token)
 
 
 def compile_graph(
@@ -35,9 +50,11 @@ def compile_graph(
     def rename(record: GraphRecord) -> str:
         return f"{current}:{record.phase}"
 
+    compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
+
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         with recorder.compiling() as fresh:
-            code = _torch.compile_fx_inner(*args, **kwargs)
+            code = compile_inner(*args, **kwargs)
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
             recorder.amend(key, dataclasses.replace(record, order_kept=kept))
