@@ -27,7 +27,8 @@ class Exposed:
 class Solution:
     """An order and buckets, and what they are worth.
 
-    Times in microseconds. ``bound_us``: no schedule is shorter. ``gap``: ``makespan_us / bound_us - 1``.
+    Times in microseconds. ``bound_us``: no schedule is shorter (``bound.py``). ``own_bound_us``: the
+    same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``.
     ``cap_bytes``: the memory cap that was asked for. ``peak_bytes`` exceeds it only if the program's own
     order does and nothing leaner was found; then it is the least found. ``strategy``: what found it.
     """
@@ -36,6 +37,7 @@ class Solution:
     buckets: tuple[tuple[int, ...], ...]
     makespan_us: float
     bound_us: float
+    own_bound_us: float
     peak_bytes: int
     cap_bytes: int
     exposed_us: float
@@ -48,6 +50,11 @@ class Solution:
     def gap(self) -> float:
         """How far the makespan may be from the best possible one; 0 where it is the best."""
         return self.makespan_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
+
+    @property
+    def within_cap(self) -> bool:
+        """False only if no schedule within the cap was found; then the peak is the least found."""
+        return self.peak_bytes <= self.cap_bytes
 
     @property
     def schedule(self) -> Schedule:

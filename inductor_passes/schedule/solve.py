@@ -9,6 +9,7 @@ from inductor_passes.schedule.bound import lower_bound
 from inductor_passes.schedule.expand import expand
 from inductor_passes.schedule.greedy import launches_early_waits_late
 from inductor_passes.schedule.judge import Judgement, judge
+from inductor_passes.schedule.own_bound import own_bound
 from inductor_passes.schedule.problem import Problem, Schedule, program_order
 from inductor_passes.schedule.reasons import explain_exposed
 from inductor_passes.schedule.search import Search
@@ -52,18 +53,20 @@ def solve(
     candidates = [("program order", program_order(problem), original)]
     candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search)]
     strategy, schedule, judged = min(candidates, key=rank)
+    own = max(bound.us, own_bound(tasks).us)
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
         makespan_us=judged.makespan_us,
         bound_us=bound.us,
+        own_bound_us=own,
         peak_bytes=judged.peak_bytes,
         cap_bytes=cap,
         exposed_us=judged.exposed_us,
         original_makespan_us=original.makespan_us,
         original_peak_bytes=original.peak_bytes,
         strategy=strategy,
-        reasons=explain_exposed(tasks, schedule, judged, bound.us, cap),
+        reasons=explain_exposed(tasks, schedule, judged, own, cap),
     )
 
 
