@@ -9,21 +9,19 @@ def launches_early_waits_late(problem: Problem) -> Schedule:
     """Compute in program order; launches right behind their inputs, waits right before their users."""
     nodes = problem.nodes
     count = len(nodes)
-    place = [float(i) for i in range(count)]
-    ready = [-1] * count  # place behind which a node may stand
+    # Compute stands at its number, a launch half behind what it needs, a wait a quarter behind what is
+    # in front of its first user; no wait moves up, so that a launch may rely on its place.
+    behind = list(range(count))
     for i, node in enumerate(nodes):
-        behind = max((ready[d] for d in node.deps), default=-1)
-        ready[i] = behind if node.kind == "launch" else i
-    needed = list(range(count))
+        if node.kind == "launch":
+            behind[i] = max((behind[d] for d in node.deps), default=-1)
     first_user = [count] * count
     for i in range(count - 1, -1, -1):
         if nodes[i].kind == "wait":
-            needed[i] = max(i, first_user[i] - 1)
+            behind[i] = max(i, first_user[i] - 1)
         for d in nodes[i].deps:
-            first_user[d] = min(first_user[d], needed[i] if nodes[i].kind == "wait" else i)
-    for i, node in enumerate(nodes):
-        if node.kind == "launch":
-            place[i] = ready[i] + 0.5
-        elif node.kind == "wait":
-            place[i] = needed[i] + 0.25
+            user = behind[i] + 1 if nodes[i].kind == "launch" else behind[i]
+            first_user[d] = min(first_user[d], user)
+    offset = {"launch": 0.5, "wait": 0.25}
+    place = [behind[i] + offset.get(node.kind, 0.0) for i, node in enumerate(nodes)]
     return Schedule(tuple(sorted(range(count), key=lambda i: (place[i], i))))

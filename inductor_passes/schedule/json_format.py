@@ -120,12 +120,12 @@ def _node_from_json(i: int, data: object) -> Node:
 def _read(path: Path) -> object:
     try:
         raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        return json.loads(raw)
     except OSError as error:
-        raise ProblemError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except (ValueError, EOFError, zlib.error) as error:
+        raise ProblemError(f"Cannot read {path}: {error.strerror}.") from None
+    try:
+        # A corrupt archive raises OSError too.
+        return json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ProblemError(f"{path} is not JSON: {error}.") from None
 
 

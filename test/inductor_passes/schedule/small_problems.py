@@ -1,0 +1,114 @@
+"""Schedule problems small enough to solve by trying everything, and the trying."""
+
+import itertools
+
+from hypothesis import strategies as st
+
+from inductor_passes.errors import ProblemError
+from inductor_passes.schedule.judge import judge
+from inductor_passes.schedule.problem import Node, Problem, Schedule
+
+MIB = 2**20
+# Floor 10 us up to 1 MiB, then 5 us a MiB: two launches of 1 MiB take 20 us apart and 15 merged.
+LINK = ((1.0, 10.0), (2.0, 15.0), (4.0, 25.0))
+
+
+def problem(*nodes, groups=("a", "b"), copy_bytes_per_us=1e12):
+    """Nodes in program order; copying is free unless said."""
+    links = {group: {"all_gather": LINK, "reduce_scatter": LINK} for group in groups}
+    return Problem("small", nodes, links, copy_bytes_per_us, dict.fromkeys(groups, 4))
+
+
+def node_input():
+    return Node("input", "input")
+
+
+def compute(us, *deps, size=0):
+    return Node("compute", "compute", deps, us, size)
+
+
+def launch(*deps, op="all_gather", group="a", payload=MIB, size=0):
+    reduce = "sum" if op == "reduce_scatter" else None
+    return Node(
+        "launch", "launch", deps, bytes=size, group=group, op=op, dtype="bf16", reduce=reduce,
+        payload=payload,
+    )  # fmt: skip
+
+
+def wait(of):
+    return Node("wait", "wait", (of,), alias=of, launch=of)
+
+
+def output(*deps):
+    return Node("output", "output", deps)
+
+
+def layers(count, us=10.0, size=0):
+    """A gathered weight per layer; program order waits for each gather right after its launch."""
+    nodes = [node_input() for _ in range(count)]
+    last = None
+    for i in range(count):
+        at = len(nodes)
+        nodes += [launch(i, size=size), wait(at)]
+        nodes.append(compute(us, at + 1, *(() if last is None else (last,)), size=MIB))
+        last = len(nodes) - 1
+    return problem(*nodes, output(last))
+
+
+@st.composite
+def problems(draw, most=6):
+    """Up to ``most`` tasks on two groups, every launch with a wait, an output that reads all."""
+    nodes = [node_input()]
+    values = [0]
+    for _ in range(draw(st.integers(1, most))):
+        deps = tuple(sorted(draw(st.sets(st.sampled_from(values), min_size=1, max_size=2))))
+        size = draw(st.integers(0, 3)) * MIB
+        if draw(st.booleans()):
+            op = draw(st.sampled_from(["all_gather", "reduce_scatter"]))
+            group = draw(st.sampled_from(["a", "b"]))
+            payload = draw(st.integers(1, 3)) * MIB
+            nodes.append(launch(*deps, op=op, group=group, payload=payload, size=size))
+            nodes.append(wait(len(nodes) - 1))
+        else:
+            nodes.append(compute(float(draw(st.integers(0, 20))), *deps, size=size))
+        values.append(len(nodes) - 1)
+    return problem(
+        *nodes, output(*values[1:]), copy_bytes_per_us=draw(st.sampled_from([1e6, 1e12]))
+    )
+
+
+def optimum(of, cap_bytes):
+    """The least makespan of any order and buckets within the cap."""
+    best = float("inf")
+    for buckets in _bucketings(of):
+        for order in _orders(of):
+            try:
+                judged = judge(of, Schedule(order, buckets))
+            except ProblemError:
+                continue
+            if judged.peak_bytes <= cap_bytes:
+                best = min(best, judged.makespan_us)
+    return best
+
+
+def _orders(of, done=()):
+    if len(done) == len(of.nodes):
+        yield done
+    for i, node in enumerate(of.nodes):
+        if i not in done and all(d in done for d in node.deps):
+            yield from _orders(of, (*done, i))
+
+
+def _bucketings(of):
+    keys = {}
+    for i, node in enumerate(of.nodes):
+        if node.kind == "launch":
+            keys.setdefault(node.merge_key, []).append(i)
+    choices = []
+    for members in keys.values():
+        subsets = [
+            c for n in range(2, len(members) + 1) for c in itertools.combinations(members, n)
+        ]
+        choices.append([None, *subsets])
+    for chosen in itertools.product(*choices):
+        yield tuple(bucket for bucket in chosen if bucket)

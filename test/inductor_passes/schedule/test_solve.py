@@ -1,0 +1,158 @@
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from small_problems import (
+    MIB,
+    compute,
+    launch,
+    layers,
+    node_input,
+    optimum,
+    output,
+    problem,
+    problems,
+    wait,
+)
+
+from inductor_passes.errors import OptionError
+from inductor_passes.schedule.json_format import load_problem
+from inductor_passes.schedule.judge import judge
+from inductor_passes.schedule.problem import program_order
+from inductor_passes.schedule.solve import solve
+
+FOLDER = os.environ.get("DYNAMO_DIST_SCHEDULE_PROBLEMS")
+PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []
+
+
+def check(of, solution):
+    """What every solution promises."""
+    judged = judge(of, solution.schedule)
+    original = judge(of, program_order(of))
+    assert judged.makespan_us == solution.makespan_us
+    assert judged.peak_bytes == solution.peak_bytes <= solution.cap_bytes
+    assert judged.makespan_us <= original.makespan_us
+    assert solution.bound_us <= solution.own_bound_us <= judged.makespan_us * (1 + 1e-9)
+    assert sum(exposed.us for exposed in solution.reasons) == pytest.approx(judged.exposed_us)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(most=12))
+def test_every_solution_keeps_its_promises(of):
+    check(of, solve(of))
+    check(of, solve(of, extra_memory_ratio=0.0, extra_memory_bytes=0))
+
+
+@settings(max_examples=25, deadline=None)
+@given(problems(most=4))
+def test_small_problems_come_close_to_the_exact_optimum(of):
+    solution = solve(of, extra_memory_bytes=1 << 40)
+    assert solution.makespan_us <= 1.35 * optimum(of, 1 << 60) + 1e-6
+
+
+def test_gathers_are_prefetched():
+    solution = solve(layers(8))
+    # The first gather cannot hide; all others run under the product before them.
+    assert solution.makespan_us == 10 + 8 * 10
+    assert [(exposed.us, exposed.reason) for exposed in solution.reasons] == [
+        (10.0, "at the bound")
+    ]
+
+
+def test_without_spare_memory_nothing_is_prefetched_beyond_it():
+    of = layers(8, size=100 * MIB)
+    tight = solve(of, extra_memory_ratio=0.0, extra_memory_bytes=0)
+    assert tight.peak_bytes <= tight.original_peak_bytes
+    roomy = solve(of, extra_memory_ratio=0.0, extra_memory_bytes=100 * MIB)
+    assert roomy.makespan_us < tight.makespan_us
+    assert roomy.original_peak_bytes < roomy.peak_bytes <= roomy.cap_bytes
+    assert {exposed.reason for exposed in tight.reasons} == {"data", "memory cap"}
+
+
+def small_scatters():
+    """Eight gradients on a channel that costs 10 us a launch, under 40 us of compute."""
+    nodes = [node_input()]
+    waits = []
+    for _ in range(8):
+        at = len(nodes)
+        nodes += [compute(5.0, 0), launch(at, op="reduce_scatter", payload=MIB // 8), wait(at + 1)]
+        waits.append(at + 2)
+    return problem(*nodes, output(*waits))
+
+
+def test_buckets_are_made_where_floors_bind_and_only_if_allowed():
+    merged, alone = solve(small_scatters()), solve(small_scatters(), bucket=False)
+    assert merged.buckets
+    assert not alone.buckets
+    assert merged.makespan_us < alone.makespan_us
+
+
+def test_a_product_off_the_path_fills_a_wait():
+    # Program order runs the weight's gradient (node 2) before the scatter that the path waits for.
+    of = problem(
+        node_input(), compute(1.0, 0), compute(10.0, 1), launch(1, op="reduce_scatter"), wait(3),
+        compute(5.0, 4), output(2, 5),
+    )  # fmt: skip
+    assert solve(of).makespan_us == 16.0
+
+
+def test_a_cap_that_nothing_fits_returns_the_leanest():
+    of = layers(4, size=MIB)
+    solution = solve(of, extra_memory_ratio=-1.0, extra_memory_bytes=-(1 << 40))
+    assert not solution.within_cap
+    assert solution.peak_bytes <= solution.original_peak_bytes
+
+
+def test_an_empty_problem_and_one_without_collectives():
+    assert solve(problem()).order == ()
+    of = problem(node_input(), compute(3.0, 0), output(1))
+    assert solve(of).makespan_us == 3.0 == solve(of).bound_us
+
+
+def test_an_unknown_effort_is_refused():
+    with pytest.raises(OptionError, match="'most' is no effort"):
+        solve(layers(1), effort="most")
+
+
+def test_waits_that_depend_on_more_than_their_launch_are_kept_in_place():
+    # The second wait may not be passed in front of the compute that it is tied to.
+    nodes = [node_input(), launch(0), wait(1), compute(4.0, 2), launch(0)]
+    nodes.append(dataclasses.replace(wait(4), deps=(4, 3)))
+    of = problem(*nodes, compute(4.0, 5), output(6))
+    check(of, solve(of))
+
+
+SOLVE = (
+    "import sys; sys.path.insert(0, sys.argv[1])\n"
+    "from small_problems import layers\n"
+    "from inductor_passes.schedule.solve import solve\n"
+    "assert 'torch' not in sys.modules\n"
+    "print(solve(layers(12, us=7.0)))"
+)
+
+
+def test_the_solver_needs_no_torch_and_no_hash_order():
+    def run(seed):
+        command = [sys.executable, "-c", SOLVE, str(Path(__file__).parent)]
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, timeout=60
+        ).stdout
+
+    assert run("1") == run("2")
+
+
+@pytest.mark.skipif(
+    not PROBLEMS, reason="DYNAMO_DIST_SCHEDULE_PROBLEMS names no folder with *.json.gz problems"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PROBLEMS, ids=lambda path: path.name)
+def test_training_graphs(path):
+    of = load_problem(path)
+    solution = solve(of)
+    check(of, solution)
+    assert solution.gap < 0.12
