@@ -145,3 +145,46 @@ class BackendEntryPoint:
 # Dynamo holds this lock while it traces: under it no table changes in the middle of a trace, and
 # two threads cannot enable and disable at once.
 compile_lock = _convert_frame.compile_lock
+
+
+# --- The job: its store, its groups ---------------------------------------------------------------
+
+
+def job_store() -> Any:
+    """The default group's c10d store; None without one, or where the group is a fake.
+
+    ``_get_default_store`` was seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    from torch.distributed import distributed_c10d
+
+    get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
+    return None if get_store is None else get_store()
+
+
+def real_group_ranks(name: str) -> tuple[int, ...] | None:
+    """Global ranks of a group that moves data; None for a fake one or where nobody knows the name.
+
+    ``_resolve_process_group`` was seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    try:
+        resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
+        group = resolve(name)
+        if dist.get_backend(group) == "fake":
+            return None
+        return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None
+
+
+def global_rank() -> int:
+    """This process's rank in the job."""
+    import torch.distributed as dist
+
+    return dist.get_rank()

@@ -8,11 +8,16 @@ asked for: asking enables the plugin, and ``disable()`` makes Dynamo ask again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 from dynamo_dist import activation
+from dynamo_dist.config import agreement_seconds
+from dynamo_dist.runtime.agreement import check_agreement
+
+if TYPE_CHECKING:
+    from inductor_passes.records import GraphRecord
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -37,4 +42,14 @@ def compile_graph(
     """
     from inductor_passes.compile import compile_graph as compile_with_passes
 
-    return compile_with_passes(gm, example_inputs, mode=mode, options=options)
+    return compile_with_passes(
+        gm, example_inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
+    )
+
+
+def _compare_with_other_ranks(record: GraphRecord) -> None:
+    launches: dict[str, list[str]] = {}
+    for collective in record.collectives:
+        if text := collective.agreed():
+            launches.setdefault(collective.group_name, []).append(text)
+    check_agreement(record.graph_id, launches, agreement_seconds())

@@ -10,6 +10,26 @@ from dynamo_dist.errors import ConfigError
 
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"
+AGREEMENT_SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
+
+
+def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
+    """How long a rank waits for others to compile the same graph; 0 turns the comparison off.
+
+    Raises ConfigError for what is no number of at least 0.
+    """
+    value = (os.environ if environ is None else environ).get(AGREEMENT_SECONDS, "") or "30"
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(
+            f"{AGREEMENT_SECONDS} is {value!r}.",
+            "It is the time, in seconds, for which a rank waits for others to compile a graph.",
+            "Set it to a number of at least 0; 0 turns the comparison of ranks off.",
+        )
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)

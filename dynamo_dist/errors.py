@@ -25,6 +25,10 @@ class ConfigError(DistError, ValueError):
     """A value in the environment or in ``DistConfig`` that we do not know."""
 
 
+class RanksDifferError(DistError):
+    """Ranks of a group compiled graphs that launch different collectives on it."""
+
+
 class CompareError(DistError):
     """A comparison that cannot be made or cannot go on; names the rank that failed or is gone."""
 

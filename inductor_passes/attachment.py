@@ -19,6 +19,7 @@ from inductor_passes.collectives import is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.schedule.log import log_schedule
 from inductor_passes.uneven import has_uneven_inputs
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Attachment:
         recorder.compiled(record)
         if not recorder.is_followed():  # else whoever follows has more to add first
             reporters.write(self.options.report)
+            log_schedule(record)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
             record.phase,

@@ -15,6 +15,7 @@ from inductor_passes.attach import config_patches
 from inductor_passes.generated_code import order_kept
 from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
+from inductor_passes.schedule.log import log_schedule
 from inductor_passes.uneven import has_uneven_values
 
 _makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
@@ -37,18 +38,32 @@ def compile_graph(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    on_graph: Callable[[GraphRecord], None] | None = None,
 ) -> Callable[..., Any]:
     """What a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
 
     ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
-    Inductor's and AOTAutograd's caches work as they do in stock.
+    Inductor's and AOTAutograd's caches work as they do in stock. ``on_graph`` is called with each graph
+    that communicates, compiled or from a cache, before it runs; what it raises ends the compile.
     """
     own, inductor = split({**_torch.mode_options(mode), **(options or {})})
     current = _torch.compile_id()
 
     def rename(record: GraphRecord) -> str:
         return f"{current}:{record.phase}"
+
+    ready: list[GraphRecord] = []
+
+    def finish() -> None:
+        ready.extend(recorder.publish_cached(rename))
+        if ready:
+            reporters.write(own.report)
+        while ready:
+            record = ready.pop(0)
+            log_schedule(record)
+            if on_graph is not None:
+                on_graph(record)
 
     compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
 
@@ -57,13 +72,13 @@ def compile_graph(
             code = compile_inner(*args, **kwargs)
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
-            recorder.amend(key, dataclasses.replace(record, order_kept=kept))
-        recorder.publish_cached(rename)
-        reporters.write(own.report)
+            final = dataclasses.replace(record, order_kept=kept)
+            recorder.amend(key, final)
+            ready.append(final)
+        finish()
         return code
 
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
     compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
-    if recorder.publish_cached(rename):
-        reporters.write(own.report)
+    finish()
     return compiled

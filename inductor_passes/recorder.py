@@ -126,12 +126,13 @@ def load(key: str) -> GraphRecord | None:
         return None
 
 
-def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> int:
-    """Publish records of graphs that came from a cache since the last call; returns how many.
+def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> list[GraphRecord]:
+    """Publish, and return, the records of graphs that came from a cache since the last call.
 
     ``rename`` gives a record its ``graph_id`` in this process.
     """
     fresh: list[tuple[str, int]] = []
+    published: list[GraphRecord] = []
     with _lock:
         for name, count in list(_counts().items()):
             if name.startswith(PREFIX):
@@ -146,8 +147,10 @@ def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> int:
             log.info("A graph came from the cache, but its record %s is gone.", key)
             continue
         for _ in range(times):
-            publish(dataclasses.replace(record, graph_id=rename(record)) if rename else record)
-    return len(fresh)
+            named = dataclasses.replace(record, graph_id=rename(record)) if rename else record
+            published.append(named)
+            publish(named)
+    return published
 
 
 def _folder() -> str:

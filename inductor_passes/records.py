@@ -12,6 +12,9 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 
+_ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
+OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
@@ -32,6 +35,17 @@ class CollectiveRecord:
     exposed_before_us: float
     exposed_after_us: float
     why_exposed: str = ""
+
+    def agreed(self) -> str:
+        """What every rank of the group must launch alike, as text; "" if that is nothing.
+
+        A send has a receive on the other side; shares of an all_to_all, gather or scatter may differ.
+        """
+        if self.kind in _ONE_SIDED:
+            return ""
+        parts = [self.kind] if self.reduce_op is None else [self.kind, self.reduce_op]
+        size = [] if self.kind in OWN_SHARES else [f"of {self.payload_bytes} bytes"]
+        return " ".join([*parts, *size, self.dtype])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from inductor_passes import _torch, recorder
 from inductor_passes.compile import compile_graph, graph_passes_only
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import OWN_SHARES, GraphRecord
 from inductor_passes.verify_ranks.compare import Launch
 
 
@@ -45,11 +45,12 @@ def trace_rank(script: str, arguments: Sequence[str], rank: int, world_size: int
             Launch(
                 c.kind,
                 groups.get(c.group_name, tuple(range(world_size))),
-                c.payload_bytes,
+                0 if c.kind in OWN_SHARES else c.payload_bytes,
                 c.dtype,
                 c.reduce_op,
             )
             for c in record.collectives
+            if c.agreed()
         ]
 
     variables = {

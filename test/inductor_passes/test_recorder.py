@@ -36,7 +36,7 @@ def test_a_compiled_record_is_stored_and_published_once():
         key = recorder.compiled(record())
     assert got == [record()]
     assert recorder.load(key) == record()
-    assert recorder.publish_cached() == 0
+    assert recorder.publish_cached() == []
 
 
 def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
@@ -44,17 +44,17 @@ def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
     seen = []
     unsubscribe = recorder.subscribe(seen.append)
     _torch.counters()[recorder.PREFIX + key] += 1  # what a cache hit does
-    assert recorder.publish_cached(lambda r: "1/0:" + r.phase) == 1
+    assert len(recorder.publish_cached(lambda r: "1/0:" + r.phase)) == 1
     unsubscribe()
     assert seen == [record("1/0:forward")]
-    assert recorder.publish_cached() == 0
+    assert recorder.publish_cached() == []
 
 
 def test_cleared_counters_do_not_hide_a_cache_hit():
     key = recorder.compiled(record())
     _torch.counters().clear()
     _torch.counters()[recorder.PREFIX + key] += 1
-    assert recorder.publish_cached() == 1
+    assert len(recorder.publish_cached()) == 1
 
 
 def test_an_amended_record_replaces_the_first():
