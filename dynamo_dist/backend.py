@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dynamo_dist import activation
-from dynamo_dist.config import agreement_seconds
+from dynamo_dist.config import DistConfig, agreement_seconds
 from dynamo_dist.runtime.agreement import check_agreement
 
 if TYPE_CHECKING:
@@ -42,8 +42,35 @@ def compile_graph(
     """
     from inductor_passes.compile import compile_graph as compile_with_passes
 
-    return compile_with_passes(
-        gm, example_inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
+    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_with_passes(
+            gm, inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
+        )
+
+    plan = (options or {}).get("plan", "off")
+    if plan == "off":
+        return compile_(gm, example_inputs)
+    return _compile_repaired(gm, example_inputs, compile_, options or {})
+
+
+def _compile_repaired(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_: Callable[..., Callable[..., Any]],
+    options: Mapping[str, Any],
+) -> Callable[..., Any]:
+    from dynamo_dist.sharding.plan.prices import prices_of
+    from dynamo_dist.sharding.plan.repair import compile_repaired
+    from inductor_passes.pass_options import split
+
+    own, _ = split(options)  # an unknown option is an error before anything is planned
+    return compile_repaired(
+        gm,
+        inputs,
+        compile_,
+        prices_of(own.topology, inputs),
+        activation.digest(DistConfig.from_env()),
+        None if own.plan == "repair" else own.plan,
     )
 
 

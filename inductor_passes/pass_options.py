@@ -13,7 +13,7 @@ from inductor_passes.errors import OptionError
 from inductor_passes.schedule.options import ScheduleOptions
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
-PLANS = ("off",)
+PLANS = ("off", "repair")
 ON_PASS_ERROR = ("raise", "skip")
 
 
@@ -28,7 +28,8 @@ class PassOptions:
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
         and waits only, ``off`` to leave order to Inductor.
-    plan: ``off``; no planner exists yet.
+    plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
+        ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
     exact: only passes that keep every bit.
     on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """
@@ -49,7 +50,8 @@ class PassOptions:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
             _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
-        _one_of("plan", self.plan, PLANS)
+        if not self.plan.endswith(".json"):
+            _one_of("plan", self.plan, PLANS)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
             load_topology(self.topology)
@@ -97,6 +99,8 @@ def _coerce(key: str, value: Any) -> Any:
         return value
     if key == "schedule" and isinstance(value, Mapping):
         return ScheduleOptions.of(value)
+    if key == "plan":
+        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else str(value)
     if key in ("topology", "report"):
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise OptionError(f"Option {key!r} is {value!r}.", "It takes a name or a path.")

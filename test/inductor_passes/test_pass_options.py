@@ -28,7 +28,7 @@ def test_dashes_are_taken_as_stock_takes_them():
         ({"passes": 3}, ["'passes' is 3", "list of pass names"]),
         ({"exact": "yes"}, ["'exact' is 'yes'", "True or False"]),
         ({"schedule": "best"}, ["'schedule' is 'best'", "'local'", "'off'"]),
-        ({"plan": "repair"}, ["'plan' is 'repair'", "'off'"]),
+        ({"plan": "mend"}, ["'plan' is 'mend'", "'off', 'repair'"]),
         ({"on_pass_error": "ignore"}, ["'raise'", "'skip'"]),
         ({"report": 1}, ["'report' is 1", "path"]),
     ],

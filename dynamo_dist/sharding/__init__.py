@@ -1,0 +1,1 @@
+"""Sharding of operations on DTensors."""

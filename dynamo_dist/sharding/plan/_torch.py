@@ -1,0 +1,294 @@
+"""Private parts of DTensor that the planner needs: its dispatcher, propagation and redistribution.
+
+Seen in 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor import _api as api
+from torch.distributed.tensor import _redistribute as redistribution
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema
+from torch.utils import _pytree as pytree
+
+from dynamo_dist._torch import SetAttribute
+from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Spec, Value
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_dispatcher: Any = DTensor._op_dispatcher
+_propagator: Any = _dispatcher.sharding_propagator
+_opaque: dict[str, Placement] = {}
+
+
+# --- Placements as words -------------------------------------------------------------------------
+
+
+def word(placement: Placement) -> str:
+    """``R``, ``S0``, ``P``, or the placement's own text."""
+    if type(placement) is Replicate:
+        return "R"
+    if type(placement) is Shard:
+        return f"S{placement.dim}"
+    if type(placement) is Partial:
+        return "P" if placement.reduce_op == "sum" else f"P{placement.reduce_op}"
+    _opaque[f"?{placement}"] = placement
+    return f"?{placement}"
+
+
+def placement(text: str) -> Placement:
+    """Inverse of ``word``, in this process."""
+    if text == "R":
+        return Replicate()
+    if text[0] == "S":
+        return Shard(int(text[1:]))
+    if text[0] == "P":
+        return Partial(text[1:] or "sum")
+    return _opaque[text]
+
+
+def words(placements: Sequence[Placement]) -> Spec:
+    """A spec of the planner."""
+    return tuple(word(p) for p in placements)
+
+
+def value_of(tensor: Any) -> Value:
+    """Global shape and dtype of a DTensor or of what DTensor keeps as its metadata."""
+    return Value(
+        tuple(int(size) for size in tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.dtype.itemsize,
+    )
+
+
+def mesh_info(mesh: DeviceMesh) -> MeshInfo:
+    """Sizes, and the ranks of the first group of each dimension: the same on every rank."""
+    ranks = mesh.mesh
+    groups = tuple(
+        tuple(int(r) for r in ranks.movedim(d, -1).reshape(-1, ranks.size(d))[0])
+        for d in range(mesh.ndim)
+    )
+    world = torch.distributed.get_world_size()
+    return MeshInfo(tuple(mesh.shape), groups, max(world, int(ranks.max()) + 1))
+
+
+# --- Intercepting what runs ----------------------------------------------------------------------
+
+
+class Interception:
+    """While applied, every DTensor operation goes through ``on_op``; the three functions besides it
+    take a stock function and its arguments, for explicit redistributes, their backward, and to_local.
+    """
+
+    def __init__(self, on_op: Handler, on_move: Any, on_back: Any, on_local: Any) -> None:
+        self.on_op = on_op
+        self.functions = (
+            (redistribution.Redistribute, "forward", on_move),
+            (redistribution.Redistribute, "backward", on_back),
+            (api._ToTorchTensor, "forward", on_local),
+        )
+
+    def apply(self) -> None:
+        table = _dispatcher._custom_op_handlers
+        self.before = dict(table)
+        for op in _known_ops():
+            table[op] = self.on_op
+        self.changes = []
+        for owner, name, replacement in self.functions:
+            stock = getattr(owner, name)
+
+            def wrapped(*args: Any, _stock: Any = stock, _replacement: Any = replacement) -> Any:
+                return _replacement(_stock, *args)
+
+            change = SetAttribute(owner, name, staticmethod(wrapped))
+            change.apply()
+            self.changes.append(change)
+
+    def undo(self) -> None:
+        for change in reversed(self.changes):
+            change.undo()
+        table = _dispatcher._custom_op_handlers
+        table.clear()
+        table.update(self.before)
+
+    def stock(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``op`` as DTensor does by itself."""
+        own = self.before.get(op)
+        if own is not None:
+            return own(op, args, kwargs)
+        table = _dispatcher._custom_op_handlers
+        mine = table.pop(op)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            table[op] = mine
+
+    def has_own_rules(self, op: Any) -> bool:
+        """Whether DTensor runs the op by a handler of its own, which chooses placements itself."""
+        return op in self.before
+
+
+def _known_ops() -> set[Any]:
+    tables = ("op_strategy_funcs", "op_to_rules", "op_single_dim_strategy_funcs")
+    found = {op for name in tables for op in getattr(_propagator, name, {})}
+    return found | set(_dispatcher._custom_op_handlers)
+
+
+def moved(tensor: DTensor, spec: Spec) -> DTensor:
+    """``tensor`` redistributed to ``spec``, below autograd."""
+    if words(tensor.placements) == spec:
+        return tensor
+    target = _spec(tensor.device_mesh, spec, tensor._spec.tensor_meta)
+    local = redistribution.redistribute_local_tensor(tensor._local_tensor, tensor._spec, target)
+    return DTensor(local, target, requires_grad=False)
+
+
+def _spec(mesh: DeviceMesh, spec: Spec, meta: Any) -> DTensorSpec:
+    return DTensorSpec(mesh, tuple(placement(text) for text in spec), tensor_meta=meta)
+
+
+def set_backward_target(ctx: Any, spec: Spec) -> None:
+    """Let the backward of an explicit redistribute bring its gradient to ``spec``."""
+    old = ctx.current_spec
+    ctx.current_spec = _spec(old.mesh, spec, old.tensor_meta)
+
+
+# --- Asking DTensor what it would do -------------------------------------------------------------
+
+
+def schema_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The op with DTensors replaced by their specs."""
+    return _dispatcher.unwrap_to_op_info(op, args, kwargs).schema
+
+
+def propagated(schema: Any) -> Choice | None:
+    """Where DTensor would take the inputs of ``schema``, and where the outputs would lie.
+
+    None if it refuses.
+    """
+    try:
+        result = _propagator.propagate_op_sharding_non_cached(schema)
+    except Exception:  # a strategy may refuse in any way; what it refuses is no choice
+        return None
+    used = result.redistribute_schema if result.needs_redistribute else schema
+    if used is None:
+        return None
+    outputs = result.output_spec
+    listed = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return Choice(
+        tuple(words(spec.placements) for spec in specs_in(used)),
+        tuple(None if spec is None else words(spec.placements) for spec in listed),
+    )
+
+
+def specs_in(schema: Any) -> list[DTensorSpec]:
+    """The specs among the arguments, in order."""
+    leaves = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
+    return [leaf for leaf in leaves if isinstance(leaf, DTensorSpec)]
+
+
+def with_specs(schema: Any, mesh: DeviceMesh, specs: Sequence[Spec]) -> Any:
+    """The same op with other placements on another mesh."""
+    given = iter(specs)
+
+    def other(leaf: object) -> object:
+        if isinstance(leaf, DTensorSpec):
+            return _spec(mesh, next(given), leaf.tensor_meta)
+        return leaf
+
+    args, kwargs = pytree.tree_map(other, (schema.args_schema, schema.kwargs_schema))
+    return OpSchema(schema.op, args, kwargs, schema_info=schema.schema_info)
+
+
+def line_mesh(device_type: str, size: int) -> DeviceMesh:
+    """A mesh of one dimension that only lends its size: it has no process group."""
+    return DeviceMesh(device_type, torch.arange(size), _init_backend=False)
+
+
+@contextlib.contextmanager
+def known_outputs(metas: Any) -> Iterator[None]:
+    """Let DTensor not run an op on fake tensors to learn the shapes of outputs that are known."""
+    names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
+    changes = []
+    for name in names:
+        if hasattr(_propagator, name):
+            change = SetAttribute(_propagator, name, lambda schema: metas)
+            change.apply()
+            changes.append(change)
+    try:
+        yield
+    finally:
+        for change in reversed(changes):
+            change.undo()
+
+
+def output_metas(schema: Any) -> Any:
+    """Global shapes of what ``schema`` makes, as DTensor keeps them."""
+    return _propagator._propagate_tensor_meta_non_cached(schema)
+
+
+def is_random(op: Any) -> bool:
+    """Whether numbers depend on the placement: those of random ops do."""
+    tags: Sequence[Any] = getattr(op, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def decompositions() -> Mapping[Any, Any]:
+    """Inductor's table."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def trace_only(gm: Any, inputs: Any) -> None:
+    """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise _Traced
+
+    try:
+        aot_autograd(
+            fw_compiler=stop,
+            bw_compiler=stop,
+            inference_compiler=stop,
+            partition_fn=stop,
+            decompositions=decompositions(),
+        )(gm, inputs)
+    except _Traced:
+        return
+
+
+class _Traced(Exception):
+    pass
+
+
+# --- Caches --------------------------------------------------------------------------------------
+
+
+def cache_dir() -> str:
+    """Inductor's cache folder."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir as stock
+
+    return str(stock())
+
+
+@contextlib.contextmanager
+def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
+    """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest each."""
+    from torch._inductor import config
+
+    name = "unsafe_marked_cacheable_functions"
+    known = getattr(config, name, None)
+    if known is None:
+        yield
+        return
+    with config.patch({name: {**known, **functions}}):
+        yield

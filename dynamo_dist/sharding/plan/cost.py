@@ -1,0 +1,165 @@
+"""What a choice costs: moving tensors between placements, and computing on what lies where.
+
+The planner knows machines by the ``Prices`` protocol alone. All in microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Program, Spec, Step, Value
+
+INFINITE = math.inf
+
+
+class Prices(Protocol):
+    """A machine. Every rank must get the same answers."""
+
+    def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
+        """One collective of the group ``ranks``; payload is one rank's input."""
+
+    def matmul_us(self, flops: float, dtype: str) -> float:
+        """A matrix product of one rank."""
+
+    def memory_us(self, moved_bytes: float) -> float:
+        """Reading or writing device memory."""
+
+    def digest(self) -> str:
+        """A stable hash of everything that changes an answer."""
+
+
+def local_shape(value: Value, spec: Spec, mesh: MeshInfo) -> tuple[int, ...]:
+    """Shape of the largest shard."""
+    shape = list(value.shape)
+    for word, size in zip(spec, mesh.shape, strict=True):
+        dim = shard_dim(word)
+        if dim is not None and dim < len(shape):
+            shape[dim] = math.ceil(shape[dim] / size)
+    return tuple(shape)
+
+
+def local_bytes(value: Value, spec: Spec, mesh: MeshInfo) -> float:
+    """Bytes of the largest shard."""
+    return math.prod(local_shape(value, spec, mesh)) * value.itemsize
+
+
+def shard_dim(word: str) -> int | None:
+    """The dimension of ``S<d>``; None for every other word."""
+    return int(word[1:]) if word[0] == "S" and word[1:].isdigit() else None
+
+
+def is_partial(word: str) -> bool:
+    """Whether the word stands for sums not yet added up."""
+    return word[0] == "P"
+
+
+class Costs:
+    """Costs of one program on one machine, remembered between calls."""
+
+    def __init__(self, program: Program, prices: Prices) -> None:
+        self.program = program
+        self.prices = prices
+        self._moves: dict[tuple[Value, Spec, Spec, int], float] = {}
+
+    def move_us(self, value: Value, source: Spec, target: Spec, mesh: int) -> float:
+        """Redistribute ``value``; infinite where DTensor cannot or should not.
+
+        Follows DTensor's order of one mesh dimension after another: first what is sharded inside a
+        changing outer shard is gathered, innermost first, then every dimension is set, outermost first.
+        """
+        if source == target:
+            return 0.0
+        key = (value, source, target, mesh)
+        known = self._moves.get(key)
+        if known is None:
+            known = self._moves[key] = self._move_us(
+                value, source, target, self.program.meshes[mesh]
+            )
+        return known
+
+    def _move_us(self, value: Value, source: Spec, target: Spec, mesh: MeshInfo) -> float:
+        now, total = list(source), 0.0
+        for d in reversed(range(len(now))):
+            dim = shard_dim(now[d])
+            if dim is None:
+                continue
+            holders = [i for i, word in enumerate(now) if shard_dim(word) == dim]
+            wanted = [i for i, word in enumerate(target) if shard_dim(word) == dim]
+            goal = target[d] if holders == wanted or len(now) == 1 else "R"
+            total += self._step_us(value, now, d, goal, mesh)
+            now[d] = goal
+        for d in range(len(now)):
+            total += self._step_us(value, now, d, target[d], mesh)
+            now[d] = target[d]
+        return total
+
+    def _step_us(self, value: Value, now: list[str], d: int, goal: str, mesh: MeshInfo) -> float:
+        word = now[d]
+        if word == goal:
+            return 0.0
+        payload = local_bytes(value, tuple(now), mesh)
+        if is_partial(goal):  # a replicated value is shared out as summands: nothing is sent
+            return self.prices.memory_us(2 * payload) if word == "R" else INFINITE
+        if word == "R":  # each rank cuts its own part
+            return 0.0
+        if is_partial(word):
+            kind = "all_reduce" if goal == "R" else "reduce_scatter"
+        else:
+            kind = "all_gather" if goal == "R" else "all_to_all"
+        return self.prices.collective_us(kind, payload, mesh.groups[d]) + self._copy_us(
+            kind, word, goal, payload, mesh.shape[d]
+        )
+
+    def _copy_us(self, kind: str, word: str, goal: str, payload: float, size: int) -> float:
+        """Packing for collectives that cut or join another dimension than the first."""
+        dim = shard_dim(word if kind == "all_gather" else goal)
+        if kind == "all_reduce" or (kind != "all_to_all" and dim == 0):
+            return 0.0
+        return self.prices.memory_us(2 * payload * (size if kind == "all_gather" else 1))
+
+    def compute_us(self, step: Step, choice: Choice) -> float:
+        """The op on the largest shards: arithmetic of matrix products, else what is written."""
+        if step.kind != "op":
+            return 0.0
+        mesh = self.program.meshes[step.mesh]
+        outs = [
+            (value, spec)
+            for value, spec in zip(step.outputs, choice.outputs, strict=True)
+            if value is not None and spec is not None
+        ]
+        if not outs or is_view(step.text):
+            return 0.0
+        written = sum(local_bytes(value, spec, mesh) for value, spec in outs)
+        if is_matmul(step.text):
+            shapes = [
+                local_shape(self.program.value(ref), spec, mesh)
+                for ref, spec in zip(step.inputs, choice.inputs, strict=True)
+            ]
+            inner = shapes[-2][-1] if len(shapes) >= 2 else 1
+            flops = 2.0 * math.prod(local_shape(*outs[0], mesh)) * inner
+            return self.prices.matmul_us(flops, outs[0][0].dtype)
+        if "scaled_dot_product" in step.text:
+            q = local_shape(self.program.value(step.inputs[0]), choice.inputs[0], mesh)
+            k = local_shape(self.program.value(step.inputs[1]), choice.inputs[1], mesh)
+            passes = 10.0 if "backward" in step.text else 4.0
+            return self.prices.matmul_us(passes * math.prod(q) * k[-2], outs[0][0].dtype)
+        return self.prices.memory_us(written)
+
+
+_MATMULS = ("aten.mm.", "aten.bmm.", "aten.addmm.", "aten.baddbmm.")
+_VIEWS = (
+    "view _unsafe_view t transpose permute expand unsqueeze squeeze detach alias split slice select "
+    "reshape unbind split_with_sizes"
+).split()
+
+
+def is_matmul(text: str) -> bool:
+    """Whether the step's op is a matrix product."""
+    return text.startswith(_MATMULS)
+
+
+def is_view(text: str) -> bool:
+    """Whether the step's op moves nothing."""
+    return text.startswith("aten.") and text.split(".")[1] in _VIEWS

@@ -1,0 +1,141 @@
+"""Plans as files: to read, to edit, to pin, and to find again.
+
+A file holds one JSON object; ``plans`` maps the fingerprint of a graph to its plan. A step stands on a
+line: the operation, where stock puts its inputs, where the plan puts them. To change a plan, edit
+``inputs``; a file that is there is followed as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_dist.errors import PlanError
+from dynamo_dist.sharding.plan.planner import Plan
+from dynamo_dist.sharding.plan.record import Spec
+from dynamo_dist.sharding.plan.trace import Line
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step as a file shows it. ``moved_bytes_saved`` is left to reports."""
+
+    text: str
+    stock: tuple[Spec, ...]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlan:
+    """A plan without the program it was made from. Times are modelled, in microseconds."""
+
+    rows: tuple[Row, ...]
+    stock_us: tuple[float, float]
+    planned_us: tuple[float, float]
+    bound_us: float
+    method: str
+
+    @classmethod
+    def of(cls, plan: Plan) -> StoredPlan:
+        """What is kept of a plan."""
+        rows = tuple(
+            Row(step.text, step.stock_inputs, choice.inputs, choice.outputs)
+            for step, choice in zip(plan.program.steps, plan.choices, strict=True)
+        )
+        return cls(rows, plan.stock_us, plan.planned_us, plan.bound_us, plan.method)
+
+    def script(self) -> tuple[Line, ...]:
+        """What carries the plan out."""
+        return tuple(Line(row.text, row.inputs) for row in self.rows)
+
+    @property
+    def changes(self) -> int:
+        """Steps whose inputs go elsewhere than stock would bring them."""
+        return sum(row.stock != row.inputs for row in self.rows)
+
+
+def load(path: str) -> dict[str, StoredPlan]:
+    """The plans of a file by fingerprint; none if there is no file.
+
+    Raises PlanError for a file that is no plan.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"it has schema {content['schema']}, not {SCHEMA}")
+        return {name: _plan(entry) for name, entry in content["plans"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(
+            f"Cannot read the plan {path!r}: {type(error).__name__}: {error}.",
+            "",
+            "Correct it, or delete it to plan anew.",
+        ) from error
+
+
+def save(path: str, plans: dict[str, StoredPlan]) -> None:
+    """Write a file whole or not at all. All ranks plan alike, so it does not matter whose stays."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text_of(plans))
+    os.replace(temporary, path)
+
+
+def text_of(plans: dict[str, StoredPlan]) -> str:
+    """A file's content: a line a step."""
+    parts = []
+    for name, plan in plans.items():
+        rows = ",\n".join("    " + json.dumps(_row_json(i, row)) for i, row in enumerate(plan.rows))
+        head = {
+            "method": plan.method,
+            "stock_us": list(plan.stock_us),
+            "planned_us": list(plan.planned_us),
+            "bound_us": plan.bound_us,
+        }
+        parts.append(
+            f'  {json.dumps(name)}: {{"summary": {json.dumps(head)}, "steps": [\n{rows}\n  ]}}'
+        )
+    return f'{{"schema": {SCHEMA}, "plans": {{\n' + ",\n".join(parts) + "\n}}\n"
+
+
+def _row_json(index: int, row: Row) -> dict[str, Any]:
+    return {
+        "step": index,
+        "op": row.text,
+        "stock": [_said(spec) for spec in row.stock],
+        "inputs": [_said(spec) for spec in row.inputs],
+        "outputs": [None if spec is None else _said(spec) for spec in row.outputs],
+    }
+
+
+def _plan(entry: Any) -> StoredPlan:
+    rows = tuple(
+        Row(
+            row["op"],
+            tuple(map(_spec, row["stock"])),
+            tuple(map(_spec, row["inputs"])),
+            tuple(None if spec is None else _spec(spec) for spec in row["outputs"]),
+        )
+        for row in entry["steps"]
+    )
+    head = entry["summary"]
+    stock, planned = tuple(head["stock_us"]), tuple(head["planned_us"])
+    return StoredPlan(rows, stock, planned, head["bound_us"], head["method"])
+
+
+def _said(spec: Spec) -> str:
+    return " | ".join(spec)
+
+
+def _spec(text: str) -> Spec:
+    return tuple(text.split(" | "))

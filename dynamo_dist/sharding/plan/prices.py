@@ -1,0 +1,42 @@
+"""The scheduler's cost model as the planner's: one topology prices both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dynamo_dist.sharding.plan.cost import Prices
+from inductor_passes.cost import Topology, TopologyCostModel, default_topology, load_topology
+from inductor_passes.cost.alpha_beta import collective_us
+from inductor_passes.cost.group_shape import shape_of_ranks
+
+
+class TopologyPrices:
+    """Prices of a topology of ``inductor_passes``. Implements ``Prices``."""
+
+    def __init__(self, topology: Topology, world: int) -> None:
+        self.topology = topology
+        self.world = world
+
+    def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
+        shape = shape_of_ranks(ranks, self.topology.ranks_per_node, self.world)
+        return collective_us(kind, payload_bytes, shape, self.topology)
+
+    def matmul_us(self, flops: float, dtype: str) -> float:
+        return flops / self.topology.matmul_rate(dtype).flops_per_us
+
+    def memory_us(self, moved_bytes: float) -> float:
+        return moved_bytes / self.topology.memory_bytes_per_us
+
+    def digest(self) -> str:
+        return TopologyCostModel(self.topology).digest()
+
+
+def prices_of(topology: str | None, inputs: Sequence[Any]) -> Prices:
+    """What the planner takes: the topology named, or the default for the device of the inputs."""
+    devices = (given.device.type for given in inputs if isinstance(given, torch.Tensor))
+    name = topology or default_topology(next(devices, "cpu"))
+    return TopologyPrices(load_topology(name), dist.get_world_size())

@@ -1,0 +1,99 @@
+"""A DTensor program as the planner sees it: steps in the order they run, and what each reads.
+
+Plain data without torch. A *spec* is a tuple of words, one per mesh dimension: ``R`` replicated, ``S0``
+sharded on dimension 0, ``P`` partial sums; other placements keep the text that DTensor prints and are
+only ever left as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Spec = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor of the program; ``shape`` is global."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeshInfo:
+    """Sizes of the mesh's dimensions, and of each the ranks of one group along it."""
+
+    shape: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    world: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Output ``output`` of step ``step``; ``step`` -1 - k is source k."""
+
+    step: int
+    output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor that no step makes: an input of the graph, a tangent, a DTensor made from a local tensor."""
+
+    value: Value
+    spec: Spec
+    is_input: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation on DTensors.
+
+    ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``stock_outputs``); ``back`` (its
+    backward); or ``local`` (the program reads the local tensor: its placement is pinned). The stock
+    specs are what DTensor chose by itself. A ``fixed`` step keeps them. ``text`` is all that
+    tells it from other steps besides the tensors it reads: the op and its other arguments.
+    """
+
+    kind: str
+    text: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Value | None, ...]
+    stock_inputs: tuple[Spec, ...]
+    stock_outputs: tuple[Spec | None, ...]
+    mesh: int
+    fixed: bool = False
+    in_place: bool = False
+    where: str = ""
+
+
+@dataclass(slots=True)
+class Program:
+    """All steps of a forward graph and, where it is trained, of its backward."""
+
+    steps: list[Step] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    meshes: list[MeshInfo] = field(default_factory=list)
+
+    def value(self, ref: Ref) -> Value:
+        """What ``ref`` names."""
+        if ref.step < 0:
+            return self.sources[-1 - ref.step].value
+        found = self.steps[ref.step].outputs[ref.output]
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where one step's inputs go before it runs, and where its outputs come to lie."""
+
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec | None, ...]
+
+
+def stock_choice(step: Step) -> Choice:
+    """What DTensor does by itself."""
+    return Choice(step.stock_inputs, step.stock_outputs)

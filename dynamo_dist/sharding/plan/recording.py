@@ -1,0 +1,36 @@
+"""Trace a Dynamo graph once by stock's rules, and keep what DTensor did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from dynamo_dist.sharding.plan import _torch
+from dynamo_dist.sharding.plan.record import Program
+from dynamo_dist.sharding.plan.trace import Session, bracketed
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The program, and of each step what DTensor would be asked about it."""
+
+    program: Program
+    schemas: list[Any]
+    meshes: list[DeviceMesh]
+
+
+def record(gm: fx.GraphModule, inputs: Sequence[Any]) -> Recording:
+    """Every operation of the forward and, if it is trained, of the backward of a Dynamo graph.
+
+    Call it where a ``torch.compile`` backend is called. Nothing is compiled or run.
+    """
+    session = Session()
+    with session.active():
+        _torch.trace_only(bracketed(gm, inputs), inputs)
+    # Not while tracing, where a mesh cannot be looked at.
+    session.program.meshes.extend(_torch.mesh_info(mesh) for mesh in session.meshes)
+    return Recording(session.program, session.schemas, session.meshes)

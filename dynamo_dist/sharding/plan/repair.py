@@ -1,0 +1,131 @@
+"""``options={"plan": "repair"}``: compile a graph with every placement re-solved that the user has not set.
+
+A plan is made once for a graph and found again in a file beside Inductor's cache, or in the user's own
+(``options={"plan": "plan.json"}``). Whatever cannot be planned, or does not fit, is compiled as stock does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist._torch import CacheKeyTag
+from dynamo_dist.errors import PlanError
+from dynamo_dist.sharding.plan import _torch, file
+from dynamo_dist.sharding.plan.cost import Prices
+from dynamo_dist.sharding.plan.planner import plan
+from dynamo_dist.sharding.plan.recording import record
+from dynamo_dist.sharding.plan.trace import Session, bracketed
+
+log = logging.getLogger(__name__)
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+_MARKED = ("enter", "leave")
+
+
+def compile_repaired(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_: Compile,
+    prices: Prices,
+    rules: str,
+    path: str | None = None,
+) -> Callable[..., Any]:
+    """Plan the Dynamo graph ``gm``, and compile it by ``compile_`` with the plan carried out.
+
+    ``rules`` is a digest of everything that makes strategies what they are; ``path`` the user's
+    plan file. Raises PlanError for a file that cannot be read.
+    """
+    if not any(isinstance(given, DTensor) for given in inputs):
+        return compile_(gm, inputs)
+    name = fingerprint(gm, inputs)
+    stored = find_plan(gm, inputs, name, prices, rules, path)
+    if stored is None or not stored.changes:
+        return compile_(gm, inputs)
+    script = stored.script()
+    digest = hashlib.sha256(repr(script).encode()).hexdigest()[:16]
+    session, tag = Session(script), CacheKeyTag(f"plan-{digest}")
+    marked = {f"{bracketed.__module__}.{fn}": digest for fn in _MARKED}
+    try:
+        tag.apply()
+        try:
+            with session.active(), _torch.cacheable(marked):
+                compiled = compile_(bracketed(gm, inputs), inputs)
+        finally:
+            tag.undo()
+        session.check_complete()
+        return compiled
+    except Exception as error:
+        unfit = _plan_error(error)
+        if unfit is None:
+            raise
+        log.warning("Compiled without a plan. %s", unfit)
+        return compile_(gm, inputs)
+
+
+def find_plan(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    name: str,
+    prices: Prices,
+    rules: str,
+    path: str | None,
+) -> file.StoredPlan | None:
+    """The plan of a graph: from the user's file, from the cache, or made now and kept; None if there is none."""
+    if path is not None:
+        plans = file.load(path)
+        if name in plans:
+            return plans[name]
+        if plans:
+            log.warning(
+                "The plan file %s has no plan for this graph (%s): one is added.", path, name
+            )
+    key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
+    cached = os.path.join(_torch.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
+    known = file.load(cached).get(name)
+    if known is None:
+        try:
+            recorded = record(gm, inputs)
+            made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
+        except PlanError as error:
+            log.warning("Compiled without a plan. %s", error)
+            return None
+        known = file.StoredPlan.of(made)
+        file.save(cached, {name: known})
+        log.info(
+            "planned %d steps in %.1f s: communication %.0f -> %.0f us, modelled; gap %.2f %%",
+            len(known.rows),
+            made.seconds,
+            made.stock_us[0],
+            made.planned_us[0],
+            100 * made.gap,
+        )
+    if path is not None:
+        file.save(path, {**file.load(path), name: known})
+    return known
+
+
+def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Tells graphs apart by their operations and by shapes, placements and meshes of their inputs."""
+    said = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
+    for given in inputs:
+        if isinstance(given, torch.Tensor):
+            said.append(f"{tuple(given.shape)} {given.dtype} {given.requires_grad}")
+        if isinstance(given, DTensor):
+            mesh = given.device_mesh
+            said.append(f"{given.placements} {mesh.device_type} {_torch.mesh_info(mesh)}")
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:24]
+
+
+def _plan_error(error: BaseException | None) -> PlanError | None:
+    while error is not None and not isinstance(error, PlanError):
+        error = error.__cause__ or error.__context__
+    return error

@@ -1,0 +1,358 @@
+"""Where a plan takes effect: between DTensor and its dispatcher, while AOTAutograd traces.
+
+A plan says where the inputs of each operation go before it runs. It is carried out by redistributing
+them and then letting DTensor run the operation by its own rules, which find nothing left to move.
+So whatever a plan says, the numbers are those of DTensor's strategies; a bad plan costs time only. Seen
+from here forward and backward are one sequence of operations on global shapes, the same in every trace
+whatever the placements; inserting redistributes in the Dynamo graph would reach neither the backward nor
+the operations that a torch function is made of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from dynamo_dist.errors import PlanError
+from dynamo_dist.sharding.plan import _torch
+from dynamo_dist.sharding.plan.record import Choice, Program, Ref, Source, Spec, Step
+
+_session: Session | None = None
+
+
+def enter(*tensors: Any) -> tuple[Any, ...]:
+    """The graph's DTensor inputs as the graph begins: where they lie, their gradients must come to lie."""
+    if _session is not None:
+        _session.begin(tensors)
+    return tuple(
+        t.redistribute(placements=t.placements) if isinstance(t, DTensor) and t.requires_grad else t
+        for t in tensors
+    )
+
+
+def leave(*tensors: Any) -> tuple[Any, ...]:
+    """The graph's DTensor outputs as it ends: they come to lie where stock would leave them."""
+    left = tuple(
+        t.redistribute(placements=t.placements) if isinstance(t, DTensor) else t for t in tensors
+    )
+    if _session is not None:
+        _session.left = True
+    return left
+
+
+def bracketed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """A copy of a Dynamo graph that calls ``enter`` first and ``leave`` last."""
+    graph = fx.Graph()
+    outputs = graph.graph_copy(gm.graph, {})
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    spread = [
+        node for node, given in zip(placeholders, inputs, strict=True) if isinstance(given, DTensor)
+    ]
+    with graph.inserting_after(placeholders[-1]):
+        entered = graph.call_function(enter, tuple(spread))
+    last = entered
+    for i, node in enumerate(spread):
+        with graph.inserting_after(last):
+            last = graph.call_function(operator.getitem, (entered, i))
+        last.meta.update(node.meta)
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user is not entered)
+    leaves = [node for node in pytree.tree_leaves(outputs) if isinstance(node, fx.Node)]
+    renamed = dict(zip(spread, _items(entered), strict=True))
+    unique = list(dict.fromkeys(renamed.get(node, node) for node in leaves))
+    left = graph.call_function(leave, tuple(unique))
+    items = {
+        node: graph.call_function(operator.getitem, (left, i)) for i, node in enumerate(unique)
+    }
+    graph.output(fx.node.map_arg(outputs, lambda node: items[renamed.get(node, node)]))
+    copied = fx.GraphModule(gm, graph)
+    copied.meta.update(gm.meta)
+    return copied
+
+
+def _items(entered: fx.Node) -> list[fx.Node]:
+    found = [user for user in entered.users if user.target is operator.getitem]
+    return sorted(found, key=lambda node: int(node.args[1]))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one step of a plan is, and where its inputs go before it runs."""
+
+    text: str
+    inputs: tuple[Spec, ...]
+
+
+def rendered(args: Any, kwargs: Any) -> str:
+    """Arguments as text, a star for each DTensor: ``(*, [*, *], 1)``."""
+
+    def one(arg: Any) -> str:
+        if isinstance(arg, DTensor):
+            return "*"
+        if isinstance(arg, torch.Tensor):
+            return f"tensor{list(arg.shape)}"
+        if isinstance(arg, (list, tuple)):
+            return f"[{', '.join(map(one, arg))}]"
+        return str(arg)
+
+    named = (f"{name}={one(arg)}" for name, arg in kwargs.items())
+    return f"({', '.join([*map(one, args), *named])})"
+
+
+class Session:
+    """One trace: recorded, or carried out by ``script``, a line for each step."""
+
+    def __init__(self, script: Sequence[Line] | None = None) -> None:
+        self.script = script
+        self.answers: dict[object, tuple[Any, Choice | None]] = {}
+        self.hook = _torch.Interception(self.on_op, self.on_move, self.on_back, self.on_local)
+        self.begin(())
+
+    def begin(self, inputs: Sequence[Any]) -> None:
+        """Forget the last trace: AOTAutograd makes several, and the last is the whole one."""
+        self.program = Program()
+        self.schemas: list[Any] = []
+        self.meshes: list[DeviceMesh] = []
+        self.refs: dict[int, tuple[Ref, Any]] = {}
+        self.depth = 0
+        self.left = False
+        self.stray: str | None = None
+        for tensor in inputs:
+            if isinstance(tensor, DTensor):
+                self._source(tensor, is_input=True)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Intercept what DTensor does in this block."""
+        global _session  # noqa: PLW0603 - one trace at a time: torch's compile lock is held
+        before, _session = _session, self
+        self.hook.apply()
+        try:
+            yield
+        finally:
+            self.hook.undo()
+            _session = before
+
+    # --- what is intercepted
+
+    def on_op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        flat, tree = pytree.tree_flatten((args, kwargs))
+        tensors = [leaf for leaf in flat if isinstance(leaf, DTensor)]
+        if self.depth or not tensors:
+            return self.hook.stock(op, args, kwargs)
+        others = [leaf for leaf in flat if not isinstance(leaf, DTensor)]
+        text = f"{op}{rendered(args, kwargs)}"
+        mutable = bool(op._schema.is_mutable)
+        fixed = (
+            self.hook.has_own_rules(op)
+            or _torch.is_random(op)
+            or any(isinstance(leaf, torch.Tensor) for leaf in others)
+            or len({id(t.device_mesh) for t in tensors}) > 1
+        )
+        if self._strays(text, tensors):
+            return self.hook.stock(op, args, kwargs)
+        with self._inside():
+            index, inputs, planned = self._begin_step(text, tensors)
+            if planned is not None:
+                given = iter([_torch.moved(t, s) for t, s in zip(tensors, planned, strict=True)])
+                flat = [next(given) if isinstance(leaf, DTensor) else leaf for leaf in flat]
+                args, kwargs = pytree.tree_unflatten(flat, tree)
+            schema = choice = None
+            if self.script is None and not self.hook.has_own_rules(op):
+                schema, choice = self._answer(op, text, args, kwargs, tensors)
+            result = self.hook.stock(op, args, kwargs)
+        outputs = result if isinstance(result, (list, tuple)) else [result]
+        here = tuple(_torch.words(t.placements) for t in tensors)
+        self._end_step(
+            index,
+            Step(
+                "op",
+                text,
+                inputs,
+                tuple(_torch.value_of(o) if isinstance(o, DTensor) else None for o in outputs),
+                choice.inputs if choice is not None else here,
+                tuple(
+                    _torch.words(o.placements) if isinstance(o, DTensor) else None for o in outputs
+                ),
+                self._mesh(tensors[0].device_mesh),
+                fixed=fixed or choice is None,
+                in_place=mutable,
+            ),
+            outputs,
+            schema,
+        )
+        return result
+
+    def on_move(
+        self, stock: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
+    ) -> Any:
+        target = _torch.words(placements)
+        if self.depth or tensor.device_mesh != mesh or self._strays("redistribute", [tensor]):
+            return stock(ctx, tensor, mesh, placements, *rest)
+        with self._inside():
+            index, inputs, planned = self._begin_step("redistribute", [tensor])
+            if planned is not None:
+                target = planned[0]
+            goal = tuple(_torch.placement(text) for text in target)
+            result = stock(ctx, tensor, mesh, goal, *rest)
+        self._moved(index, "redistribute", tensor, inputs, result, target, fixed=True)
+        # Where an input of the graph enters, its gradient must come back to where it lies.
+        ctx.dynamo_dist_pinned = (
+            self._is_input(inputs[0]) and _torch.words(tensor.placements) == target
+        )
+        return result
+
+    def on_back(self, stock: Any, ctx: Any, gradient: Any) -> Any:
+        if self.depth or not isinstance(gradient, DTensor):
+            return stock(ctx, gradient)
+        pinned = bool(getattr(ctx, "dynamo_dist_pinned", False))
+        if self._strays(f"back pinned={pinned}", [gradient]):
+            return stock(ctx, gradient)
+        with self._inside():
+            index, inputs, planned = self._begin_step(f"back pinned={pinned}", [gradient])
+            if planned is not None:
+                _torch.set_backward_target(ctx, planned[0])
+            results = stock(ctx, gradient)
+        target = _torch.words(results[0].placements)
+        self._moved(index, "back", gradient, inputs, results[0], target, fixed=pinned)
+        return results
+
+    def on_local(self, stock: Any, ctx: Any, tensor: Any, *rest: Any) -> Any:
+        if self.depth or self._strays("to_local", [tensor]):
+            return stock(ctx, tensor, *rest)
+        with self._inside():
+            index, inputs, planned = self._begin_step("to_local", [tensor])
+            here = tensor if planned is None else _torch.moved(tensor, planned[0])
+            result = stock(ctx, here, *rest)
+        spec = _torch.words(here.placements)
+        self._end_step(
+            index,
+            Step(
+                "local", "to_local", inputs, (), (spec,), (), self._mesh(tensor.device_mesh), True
+            ),
+            [],
+            None,
+        )
+        return result
+
+    # --- bookkeeping
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def _answer(
+        self, op: Any, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
+    ) -> tuple[Any, Choice | None]:
+        """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
+        key = (text, tuple((_torch.value_of(t), t.placements, id(t.device_mesh)) for t in tensors))
+        if key not in self.answers:
+            schema = _torch.schema_of(op, args, kwargs)
+            self.answers[key] = schema, _torch.propagated(schema)
+        return self.answers[key]
+
+    def _begin_step(
+        self, text: str, tensors: Sequence[Any]
+    ) -> tuple[int, tuple[Ref, ...], tuple[Spec, ...] | None]:
+        """Number the next step; where a plan is carried out, where its inputs go."""
+        index = len(self.program.steps)
+        inputs = tuple(self._ref(tensor) for tensor in tensors)
+        if self.script is None:
+            return index, inputs, None
+        if not self._fits(text, tensors):
+            raise self._unfit(text)
+        return index, inputs, self.script[index].inputs
+
+    def _fits(self, text: str, tensors: Sequence[Any]) -> bool:
+        """Whether the plan's next line is this step."""
+        assert self.script is not None
+        index = len(self.program.steps)
+        line = self.script[index] if index < len(self.script) else None
+        return line is not None and line.text == text and len(line.inputs) == len(tensors)
+
+    def _strays(self, text: str, tensors: Sequence[Any]) -> bool:
+        """Whether this is what AOTAutograd does with the outputs in a trace that has no backward."""
+        if self.script is None or not self.left or self._fits(text, tensors):
+            return False
+        self.stray = self.stray or text
+        return True
+
+    def _unfit(self, text: str) -> PlanError:
+        assert self.script is not None
+        index = len(self.program.steps)
+        said = repr(self.script[index].text) if index < len(self.script) else "no more of them"
+        return PlanError(
+            f"The plan does not fit the program: operation {index} is {text!r}, and the plan "
+            f"expects {said}.",
+            "The program, or the file, has changed since it was planned.",
+            "Delete the plan file to plan anew.",
+        )
+
+    def check_complete(self) -> None:
+        """Raise PlanError if the last trace ended before the plan did. No trace at all is a cache hit."""
+        if self.script is not None and self.program.steps and self.stray is not None:
+            raise self._unfit(self.stray)
+
+    def _end_step(self, index: int, step: Step, outputs: Sequence[Any], schema: Any) -> None:
+        self.program.steps.append(step)
+        self.schemas.append(schema)
+        for i, output in enumerate(outputs):
+            if isinstance(output, DTensor):
+                self.refs[id(output)] = Ref(index, i), output
+
+    def _moved(
+        self,
+        index: int,
+        kind: str,
+        tensor: Any,
+        inputs: tuple[Ref, ...],
+        result: Any,
+        target: Spec,
+        *,
+        fixed: bool,
+    ) -> None:
+        text = "redistribute" if kind == "redistribute" else f"back pinned={fixed}"
+        step = Step(
+            kind,
+            text,
+            inputs,
+            (_torch.value_of(result),),
+            (target,),
+            (target,),
+            self._mesh(tensor.device_mesh),
+            fixed,
+        )
+        self._end_step(index, step, [result], None)
+
+    def _ref(self, tensor: Any) -> Ref:
+        known = self.refs.get(id(tensor))
+        return known[0] if known is not None else self._source(tensor, is_input=False)
+
+    def _source(self, tensor: Any, *, is_input: bool) -> Ref:
+        spec = _torch.words(tensor.placements)
+        self.program.sources.append(Source(_torch.value_of(tensor), spec, is_input))
+        ref = Ref(-len(self.program.sources))
+        self.refs[id(tensor)] = ref, tensor
+        return ref
+
+    def _is_input(self, ref: Ref) -> bool:
+        return ref.step < 0 and self.program.sources[-1 - ref.step].is_input
+
+    def _mesh(self, mesh: DeviceMesh) -> int:
+        for i, known in enumerate(self.meshes):
+            if known is mesh or known == mesh:
+                return i
+        self.meshes.append(mesh)
+        return len(self.meshes) - 1
