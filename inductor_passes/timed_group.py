@@ -1,0 +1,155 @@
+"""A process group on which collectives take a given time and nothing else: no peer, no copy, no CPU.
+
+One process claims to be a rank of a world of any size. Each group is one channel, first in, first out;
+a wait sleeps until its collective would have ended. Results hold whatever memory held: numbers
+mean nothing here, time does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BACKEND = "timed"
+
+# Kind of collective, bytes of this rank's input (several for a coalesced call), global ranks -> microseconds.
+LinkTime = Callable[[str, Sequence[int], tuple[int, ...]], float]
+
+
+class _Link:
+    """What all groups of the process share: how long a collective takes, exchanged between runs."""
+
+    us: LinkTime = staticmethod(lambda kind, payloads, ranks: 0.0)
+
+
+class TimedWork(dist.Work):
+    """A collective that ends at ``end`` on ``time.perf_counter``."""
+
+    def __init__(self, end: float) -> None:
+        super().__init__()
+        self.end = end
+
+    def wait(self, timeout: Any = None) -> bool:
+        left = self.end - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        return True
+
+    def is_completed(self) -> bool:
+        return time.perf_counter() >= self.end
+
+
+class TimedGroup(dist.ProcessGroup):
+    """One channel. Collectives return at once; their works end when the link is done with them."""
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
+        self.ranks = ranks
+        self._free_at = 0.0
+        self._name = ""
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _launch(self, kind: str, inputs: Sequence[torch.Tensor]) -> TimedWork:
+        payloads = [tensor.numel() * tensor.element_size() for tensor in inputs]
+        start = max(time.perf_counter(), self._free_at)
+        self._free_at = start + 1e-6 * _Link.us(kind, payloads, self.ranks)
+        return TimedWork(self._free_at)
+
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
+        return self._launch("all_gather", [given])
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._launch("all_gather", inputs)
+
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> Any:
+        return self._launch("reduce_scatter", [given])
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._launch("reduce_scatter", inputs)
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._launch("all_reduce", tensors)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        return self._launch("all_reduce", tensors)
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any = None,
+    ) -> Any:
+        return self._launch("all_to_all", [given])
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        return self._launch("broadcast", tensors)
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._launch("barrier", [])
+
+
+def _create(prefix_store: Any, rank: int, size: int, timeout: Any) -> TimedGroup:
+    return TimedGroup(rank, tuple(range(size)))
+
+
+@contextlib.contextmanager
+def timed_group(world_size: int, link_us: LinkTime, rank: int = 0) -> Iterator[None]:
+    """Inside, this process is ``rank`` of ``world_size``, and collectives take ``link_us``.
+
+    Groups made inside are timed too, each on a channel of its own; ``link_us`` gets ranks counted from 0
+    within the group. Raises RuntimeError if a group is initialised already.
+    """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "timed_group() needs to own the default process group, but one is initialised. "
+            "Call torch.distributed.destroy_process_group() first."
+        )
+    if (
+        BACKEND.upper() not in dist.Backend.backend_list
+        and BACKEND not in dist.Backend.backend_list
+    ):
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    before, _Link.us = _Link.us, staticmethod(link_us)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        _Link.us = before
+
+
+@contextlib.contextmanager
+def link_time(link_us: LinkTime) -> Iterator[None]:
+    """Another link in the block, for code that is compiled already."""
+    before, _Link.us = _Link.us, staticmethod(link_us)
+    try:
+        yield
+    finally:
+        _Link.us = before
