@@ -44,6 +44,7 @@ def enable() -> None:
     from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
+    from dynamo_dist.runtime import guards, wrapping
     from dynamo_dist.trackers import registry
 
     with _torch.compile_lock:
@@ -56,6 +57,8 @@ def enable() -> None:
                 *lowering.changes(config),
                 *dtensor.changes(config),
                 *modules.changes(config),
+                *guards.changes(),
+                *wrapping.changes(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )

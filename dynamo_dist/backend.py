@@ -40,7 +40,10 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
+    from dynamo_dist.runtime.guards import lighten
     from inductor_passes.compile import compile_graph as compile_with_passes
+
+    lighten()
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return compile_with_passes(

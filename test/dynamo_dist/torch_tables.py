@@ -12,12 +12,13 @@ def snapshot():
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
     from torch._library import opaque_object
     from torch.distributed import device_mesh, distributed_c10d
-    from torch.distributed.tensor import placement_types
+    from torch.distributed.tensor import DTensor, placement_types
 
     def identities(table):
         return [(key, id(value)) for key, value in table.items()]
 
     classes = {PyCodegen, VariableBuilder, SourcelessBuilder, *descendants(VariableTracker)}
+    classes |= {guards.GuardBuilder, DTensor}
     entry = compiler_config._config["cache_key_tag"]
     override = entry.user_override
     return {

@@ -1,0 +1,67 @@
+"""DTensors around what a compiled graph returns, without a spec made anew for each.
+
+A compiled training step wraps every gradient on every call. Size, stride and placements are the same
+each time, so the spec can be as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist._torch import Change
+from dynamo_dist.runtime import _torch
+
+# Compiled graphs that are gone leave their entries; beyond this many all are dropped.
+_MOST = 16384
+
+
+class _Made(NamedTuple):
+    flatten_spec: object  # held, so that its id is not given to another
+    mesh: object
+    size: Any
+    stride: Any
+    spec: Any
+    requires_grad: bool
+
+
+_made: dict[int, _Made] = {}
+
+
+def changes() -> list[Change]:
+    """What to apply while the plugin is enabled."""
+    return [_torch.wrap_with(unflatten)]
+
+
+def unflatten(
+    inner_tensors: dict[str, Any], flatten_spec: Any, outer_size: Any, outer_stride: Any
+) -> DTensor:
+    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``.
+
+    ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
+    """
+    mesh = inner_tensors.get("device_mesh")
+    known = _made.get(id(flatten_spec))
+    if (
+        known is not None
+        and known.flatten_spec is flatten_spec
+        and known.mesh is mesh
+        and known.size == outer_size
+        and known.stride == outer_stride
+    ):
+        return DTensor(
+            inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
+        )
+    made = _torch.stock_unflatten(inner_tensors, flatten_spec, outer_size, outer_stride)
+    # While tracing, sizes are symbols and tensors are fake: those specs are for that moment.
+    if type(made._local_tensor) is torch.Tensor and all(
+        type(number) is int for number in (*outer_size, *outer_stride)
+    ):
+        if len(_made) >= _MOST:
+            _made.clear()
+        _made[id(flatten_spec)] = _Made(
+            flatten_spec, mesh, outer_size, outer_stride, made._spec, made.requires_grad
+        )
+    return made

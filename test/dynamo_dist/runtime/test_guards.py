@@ -1,0 +1,175 @@
+"""Cheaper guards fail when stock's would: the same programs, recompiled as often."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from dynamo_dist.runtime import _torch
+from dynamo_dist.runtime.guards import identity_first, is_settled, lighten
+
+
+@pytest.fixture
+def compiles(enabled, monkeypatch):
+    """``compiles(fn)``: ``fn`` compiled as our backend does up to Inductor, and its compiles so far."""
+    guards = []
+
+    def backend(graph, inputs):
+        before = len(_torch.guards().inner)
+        lighten()
+        guards.append((before, len(_torch.guards().inner)))
+        return graph.forward
+
+    return lambda fn: (torch.compile(fn, backend=backend, fullgraph=True), guards)
+
+
+@pytest.fixture
+def mlp(mesh):
+    def make():
+        made = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        return parallelize_module(made, mesh["tp"], plan)
+
+    return make
+
+
+def weight(mesh, *placements):
+    return nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, placements, src_data_rank=None))
+
+
+def test_there_are_fewer(compiles, mlp):
+    step, guards = compiles(mlp())
+    step(torch.ones(2, 8))
+    ((before, after),) = guards
+    assert after < 0.9 * before
+
+
+def test_an_equal_spec_passes_and_another_placement_recompiles(compiles, mlp, mesh):
+    model = mlp()
+    step, guards = compiles(model)
+    x = torch.ones(2, 8)
+    step(x)
+    model[0].weight = weight(mesh["tp"], Shard(0))
+    step(x)
+    assert len(guards) == 1
+    model[0].weight = weight(mesh["tp"], Replicate())
+    assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def test_another_mesh_recompiles(compiles, mesh):
+    step, guards = compiles(lambda t: t.to_local() + t.device_mesh.size())
+    for each in (mesh["tp"], mesh["tp"], mesh["dp"]):
+        t = distribute_tensor(torch.ones(8), each, [Replicate()], src_data_rank=None)
+        assert step(t)[0] == 1 + each.size()
+    assert len(guards) == 2
+
+
+def scaled(factors):
+    """A hook whose closure holds a partial of ``factors``."""
+    scale = functools.partial(times, factors)
+
+    def hook(module, args, output):
+        return scale(output)
+
+    def bind(factors):
+        nonlocal scale
+        scale = functools.partial(times, factors)
+
+    return hook, bind
+
+
+def times(factors, output, extra=1):
+    return output * factors[0] * extra
+
+
+def test_a_hook_whose_closure_is_bound_anew_recompiles(compiles):
+    model = nn.Linear(4, 4)
+    hook, bind = scaled((2.0,))
+    model.register_forward_hook(hook)
+    step, guards = compiles(model)
+    x = torch.ones(1, 4)
+    step(x)
+    step(x)
+    assert len(guards) == 1
+    bind((3.0,))
+    assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def test_a_partial_that_gains_a_keyword_recompiles(compiles):
+    model = nn.Linear(4, 4)
+    hook, _ = scaled((2.0,))
+    model.register_forward_hook(hook)
+    step, guards = compiles(model)
+    x = torch.ones(1, 4)
+    step(x)
+    scale = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))["scale"]
+    scale.cell_contents.keywords["extra"] = 5
+    assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def test_equal_hooks_made_anew_for_every_call_cost_one_compile(compiles):
+    model = nn.Linear(4, 4)
+    hook, bind = scaled((2.0,))
+    model.register_forward_hook(hook)
+    step, guards = compiles(model)
+    for _ in range(5):
+        bind((2.0,))
+        step(torch.ones(1, 4))
+    assert len(guards) == 2
+
+
+@pytest.mark.parametrize(
+    ("settled", "value"),
+    [
+        (True, functools.partial(times, (Shard(0), None), "name")),
+        (True, times),
+        (True, Shard(0)),
+        (False, functools.partial(times, [Shard(0)])),
+        (False, functools.partial(times, (1,), extra=2)),
+        (False, functools.partial(lambda a: a, object())),
+        (False, 1000),
+        (False, {}),
+        (False, (Shard(0),)),
+    ],
+)
+def test_what_can_change_while_it_is_the_same_object(settled, value):
+    assert is_settled(value) is settled
+
+
+def test_a_function_is_as_settled_as_what_it_closes_over():
+    cell = 1
+
+    def reads():
+        return cell
+
+    assert not is_settled(reads)
+
+
+def test_the_check_is_asked_about_an_object_once(mesh):
+    asked = []
+    tp, same, dp = mesh["tp"], mesh["tp"], mesh["dp"]
+
+    def check(value):
+        asked.append(value)
+        return value == tp
+
+    guard = identity_first(tp, check)
+    assert guard(tp) and asked == []
+    assert not guard(dp) and not guard(dp) and len(asked) == 2
+    assert guard(same) and guard(same) and len(asked) == 2 + (same is not tp)
+    assert identity_first([1], check) is check
+
+
+def test_outside_a_compile_stocks_way_is_in_place():
+    lighten()
+    assert DTensor.__tensor_unflatten__ is _torch.stock_unflatten

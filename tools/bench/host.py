@@ -1,0 +1,151 @@
+"""Host time of a compiled step: a DTensor module over the same one written with local tensors.
+
+    python tools/bench/host.py [--layers 16 64] [--json FILE]
+
+A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time, guards
+included, and no collective takes any. Stock's and our compiled module take turns with the local one
+in one process; the figure is the ratio of medians. Training accumulates into ``.grad``.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed._functional_collectives as funcol
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import dynamo_dist
+from dynamo_dist.testing import fake_mesh
+
+RANKS, WIDTH = 8, 64
+CALLS = 5  # of one variant in a row
+VARIANTS = ("stock", "ours", "local")
+
+
+class MLP(nn.Module):
+    """One residual MLP; ``hidden`` is the global size for DTensors, this rank's for local tensors."""
+
+    def __init__(self, hidden: int, mesh: DeviceMesh | None) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, hidden, bias=False)
+        self.down = nn.Linear(hidden, WIDTH, bias=False)
+        self.mesh = mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.down(torch.relu(self.up(x)))
+        return x + (y if self.mesh is None else funcol.all_reduce(y, "sum", self.mesh))
+
+
+def model(layers: int, mesh: DeviceMesh, variant: str) -> nn.Module:
+    """A module class of its own for each variant, so that none shares another's compiled code."""
+    local = variant == "local"
+    hidden = WIDTH if local else WIDTH * RANKS
+    made = nn.Sequential(*(MLP(hidden, mesh if local else None) for _ in range(layers)))
+    if not local:
+        plan = {}
+        for layer in range(layers):
+            plan |= {f"{layer}.up": ColwiseParallel(), f"{layer}.down": RowwiseParallel()}
+        parallelize_module(made, mesh, plan)
+    return made
+
+
+def calls(layers: int, mesh: DeviceMesh, variant: str) -> dict[str, Callable[[], object]]:
+    """The compiled forward and training step, compiled and warm."""
+    x = torch.randn(4, WIDTH)
+    made: dict[str, Callable[[], object]] = {}
+    for phase in ("forward", "training"):
+        torch.manual_seed(0)
+        module = model(layers, mesh, variant)
+
+        def whole(x: torch.Tensor, module: nn.Module = module) -> torch.Tensor:
+            return module(x)
+
+        # A code object of its own: compiled versions of one are tried in turn.
+        whole.__code__ = whole.__code__.replace(co_name=f"{variant}_{phase}_{layers}")
+        step = torch.compile(
+            whole, backend="dynamo_dist" if variant == "ours" else "inductor", fullgraph=True
+        )
+
+        def forward(step: Callable[..., torch.Tensor] = step) -> object:
+            with torch.no_grad():
+                return step(x)
+
+        def training(step: Callable[..., torch.Tensor] = step) -> object:
+            return step(x).sum().backward()
+
+        made[phase] = forward if phase == "forward" else training
+        for _ in range(3):
+            made[phase]()
+    return made
+
+
+def measure(layers: int, rounds: int) -> dict[str, dict[str, float]]:
+    """phase -> variant -> median seconds of a call."""
+    with fake_mesh(RANKS) as mesh:
+        steps = {}
+        for variant in track(VARIANTS, description=f"compile {layers} layers", transient=True):
+            steps[variant] = calls(layers, mesh, variant)
+            dynamo_dist.disable()
+        result = {}
+        for phase in ("forward", "training"):
+            times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
+            for _ in track(range(rounds), description=phase, transient=True):
+                for variant in VARIANTS:
+                    # What enabling changes in torch at run time must not speed stock up.
+                    on = dynamo_dist.enabled() if variant == "ours" else nullcontext()
+                    with on:
+                        for _ in range(CALLS):
+                            start = time.perf_counter()
+                            steps[variant][phase]()
+                            times[variant].append(time.perf_counter() - start)
+            result[phase] = {variant: median(times[variant]) for variant in VARIANTS}
+    torch.compiler.reset()
+    return result
+
+
+def main() -> None:
+    """Measure, print a table and write it as JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rounds", type=int, default=40, help="turns of five calls each")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    rows = []
+    for layers in args.layers:
+        for phase, seconds in measure(layers, args.rounds).items():
+            row = {"layers": layers, "phase": phase}
+            for variant in ("stock", "ours"):
+                row[f"{variant}_over_local"] = round(seconds[variant] / seconds["local"], 3)
+            rows.append(row)
+    table = Table("layers", "phase", "stock / local", "ours / local", title="host time of a step")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+    if args.json:
+        document = {
+            "measured": "host time, one process on a fake group of 8 ranks, ratio of medians",
+            "torch": torch.__version__,
+            "rounds": args.rounds,
+            "rows": rows,
+        }
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
