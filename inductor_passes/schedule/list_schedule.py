@@ -88,6 +88,7 @@ class _Run:
         self.ready: Queue = []  # by urgency, as the next three
         self.by_age: list[int] = []  # the same, by task number
         self.too_early: Queue = []  # waits for nothing, and is not needed yet
+        self.by_need: Queue = []  # everything available, by the compute that needs it first
         self.too_far: list[int] = []  # beyond the window
         self.waits: list[tuple[float, Bucket, float]] = []  # urgency, bucket, unpacking
 
@@ -132,6 +133,8 @@ class _Run:
 
     def _arrive(self, t: int) -> None:
         """All that task t depends on has finished."""
+        if t < self.tasks.count:
+            heappush(self.by_need, (self.tasks.needed_by[t], t))
         if t >= self.tasks.count:
             heappush(self.ready, (-INF, t))
         elif self.tasks.launch[t] >= 0:
@@ -350,11 +353,9 @@ class _Run:
 
     def _force(self) -> None:
         """Nothing may run: run what the program would need first, whatever the limits say."""
-        needed_by = self.tasks.needed_by
-        compute = [t for queue in (self.ready, self.too_early) for _, t in queue]
-        queued = [t for queues in (self.bound, self.loose) for q in queues for _, t in q]
-        waiting = [t for t in (*compute, *self.too_far, *queued) if not self.done[t]]
-        t = min(waiting, key=lambda t: (needed_by[t], t))
+        while self.done[self.by_need[0][1]]:
+            heappop(self.by_need)
+        t = self.by_need[0][1]
         if self.tasks.launch[t] >= 0:
             self._launch(self.merger.alone(t))
         else:
