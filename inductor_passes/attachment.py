@@ -17,6 +17,7 @@ from inductor_passes.base import GraphPass
 from inductor_passes.checks import check_groups
 from inductor_passes.collectives import is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
+from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.schedule.log import log_schedule
@@ -99,6 +100,8 @@ class Attachment:
         )
         # A digest holds the shapes of all groups too: another mesh is another schedule.
         parts += [TopologyCostModel(load_topology(name)).digest() for name in topologies]
+        # Where fused kernels cannot run, the same graph compiles otherwise.
+        parts.append(f"{availability.why_not_here()} {availability.ranks_per_host()}")
         for pass_ in registry.ordered_passes():
             parts.append(third_party_digest(pass_))
         for chained in (self.chain_pre, self.chain_post):

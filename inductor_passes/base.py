@@ -28,12 +28,13 @@ class PassStats:
     """What one run of a pass did. ``counters`` are non-negative integers, named in the pass's docstring.
 
     ``schedule``: the decision of a pass that settles the order of the whole graph, so that the passes
-    that are a ``fallback`` have nothing left to do.
+    that are a ``fallback`` have nothing left to do. ``notes``: decisions worth a line each.
     """
 
     changed: bool
     counters: Mapping[str, int] = field(default_factory=dict)
     schedule: ScheduleRecord | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

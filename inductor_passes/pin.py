@@ -45,6 +45,7 @@ OWN_KERNEL = frozenset(
         aten._scaled_dot_product_cudnn_attention_backward,
     }
 )
+FUSED_NAMESPACE = "inductor_passes"  # of our own kernels, which have a launch inside
 REDUCTIONS = frozenset(
     {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.prod, aten.any, aten.argmax}
 )
@@ -52,6 +53,8 @@ REDUCTIONS = frozenset(
 
 def has_own_kernel(node: fx.Node) -> bool:
     """Whether Inductor gives the node a kernel call of its own (a matrix product, attention ...)."""
+    if getattr(node.target, "namespace", "") == FUSED_NAMESPACE:
+        return True
     return getattr(node.target, "overloadpacket", None) in OWN_KERNEL
 
 

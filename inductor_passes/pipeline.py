@@ -199,4 +199,5 @@ def _record(
         seconds=time.perf_counter() - start,
         reason=reason,
         schedule=stats.schedule,
+        notes=stats.notes,
     )

@@ -97,7 +97,7 @@ class ScheduleRecord:
 class PassRecord:
     """One run of one pass; ``status`` is ``ran``, ``skipped`` (with ``reason``) or ``failed``.
 
-    ``schedule`` is there where the pass is the global scheduler.
+    ``schedule`` is there where the pass is the global scheduler; ``notes`` where a pass explains its decisions.
     """
 
     name: str
@@ -108,14 +108,15 @@ class PassRecord:
     seconds: float
     reason: str = ""
     schedule: ScheduleRecord | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PassRecord:
         """Inverse of ``dataclasses.asdict``."""
         schedule = data.get("schedule")
-        return cls(
-            **{**data, "schedule": None if schedule is None else ScheduleRecord.from_json(schedule)}
-        )
+        fields = {**data, "notes": tuple(data.get("notes", ()))}
+        fields["schedule"] = None if schedule is None else ScheduleRecord.from_json(schedule)
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from inductor_passes.base import GraphPass, PassContext
 from inductor_passes.errors import OptionError
+from inductor_passes.fuse import FUSIONS
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule import Schedule
@@ -16,7 +17,13 @@ log = logging.getLogger(__name__)
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
-DEFAULT_PASSES: tuple[type[GraphPass], ...] = (*REWRITES, Schedule, SinkWaits, HoistLaunches)
+DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
+    *REWRITES,
+    Schedule,
+    SinkWaits,
+    HoistLaunches,
+    *FUSIONS,
+)
 
 Registered = type[GraphPass] | GraphPass
 

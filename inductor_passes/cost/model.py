@@ -7,6 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import fx
 
+# Key of a node's meta: the predicted time of a fused kernel, which holds communication inside.
+PREDICTED_US = "inductor_passes_predicted_us"
+
 
 @runtime_checkable
 class CostModel(Protocol):

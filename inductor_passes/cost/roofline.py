@@ -15,6 +15,7 @@ from inductor_passes.collectives import payloads
 from inductor_passes.cost.collective_cost import node_us, role
 from inductor_passes.cost.flops import flops, is_attention
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
+from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.cost.topology import Topology
 from inductor_passes.cost.traffic import Traffic, graph_traffic
 
@@ -53,6 +54,8 @@ class TopologyCostModel:
         """
         if node.op != "call_function" or role(node):
             return 0.0
+        if PREDICTED_US in node.meta:
+            return float(node.meta[PREDICTED_US])
         if self._seen is None or not self._seen.holds_for(node):
             self._seen = _Analysis(node.graph, self.topology)
         return self._seen.us[node]

@@ -52,7 +52,7 @@ class Workspace:
             raise KernelError(
                 f"{family} cannot run on {len(buffers)} ranks with {flags} flags for each.",
                 f"A buffer has room for 2 to {MAX_WORLD} ranks and {FLAG_WORDS} flags.",
-                "Leave the fusion out with options={'disable': ['fuse_waits']}.",
+                f"Leave the fusion out with options={{'disable': ['fuse_{family}']}}.",
             )
         self.family = family
         self.buffers = tuple(buffers)
@@ -104,7 +104,8 @@ def wait_error(
         f"{expected}, saw {seen}.",
         why,
         "Look for the first error of that rank. Results computed since are NaN; destroy the process "
-        "group and start again, or compile with options={'disable': ['fuse_waits']}.",
+        "group and start again, or compile with options={'disable': "
+        f"['fuse_{family}']}}.",
     )
 
 

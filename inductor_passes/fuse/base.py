@@ -1,0 +1,183 @@
+"""What fusions share: find a launch and its consumers, ask whether it can run and pays, say so, rewrite."""
+
+from __future__ import annotations
+
+import abc
+import logging
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.collectives import (
+    argument,
+    group_name,
+    group_size,
+    input_tensors,
+    is_wait,
+    kind,
+    launches,
+    waits_of,
+)
+from inductor_passes.cost import CostModel, Topology
+from inductor_passes.cost.model import PREDICTED_US
+from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
+from inductor_passes.invariants import check_functional
+from inductor_passes.kernels import availability
+from inductor_passes.reorder.sink_waits import is_view
+from inductor_passes.rewrite.edit import CAST, erase_unused, static_shape
+from inductor_passes.simulate import simulate
+from inductor_passes.source_lines import user_line
+
+log = logging.getLogger(__name__)
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Match(abc.ABC):
+    """A launch, its one wait and the consumers that one kernel can replace."""
+
+    @abc.abstractmethod
+    def predict(self, topology: Topology, cost: CostModel, exposed_us: float) -> Prediction:
+        """Times with and without the kernel; ``exposed_us`` is what the scheduled graph does not hide."""
+
+    @abc.abstractmethod
+    def apply(self, graph: fx.Graph) -> fx.Node:
+        """Put the kernel in place; returns its node."""
+
+
+class Fusion(GraphPass):
+    """Replace a launch, its wait and what reads it by one kernel that waits inside, where that pays.
+
+    Taken only where the kernel can run on the group, shapes are static and the cost model predicts at
+    least 5 % over the scheduled graph: a launch that other compute hides is left alone. Sums are made
+    in another order, so ``exact=True`` leaves these passes out. Decides by graph, topology and
+    installation, which all ranks share.
+
+    Requires: a functional graph.
+    Ensures:  the launch and its wait are gone, or nothing has changed; a second run changes nothing.
+    Stats:    ``fused``, ``declined``; notes say of each launch what was decided and why.
+    """
+
+    numerics = Numerics.REASSOCIATING
+    collective: ClassVar[str]
+
+    def __init__(
+        self, cost: CostModel, *, obstacle: Callable[[str, str], str] | None = None
+    ) -> None:
+        self.cost = cost
+        self._obstacle_of = obstacle or availability.why_not
+
+    @classmethod
+    def build(cls, context: PassContext) -> Fusion:
+        return cls(context.cost)
+
+    def digest(self) -> str:
+        return self.cost.digest()
+
+    def requires(self, graph: fx.Graph) -> None:
+        check_functional(graph, self.name)
+
+    @abc.abstractmethod
+    def match(self, launch: fx.Node, wait: fx.Node) -> Match | str | None:
+        """The consumers; a reason why they cannot be fused; None where no consumer is of the kind."""
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        notes: list[str] = []
+        fused = 0
+        exposed = None
+        for launch in launches(graph):
+            waits = waits_of(launch)
+            if kind(launch) != self.collective or len(waits) != 1 or len(launch.users) != 1:
+                continue
+            found = self.match(launch, waits[0])
+            if found is None:
+                continue
+            reason = found if isinstance(found, str) else self._obstacle(launch)
+            if not reason and not isinstance(found, str):
+                exposed = exposed or simulate(graph, self.cost).exposed_by_launch
+                topology = getattr(self.cost, "topology", None)
+                if not isinstance(topology, Topology):
+                    reason = "the cost model has no topology to predict the kernel from"
+                else:
+                    predicted = found.predict(topology, self.cost, exposed.get(launch.name, 0.0))
+                    times = f"{predicted.unfused_us:.1f} -> {predicted.fused_us:.1f} us"
+                    reason = "" if predicted.pays else f"{times}, less than {LEAST_GAIN:.0%} gained"
+            where = f"{kind(launch)} %{launch.name}"
+            where += f" ({user_line(launch)})" if user_line(launch) else ""
+            if reason or isinstance(found, str):
+                notes.append(f"declined {where}: {reason}")
+            else:
+                kernel = found.apply(graph)
+                kernel.meta[PREDICTED_US] = predicted.fused_us
+                fused += 1
+                notes.append(f"fused {where}: {times}")
+            log.debug("%s: %s", self.name, notes[-1])
+        return PassStats(
+            fused > 0, {"fused": fused, "declined": len(notes) - fused}, notes=tuple(notes)
+        )
+
+    def _obstacle(self, launch: fx.Node) -> str:
+        """Why no kernel can run on this launch's group and tensor; "" if one can."""
+        (tensor,) = input_tensors(launch)
+        group = argument(launch, "group_name")
+        if not isinstance(group, str):
+            return "the group is known only when the graph runs"
+        reason = self._obstacle_of(group_name(launch), tensor.device.type)
+        if reason:
+            return reason
+        if group_size(launch) < 2:
+            return f"the group has {group_size(launch) or 'an unknown number of'} ranks"
+        if tensor.dtype not in FLOATS:
+            return f"kernels add float32, float16 and bfloat16, not {tensor.dtype}"
+        if static_shape(launch.args[0]) is None:
+            return "shapes are dynamic"
+        return ""
+
+
+def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:
+    """Whether ``nodes`` stand above ``anchor``, or could with the views and casts that lead to them."""
+    order = {node: i for i, node in enumerate(anchor.graph.nodes)}
+
+    def can(node: object) -> bool:
+        if not isinstance(node, fx.Node) or order[node] < order[anchor]:
+            return True
+        moves = is_view(node) or node.target is CAST
+        return moves and all(can(source) for source in node.all_input_nodes)
+
+    return all(can(node) for node in nodes)
+
+
+def lift_above(nodes: Iterable[object], anchor: fx.Node) -> None:
+    """Make them stand there."""
+    above = set[fx.Node]()
+    for node in anchor.graph.nodes:
+        if node is anchor:
+            break
+        above.add(node)
+
+    def lift(node: object) -> None:
+        if isinstance(node, fx.Node) and node not in above:
+            for source in node.all_input_nodes:
+                lift(source)
+            anchor.prepend(node)
+            above.add(node)
+
+    for node in nodes:
+        lift(node)
+
+
+def erase_dead(graph: fx.Graph, launch: fx.Node) -> None:
+    """Erase a launch and what is made of it, as far as nobody reads it. FX takes a launch and a wait for effects."""
+    below = {launch}
+    for node in list(graph.nodes):
+        if any(source in below for source in node.all_input_nodes):
+            below.add(node)
+    for node in reversed(list(graph.nodes)):
+        ends_here = node is launch or is_wait(node) or not node.is_impure()
+        if node in below and not node.users and node.op == "call_function" and ends_here:
+            sources = [source for source in node.all_input_nodes if source not in below]
+            graph.erase_node(node)
+            erase_unused(graph, sources)
