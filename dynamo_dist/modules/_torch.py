@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch._dynamo.compiled_autograd as _compiled_autograd
+import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.builder as _builder
 import torch._dynamo.variables.higher_order_ops as _higher_order_ops
 import torch.distributed._composable_state as _composable_state
 from torch._dynamo.eval_frame import DisableContext, OptimizedModule
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
 from torch._dynamo.variables.misc import LambdaVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._higher_order_ops.wrap import wrap as _wrap
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as _FSDPState
 from torch.fx import GraphModule
 from torch.utils.hooks import BackwardHook
 
@@ -159,3 +162,60 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
     modules = tx.output.tracing_context.module_context.copy_graphstate()
     name = tx.output.install_subgraph("hook_body", GraphModule(modules.nn_modules, graph))
     return tx.output.create_proxy("get_attr", name, (), {})
+
+
+# --- Backward inside ------------------------------------------------------------------------------
+
+
+def on_backward(refuse: Callable[[], None]) -> list[Change]:
+    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            if name == "backward" and not _dynamo_config.trace_autograd_ops:
+                refuse()
+            return stock(self, tx, name, *args, **kwargs)
+
+        return call_method
+
+    return [WrapAttribute(TensorVariable, "call_method", changed)]
+
+
+# --- DDP and FSDP2 --------------------------------------------------------------------------------
+
+
+def fsdp_hooks() -> list[Any]:
+    """What FSDP2 runs around a sharded module's forward."""
+    return [_FSDPState._pre_forward, _FSDPState._post_forward]
+
+
+def on_methods(
+    refused: dict[Any, Callable[[], NoReturn]], failed: dict[Any, Callable[[str], None]]
+) -> list[Change]:
+    """Call ``refused[method]()`` where the program calls a method written in Python.
+
+    Of a method in ``failed`` stock's break is first given to ``failed[method](its text)``. Seen in torch
+    2.11 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            function = self.fn
+            if (refuse := refused.get(function)) is not None:
+                refuse()
+            if (explain := failed.get(function)) is None:
+                return stock(self, tx, *args, **kwargs)
+            try:
+                return stock(self, tx, *args, **kwargs)
+            except Unsupported as error:
+                explain(str(error))
+                raise
+
+        return call_function
+
+    return [
+        WrapAttribute(owner, "call_function", changed)
+        for owner in (UserFunctionVariable, UserMethodVariable)
+    ]

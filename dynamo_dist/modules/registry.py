@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.modules import _torch, backward_hooks, calls, composable
+from dynamo_dist.modules import _torch, backward, backward_hooks, calls, composable, parallel
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
     """Everything to apply, in order; nothing is applied here."""
-    return [*calls.changes(), *composable.changes(), *backward_hooks.changes()]
+    return [
+        *calls.changes(),
+        *composable.changes(),
+        *backward.changes(),
+        *backward_hooks.changes(),
+        *parallel.changes(),
+    ]

@@ -1,0 +1,30 @@
+"""``loss.backward()`` inside a compiled function: refused, with the way that works.
+
+Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's engine
+does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce; and the
+gradients of DTensors come in other layouts than eager's.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from dynamo_dist.modules import _torch
+
+
+def refuse() -> NoReturn:
+    """Break the graph at the call."""
+    _torch.graph_break(
+        "backward() inside a compiled function",
+        "Tensor.backward",
+        "The compiled forward brings its own backward graph, and eager's engine, with the hooks of "
+        "parameters, runs outside of graphs.",
+        "Return the loss and call backward outside, where it runs the compiled backward graph:\n"
+        "    loss = compiled(x)\n"
+        "    loss.backward()",
+    )
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for backward inside."""
+    return _torch.on_backward(refuse)
