@@ -427,3 +427,19 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
             post_grad_passes(gm, is_inference)
         except _Reached:
             return
+
+
+@contextlib.contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Compile backward graphs with their forward ones, not when they are first needed.
+
+    ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
+    """
+    from torch._functorch import config
+
+    name = "force_non_lazy_backward_lowering"
+    if not hasattr(config, name):
+        yield
+        return
+    with config.patch({name: True}):
+        yield

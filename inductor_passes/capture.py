@@ -46,7 +46,8 @@ def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
         return run
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        return _torch.compile_fx(gm, inputs, inner, {})
+        with _torch.backward_at_once():
+            return _torch.compile_fx(gm, inputs, inner, {})
 
     yield backend, found
 

@@ -50,6 +50,10 @@ def shard_dim(word: str) -> int | None:
     return int(word[1:]) if word[0] == "S" and word[1:].isdigit() else None
 
 
+def _holders(words: Sequence[str], dim: int) -> list[int]:
+    return [i for i, word in enumerate(words) if shard_dim(word) == dim]
+
+
 def is_partial(word: str) -> bool:
     """Whether the word stands for sums not yet added up."""
     return word[0] == "P"
@@ -66,8 +70,8 @@ class Costs:
     def move_us(self, value: Value, source: Spec, target: Spec, mesh: int) -> float:
         """Redistribute ``value``; infinite where DTensor cannot or should not.
 
-        Follows DTensor's order of one mesh dimension after another: first what is sharded inside a
-        changing outer shard is gathered, innermost first, then every dimension is set, outermost first.
+        Follows DTensor's order, one mesh dimension after another, innermost first; what would be sharded
+        inside an outer shard that is not yet in place is gathered first and cut at the end.
         """
         if source == target:
             return 0.0
@@ -81,15 +85,13 @@ class Costs:
 
     def _move_us(self, value: Value, source: Spec, target: Spec, mesh: MeshInfo) -> float:
         now, total = list(source), 0.0
-        for d in reversed(range(len(now))):
-            dim = shard_dim(now[d])
-            if dim is None:
-                continue
-            holders = [i for i, word in enumerate(now) if shard_dim(word) == dim]
-            wanted = [i for i, word in enumerate(target) if shard_dim(word) == dim]
-            goal = target[d] if holders == wanted or len(now) == 1 else "R"
-            total += self._step_us(value, now, d, goal, mesh)
-            now[d] = goal
+        if any(shard_dim(word) is not None for word in now):
+            for d in reversed(range(len(now))):
+                goal, dim = target[d], shard_dim(target[d])
+                if dim is not None and _holders(now[:d], dim) != _holders(target[:d], dim):
+                    goal = "R"
+                total += self._step_us(value, now, d, goal, mesh)
+                now[d] = goal
         for d in range(len(now)):
             total += self._step_us(value, now, d, target[d], mesh)
             now[d] = target[d]

@@ -1,0 +1,40 @@
+"""Small programs of the planner's own words, for tests that need no torch."""
+
+from dynamo_dist.sharding.plan.record import MeshInfo, Program, Ref, Source, Step, Value
+
+LINE = MeshInfo((4,), ((0, 1, 2, 3),), 4)
+SQUARE = MeshInfo((2, 4), ((0, 4), (0, 1, 2, 3)), 8)
+X = Value((64, 64), "float32", 4)
+
+
+class Prices:
+    """A microsecond per KiB of payload and 10 for a start; compute is free."""
+
+    def collective_us(self, kind, payload_bytes, ranks):
+        factor = {"all_gather": len(ranks) - 1, "all_reduce": 2}.get(kind, 1)
+        return 10 + factor * payload_bytes / 1024
+
+    def matmul_us(self, flops, dtype):
+        return 0.0
+
+    def memory_us(self, moved_bytes):
+        return 0.0
+
+    def digest(self):
+        return "test"
+
+
+def op(text, inputs, stock, output, **more):
+    """A step of one output; ``stock`` are the specs of its inputs."""
+    specs = tuple((word,) for word in stock)
+    return Step("op", text, inputs, (X,), specs, ((output,),), 0, **more)
+
+
+def chain(length, stock="R", source="S0"):
+    """A source, ``length`` pointwise steps that stock runs on ``stock``, and an output pinned to S0."""
+    steps = [op("aten.sin.default(*)", (Ref(-1),), [stock], stock)]
+    steps += [op("aten.sin.default(*)", (Ref(i),), [stock], stock) for i in range(length - 1)]
+    pin = Step(
+        "redistribute", "redistribute", (Ref(length - 1),), (X,), (("S0",),), (("S0",),), 0, True
+    )
+    return Program([*steps, pin], [Source(X, (source,), True)], [LINE])

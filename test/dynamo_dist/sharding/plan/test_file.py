@@ -1,0 +1,61 @@
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+from expecttest import assert_expected_inline
+
+from dynamo_dist.errors import PlanError
+from dynamo_dist.sharding.plan import file
+from dynamo_dist.sharding.plan.planner import Plan
+from dynamo_dist.sharding.plan.record import Choice, stock_choice
+
+problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
+
+
+def stored():
+    program = problems["chain"](1)
+    sharded = Choice((("S0",),), (("S0",),))
+    choices = (sharded, stock_choice(program.steps[1]))
+    return file.StoredPlan.of(Plan(program, choices, (22.0, 0.0), (0.0, 0.0), 0.0, "greedy", 0.1))
+
+
+def test_a_line_a_step():
+    assert_expected_inline(
+        file.text_of({"abc": stored()}),
+        """\
+{"schema": 1, "plans": {
+  "abc": {"summary": {"method": "greedy", "stock_us": [22.0, 0.0], "planned_us": [0.0, 0.0], "bound_us": 0.0}, "steps": [
+    {"step": 0, "op": "aten.sin.default(*)", "stock": ["R"], "inputs": ["S0"], "outputs": ["S0"]},
+    {"step": 1, "op": "redistribute", "stock": ["S0"], "inputs": ["S0"], "outputs": ["S0"]}
+  ]}
+}}
+""",
+    )
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    path = str(tmp_path / "folder" / "plan.json")
+    assert file.load(path) == {}
+    file.save(path, {"abc": stored()})
+    assert file.load(path) == {"abc": stored()}
+    assert stored().changes == 1
+
+
+def test_an_edited_line_is_followed(tmp_path):
+    path = tmp_path / "plan.json"
+    file.save(str(path), {"abc": stored()})
+    path.write_text(path.read_text().replace('"inputs": ["S0"]', '"inputs": ["S1"]', 1))
+    assert file.load(str(path))["abc"].script()[0].inputs == (("S1",),)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 99, "plans": {}}', '{"schema": 1}'])
+def test_what_is_no_plan_is_said(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError, match="Cannot read the plan"):
+        file.load(str(path))
+
+
+def test_it_is_json(tmp_path):
+    assert json.loads(file.text_of({"a": stored(), "b": stored()})).keys() == {"schema", "plans"}

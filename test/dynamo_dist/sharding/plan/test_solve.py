@@ -1,0 +1,95 @@
+import itertools
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from dynamo_dist.sharding.plan.cost import Costs
+from dynamo_dist.sharding.plan.record import Choice, Program, Ref, Source, stock_choice
+from dynamo_dist.sharding.plan.solve import Problem, improve, solve
+
+problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
+chain, op, LINE, Prices, X = (problems[n] for n in ("chain", "op", "LINE", "Prices", "X"))
+FOLLOW = [Choice(((w,),), ((w,),)) for w in ("R", "S0", "S1")]
+ADD = [Choice(((w,), (w,)), ((w,),)) for w in ("R", "S0", "S1", "P")]
+
+
+def problem(program, roots=None):
+    choices = []
+    for step in program.steps:
+        more = [] if step.fixed else ADD if len(step.inputs) == 2 else FOLLOW
+        stock = stock_choice(step)
+        choices.append([stock, *(c for c in more if c != stock)])
+    roots = roots or range(len(program.steps))
+    return Problem(program, choices, roots, Costs(program, Prices()))
+
+
+def by_hand(p):
+    """The least cost of all combinations."""
+    return min(sum(p.total_us(c)) for c in itertools.product(*p.choices))
+
+
+def test_a_chain_that_stock_gathers_stays_sharded():
+    p = problem(chain(3))
+    stock = [stock_choice(step) for step in p.program.steps]
+    solution = solve(p, stock)
+    assert p.total_us(stock)[0] > 0
+    assert p.total_us(solution.chosen) == (0, 0)
+    assert solution.method == "integer programme"
+    assert solution.bound_us == 0
+
+
+def diamond(sources):
+    """Two sources, a sum, two readers of it that differ, and a product of them."""
+    steps = [
+        op("aten.add.Tensor(*, *)", (Ref(-1), Ref(-2)), ["R", "R"], "R"),
+        op("aten.sin.default(*)", (Ref(0),), ["R"], "R"),
+        op("aten.cos.default(*)", (Ref(0),), ["R"], "R"),
+        op("aten.mul.Tensor(*, *)", (Ref(1), Ref(2)), ["R", "R"], "R"),
+        op("pinned", (Ref(3),), ["S1"], "S1", fixed=True),
+    ]
+    return Program(steps, [Source(X, (word,), True) for word in sources], [LINE])
+
+
+@pytest.mark.parametrize("sources", itertools.product(["R", "S0", "S1", "P"], repeat=2))
+def test_the_programme_finds_the_least_cost_and_its_bound_is_below(sources):
+    p = problem(diamond(sources))
+    stock = [stock_choice(step) for step in p.program.steps]
+    solution = solve(p, stock)
+    least = by_hand(p)
+    assert sum(p.total_us(solution.chosen)) == pytest.approx(least)
+    assert solution.bound_us <= least + 1e-6
+
+
+@pytest.mark.parametrize("sources", [("S0", "S1"), ("P", "P"), ("R", "S0")])
+def test_greedy_is_never_worse_than_stock(sources):
+    p = problem(diamond(sources))
+    stock = [stock_choice(step) for step in p.program.steps]
+    assert sum(p.total_us(improve(p, stock))) <= sum(p.total_us(stock))
+
+
+def test_without_scipy_choices_are_improved_one_at_a_time(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    p = problem(chain(1))
+    stock = [stock_choice(step) for step in p.program.steps]
+    solution = solve(p, stock)
+    assert solution.method == "greedy"
+    assert p.total_us(solution.chosen) == (0, 0)
+
+
+def test_what_is_written_in_place_is_not_moved():
+    program = chain(2)
+    program.steps[1] = op("aten.sin_.default(*)", (Ref(0),), ["R"], "R", in_place=True)
+    p = problem(program)
+    assert p.move_us(1, 0, ("R",), ("S0",)) == float("inf")
+    chosen = solve(p, [stock_choice(step) for step in program.steps]).chosen
+    assert chosen[0].outputs[0] == chosen[1].inputs[0] == ("S0",)
+
+
+def test_tied_steps_choose_alike():
+    p = problem(chain(5), roots=[0, 1, 1, 1, 4, 5])
+    stock = [stock_choice(step) for step in p.program.steps]
+    chosen = solve(p, stock).chosen
+    assert chosen[1] == chosen[2] == chosen[3]
+    assert p.total_us(chosen) == (0, 0)
