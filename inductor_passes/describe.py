@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from torch import fx
@@ -9,8 +10,9 @@ from torch import fx
 from inductor_passes import collectives as c
 from inductor_passes.cost import CostModel
 from inductor_passes.pin import has_own_kernel
-from inductor_passes.records import CollectiveRecord, GraphRecord, PassRecord
+from inductor_passes.records import CollectiveRecord, GraphRecord, PassRecord, TimelineRecord
 from inductor_passes.simulate import Timeline
+from inductor_passes.simulate.timeline import COMPUTE_LANE
 from inductor_passes.source_lines import user_line
 
 
@@ -42,10 +44,21 @@ def describe(
         passes=tuple(passes),
         collectives=tuple(_collective(n, cost, before, after, why) for n in c.launches(graph)),
         before=before.record(),
-        after=after.record(),
+        after=_with_reasons(after.record(), why),
         order=tuple(order_events(graph)),
         warnings=tuple(warnings),
     )
+
+
+def _with_reasons(timeline: TimelineRecord, why: Mapping[str, str]) -> TimelineRecord:
+    """The same timeline; collectives that are exposed bear the reason."""
+    spans = tuple(
+        dataclasses.replace(span, why_exposed=why[span.name])
+        if span.lane != COMPUTE_LANE and span.name in why
+        else span
+        for span in timeline.spans
+    )
+    return dataclasses.replace(timeline, spans=spans)
 
 
 def order_events(graph: fx.Graph) -> list[str]:

@@ -20,7 +20,8 @@ OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
 class CollectiveRecord:
     """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
 
-    ``why_exposed``: ``data``, ``channel``, ``memory cap`` or ``at the bound``, where the scheduler said it.
+    ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound`` or ``order``, where the scheduler
+    said it (``schedule/solution.py``).
     """
 
     name: str
@@ -121,13 +122,17 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """One box of a timeline. ``lane`` is ``compute`` or a process group's name; times in microseconds."""
+    """One box of a timeline. ``lane`` is ``compute`` or a process group's name; times in microseconds.
+
+    ``why_exposed``: of an exposed collective, as ``CollectiveRecord`` has it.
+    """
 
     lane: str
     name: str
     kind: str
     start_us: float
     duration_us: float
+    why_exposed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.records import BreakRecord, Fact, RunReport
 from dynamo_dist.reporting.summary import Summary, graph_titles, order_text, summarize
-from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.records import GraphRecord, PassRecord, ScheduleRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,6 +154,8 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     _line(console, f"{title} graph: {counts}; {order_text(graph)}", "bold")
     for record in graph.passes:
         _line(console, f"  {_pass_text(record)}")
+    if graph.schedule is not None:
+        _line(console, f"  {schedule_text(graph.schedule)}")
     for warning in graph.warnings:
         _line(console, f"  warning: {warning}", "yellow")
     exposed = sorted(
@@ -162,6 +164,8 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     )
     for c in exposed[:_MOST_EXPOSED]:
         times = f"{_us(c.exposed_before_us)} -> {_us(c.exposed_after_us)} exposed"
+        if c.why_exposed:
+            times += f" ({c.why_exposed})"
         where = " ".join(units.split_line(c.stack))
         _line(
             console,
@@ -169,6 +173,15 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
         )
     if len(exposed) > _MOST_EXPOSED:
         _line(console, f"  and {len(exposed) - _MOST_EXPOSED} more exposed", "dim")
+
+
+def schedule_text(schedule: ScheduleRecord) -> str:
+    """What the global scheduler did, and how far from the best it may be."""
+    return (
+        f"{schedule.decision}; {_us(schedule.makespan_before_us)} -> {_us(schedule.makespan_after_us)}, "
+        f"bound {_us(schedule.bound_us)}, gap {100 * schedule.gap:.1f} %, "
+        f"{_count(schedule.buckets, 'bucket')}, {schedule.seconds:.2f} s"
+    )
 
 
 def _pass_text(record: PassRecord) -> str:

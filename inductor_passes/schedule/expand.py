@@ -25,9 +25,9 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
 
     def wait(launches: tuple[int, ...]) -> None:
         behind = sorted(i for t in launches for i in tasks.behind[t])
-        waits = [i for i in behind if nodes[i].launch is not None]
-        order.extend(waits)
-        order.extend(i for i in behind if nodes[i].launch is None)
+        if len(launches) > 1:  # a bucket's waits are neighbours
+            behind.sort(key=lambda i: nodes[i].launch is None)
+        order.extend(behind)
         for t in launches:
             del pending[t]
 

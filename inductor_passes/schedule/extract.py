@@ -72,6 +72,7 @@ def extract(
     found: list[Node] = []
     stands_for: list[fx.Node | None] = []
     launch_into: dict[int, int] = {}
+    landed: dict[int, int] = {}  # memory -> the wait that a launch into it ended at
     for i, node in enumerate(nodes):
         deps = {ids[place[source]] for source in node.all_input_nodes}
         deps |= {ids[j] + 1 for j in behind[i]}
@@ -79,10 +80,14 @@ def extract(
         special: dict[str, Any] = {"kind": "compute"}
         if does == "launch":
             launch_into[owners[i]] = i
+            landed.pop(owners[i], None)
             special = _of_launch(node, merge)
         elif does == "wait":
             special = {"kind": "wait"}
             launch = launch_into.pop(owners[i], None)
+            if owners[i] in landed:  # another result of a launch that has been waited for
+                deps.add(landed[owners[i]])
+            landed.setdefault(owners[i], ids[i])
             if launch is not None:
                 special["launch"] = ids[launch]
                 # A launch reads its input until it is done.

@@ -65,7 +65,7 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, 
 
 
 def _span(span: SpanRecord, pid: int, tid: int) -> dict[str, Any]:
-    return {
+    event: dict[str, Any] = {
         "ph": "X",
         "name": span.name,
         "cat": span.kind,
@@ -74,6 +74,9 @@ def _span(span: SpanRecord, pid: int, tid: int) -> dict[str, Any]:
         "ts": span.start_us,
         "dur": span.duration_us,
     }
+    if span.why_exposed:
+        event["args"] = {"why exposed": span.why_exposed}
+    return event
 
 
 def _arrows(

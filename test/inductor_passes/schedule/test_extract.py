@@ -8,8 +8,9 @@ from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.schedule.check_problem import check_problem
 from inductor_passes.schedule.extract import extract
 from inductor_passes.schedule.hazards import fences, shows_that_ranks_differ
-from inductor_passes.schedule.judge import judge
+from inductor_passes.schedule.judge import check_schedule, judge
 from inductor_passes.schedule.problem import program_order
+from inductor_passes.schedule.solve import solve
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, fake_group, trace
 
@@ -143,3 +144,13 @@ def test_uneven_exchanges_show_that_ranks_differ(splits, differ):
 
 def test_symbolic_sizes_show_that_ranks_may_differ():
     assert shows_that_ranks_differ(trace(gathers, *GATHERS, dynamic=True))
+
+
+def test_every_result_of_a_coalesced_launch_waits_for_all_of_it():
+    def program(a, b):
+        return [wait(t) for t in c10d.all_reduce_coalesced([a, b], "sum", "0")]
+
+    extracted = extract(trace(program, [8], [8]), FixedCost())
+    assert behind(extracted, "wait_tensor_1") >= {"wait_tensor"}
+    solution = solve(extracted.problem)
+    check_schedule(extracted.problem, solution.schedule)
