@@ -34,20 +34,16 @@ class Search:
         self._ahead = RiseAhead(tasks)
         self._rises: dict[float, list[int]] = {}
         self._latest: dict[str, list[float]] = {}
-        rules = PORTFOLIO if merges else [replace(rules, merge=0.0) for rules in PORTFOLIO]
-        self._portfolio = list(dict.fromkeys(rules))
+        self._merges = merges
         self.found: list[Found] = []
 
     def run(self) -> None:
         """Fill ``found``. The number of drafts does not depend on the problem."""
-        for rules in self._portfolio:
-            self._draft(rules, self._latest_by(rules.priority), 0)
-        for start in self.best(IMPROVED):
-            found = start
-            for rounds in range(1, IMPROVED + 1):
-                found = self._draft(
-                    start.rules, latest_starts(self.tasks, found.draft.finish), rounds
-                )
+        for rules in PORTFOLIO:
+            self.draft_by(rules)
+        for found in self.best(IMPROVED):
+            for _ in range(IMPROVED):
+                found = self.draft_from(found, latest_starts(self.tasks, found.draft.finish))
 
     def best(self, count: int) -> list[Found]:
         """The shortest drafts within the cap; behind them, the leanest of the others."""
@@ -58,7 +54,16 @@ class Search:
 
         return sorted(self.found, key=rank)[:count]
 
+    def draft_by(self, rules: Rules) -> Found:
+        """One more draft, by rules alone."""
+        return self._draft(rules, self._latest_by(rules.priority), 0)
+
+    def draft_from(self, found: Found, latest: list[float]) -> Found:
+        """One more draft, by the rules of another and its latest starts."""
+        return self._draft(found.rules, latest, found.rounds + 1)
+
     def _draft(self, rules: Rules, latest: list[float], rounds: int) -> Found:
+        rules = rules if self._merges else replace(rules, merge=0.0)
         horizon = rules.rise_ahead * self._scale_us
         if horizon not in self._rises:
             self._rises[horizon] = self._ahead.within(horizon)

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from inductor_passes.errors import OptionError
 from inductor_passes.schedule.bound import lower_bound
+from inductor_passes.schedule.exact import exact_steps
 from inductor_passes.schedule.expand import expand
+from inductor_passes.schedule.explore import explore
 from inductor_passes.schedule.greedy import launches_early_waits_late
 from inductor_passes.schedule.judge import Judgement, judge
 from inductor_passes.schedule.own_bound import own_bound
@@ -33,6 +35,9 @@ def solve(
     The cap on peak memory is the program order's peak plus the larger of the two extras; they may be
     negative. If nothing found fits, the leanest schedule found is returned. The result depends on the
     arguments alone: no clock, no hash order, so that all ranks agree. Raises ``OptionError``.
+
+    ``effort="high"`` tries many more drafts, up to about a minute, and on small problems an exact solver
+    if OR-tools is installed (extra ``exact``): it must then be so on every rank.
     """
     if effort not in EFFORTS:
         raise OptionError(
@@ -45,13 +50,15 @@ def solve(
     tasks = Tasks(problem)
     search = Search(tasks, cap, bound.us, merges=bucket)
     search.run()
+    if effort == "high":
+        explore(search)
 
     def rank(candidate: tuple[str, Schedule, Judgement]) -> tuple[int, float]:
         _, _, judged = candidate
         return max(0, judged.peak_bytes - cap), judged.makespan_us
 
     candidates = [("program order", program_order(problem), original)]
-    candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search)]
+    candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
     strategy, schedule, judged = min(candidates, key=rank)
     own = max(bound.us, own_bound(tasks).us)
     return Solution(
@@ -70,8 +77,12 @@ def solve(
     )
 
 
-def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedule]]:
+def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple[str, Schedule]]:
     yield "greedy", launches_early_waits_late(problem)
     for found in search.best(JUDGED):
         name = f"{found.rules.priority} window={found.rules.window} round={found.rounds}"
         yield name, expand(search.tasks, found.draft.steps)
+    for found in search.best(JUDGED if effort == "high" else 0):
+        steps = exact_steps(search.tasks, found.draft, search.cap_bytes)
+        if steps is not None:
+            yield "exact", expand(search.tasks, steps)

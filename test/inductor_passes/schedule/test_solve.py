@@ -20,10 +20,15 @@ from small_problems import (
 )
 
 from inductor_passes.errors import OptionError
+from inductor_passes.schedule.exact import exact_steps
+from inductor_passes.schedule.expand import expand
 from inductor_passes.schedule.json_format import load_problem
 from inductor_passes.schedule.judge import judge
 from inductor_passes.schedule.problem import program_order
+from inductor_passes.schedule.rules import Rules
+from inductor_passes.schedule.search import Search
 from inductor_passes.schedule.solve import solve
+from inductor_passes.schedule.tasks import Tasks
 
 FOLDER = os.environ.get("DYNAMO_DIST_SCHEDULE_PROBLEMS")
 PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []
@@ -40,7 +45,7 @@ def check(of, solution):
     assert sum(exposed.us for exposed in solution.reasons) == pytest.approx(judged.exposed_us)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(problems(most=12))
 def test_every_solution_keeps_its_promises(of):
     check(of, solve(of))
@@ -124,6 +129,39 @@ def test_waits_that_depend_on_more_than_their_launch_are_kept_in_place():
     nodes.append(dataclasses.replace(wait(4), deps=(4, 3)))
     of = problem(*nodes, compute(4.0, 5), output(6))
     check(of, solve(of))
+
+
+def crossed():
+    """Two chains of products and scatters on one channel, whose best order no rule of ours sees."""
+    nodes = [node_input()]
+    ends = []
+    for first, second, payload in ((7.0, 3.0, 3), (4.0, 9.0, 1), (2.0, 6.0, 2), (5.0, 1.0, 2)):
+        at = len(nodes)
+        nodes += [
+            compute(first, 0), launch(at, payload=payload * MIB), wait(at + 1),
+            compute(second, at + 2), launch(at + 3, op="reduce_scatter"), wait(at + 4),
+        ]  # fmt: skip
+        ends.append(at + 5)
+    return problem(*nodes, output(*ends))
+
+
+def test_high_effort_is_never_longer_and_keeps_its_promises():
+    for of in (crossed(), layers(6, size=MIB), small_scatters()):
+        solution = solve(of, effort="high")
+        check(of, solution)
+        assert solution.makespan_us <= solve(of).makespan_us
+
+
+def test_the_exact_solver_improves_on_a_draft():
+    pytest.importorskip("ortools", reason="extra exact is not installed")
+    of = crossed()
+    tasks = Tasks(of)
+    search = Search(tasks, 1 << 40, 100.0, merges=False)
+    worst = search.draft_by(Rules("program", window=0))
+    steps = exact_steps(tasks, worst.draft, 1 << 40)
+    exact = judge(of, expand(tasks, steps))
+    assert exact.makespan_us < worst.draft.makespan_us
+    assert exact.makespan_us <= solve(of, bucket=False).makespan_us
 
 
 SOLVE = (
