@@ -3,7 +3,8 @@
 A launch is told apart from its end. ``launched`` are the results of functional collectives that nobody
 has waited for, ``outputs`` the buffers that the program passed in, and ``finish(launched, outputs)`` waits
 and copies. Traced, ``start`` is a ``WorkVariable`` whose ``wait()`` traces ``finish`` right there; a Work
-that leaves the graph is a ``GraphWork``, which calls the same function.
+that leaves the graph is a ``GraphWork``, which calls the same function. It is made and waited for where Dynamo
+may look at every frame, so it keeps Dynamo out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 class GraphWork(dist.Work):
     """A Work launched by a compiled function; ``wait()`` fills the buffers it was launched for."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __init__(
         self,
         finish: Finish | None = None,
@@ -31,6 +33,7 @@ class GraphWork(dist.Work):
         super().__init__()
         self._finish, self._launched, self._outputs = finish, launched or [], outputs or []
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self, timeout: Any = None) -> bool:
         """Wait, without a deadline of its own: ``timeout`` is that of the process group. True."""
         if (finish := self._finish) is not None:
@@ -68,12 +71,14 @@ class GraphWork(dist.Work):
 class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
     """The future of a ``GraphWork``, or of a callback on one."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __init__(
         self, of: GraphWork | GraphFuture, callback: Callable[[Any], Any] | None = None
     ) -> None:
         super().__init__()
         self._of, self._callback = of, callback
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self) -> Any:
         """What the collective, or the callback, gave. A callback runs once, at the first ask."""
         if not super().done():

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Template
 
-from dynamo_dist.reporting.causes import CATALOG, Cause
+from dynamo_dist.reporting.cause import Cause
+from dynamo_dist.reporting.causes import CATALOG
 from dynamo_dist.reporting.messages import BreakMessage
 
 __all__ = ["CATALOG", "Advice", "Cause", "advise"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dynamo_dist.reporting.cause import Cause
+from dynamo_dist.reporting.own_causes import OWN
 
 _GROUP_MAKERS = r"new_group|new_subgroups\w*|split_group|_new_group_with_tag|shrink_group"
 _MESH_MAKERS = r"init_device_mesh|from_group|_unflatten|_flatten|DeviceMesh\("
@@ -15,25 +16,8 @@ _COLLECTIVES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One row. The three patterns are searched for and all that are given must be found.
-
-    ``kind`` is matched with Dynamo's fixed name of the break, ``detail`` with its explanation and
-    developer's context, ``calls`` with the lines ``file: function: code`` from the user's line
-    inwards (files of torch start with ``torch/``, the user's have no folder). ``why`` and ``fix`` may name groups of the patterns as ``$group``; ``fix`` is Python or shell
-    code, and "" means that Dynamo's hints serve.
-    """
-
-    name: str
-    why: str
-    fix: str = ""
-    kind: str = ""
-    detail: str = ""
-    calls: str = ""
-
-
 CATALOG: tuple[Cause, ...] = (
+    *OWN,
     Cause(
         name="recompile_limit",
         kind=r"(recompile|cache) limit exceeded",

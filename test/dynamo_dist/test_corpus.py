@@ -39,11 +39,11 @@ def exceptions():
     return [entry for entry in found if minor in entry.get("versions", [minor])]
 
 
-def run(names, folder, part, *options):
+def run(names, folder, part, *options, plugin="dynamo_dist"):
     """Start ``run_some.py`` on ``names`` in a process of its own."""
     wanted, out = folder / f"names{part}", folder / f"out{part}.jsonl"
     wanted.write_text("\n".join(names))
-    command = [sys.executable, "run_some.py", wanted, "--plugin", "dynamo_dist", "--out", out]
+    command = [sys.executable, "run_some.py", wanted, "--plugin", plugin, "--out", out]
     command += options
     env = {**os.environ, "PYTHONPATH": str(CORPUS.parents[1]), "OMP_NUM_THREADS": "1"}
     with (folder / f"log{part}").open("w") as log:
@@ -100,3 +100,53 @@ def test_the_exceptions_break_with_their_fix(tmp_path):
         assert found[entry["case"]] == ("break" if is_break else "recompile")
         if is_break:
             assert " ".join(entry["fix"].split()) in text, entry["case"]
+
+
+def script(*arguments, timeout_s=300):
+    """The JSON lines that a script of the corpus prints."""
+    env = {**os.environ, "PYTHONPATH": str(CORPUS.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        cwd=CORPUS,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_after_disable_programs_end_as_with_stock(tmp_path):
+    """A family of each kind, with what stock passes, breaks and gets wrong; the whole: compare.py."""
+    stock = [r for r in records(STOCK) if r["family"] in ("recompile", "async", "pg")]
+    assert {"pass", "break", "wrong"} <= {record["status"] for record in stock}
+    out, process = run([record["name"] for record in stock], tmp_path, 0, plugin="disabled")
+    assert process.wait(timeout=420) == 0
+    found = {record["name"]: (record["status"], record.get("graphs")) for record in records(out)}
+    assert found == {record["name"]: (record["status"], record.get("graphs")) for record in stock}
+
+
+# One program each of: list, scatter, gradients, views, uneven shards, tensor parallel, a Work.
+ON_RANKS = """all_gather_list reduce_scatter_list autograd_function_pg_global async_work_list
+redistribute_uneven redistribute_partial_2d mlp_nobias loss_parallel_inside coalescing_manager""".split()
+
+
+def test_programs_equal_eager_on_eight_real_ranks(tmp_path):
+    names = tmp_path / "names"
+    names.write_text("\n".join(ON_RANKS))
+    found = script("ranks.py", "--names", str(names), timeout_s=600)
+    assert {record["name"]: record["status"] for record in found} == dict.fromkeys(ON_RANKS, "same")
+
+
+def test_explain_lists_all_breaks_of_a_program():
+    """Each with a fixed kind, the user's line, why, and a fix."""
+    names = ["from_local_run_check", "comm_debug_mode_inside", "scatter_object_list"]
+    found = {record["name"]: record for record in script("explain_breaks.py", *names)}
+    assert set(found) == set(names)
+    assert len(found["from_local_run_check"]["breaks"]) > 1
+    for record in found.values():
+        assert not record["error"]
+        for each in record["breaks"]:
+            assert each["kind"] and each["explanation"] and each["fix"], each
+            assert "/corpus/f_" in each["user_line"], each

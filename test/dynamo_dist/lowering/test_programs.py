@@ -223,6 +223,24 @@ def test_a_work_from_outside_is_waited_for(mesh, enabled):
     assert [work.waits for work in works] == [1, 1]
 
 
+def test_a_work_leaves_a_graph_that_is_not_the_whole_function(mesh, enabled):
+    """Dynamo then looks at every frame that runs until the function returns, those of the Work too."""
+
+    def launches(x, breaks):
+        x = x.clone()
+        work = dist.all_reduce(x, async_op=True)
+        if breaks:
+            torch._dynamo.graph_break()
+            work.wait()
+        return x, work
+
+    compiled = torch.compile(launches, backend="aot_eager")
+    for breaks in (False, True):
+        x, work = compiled(torch.ones(3), breaks)
+        assert work.wait()
+        torch.testing.assert_close(x, torch.ones(3))
+
+
 def test_another_reduce_op_is_another_graph(mesh, enabled, compiled):
     function, graphs = compiled(lambda x, op: dist.all_reduce(x, op))
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM):
