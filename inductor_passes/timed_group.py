@@ -21,27 +21,57 @@ BACKEND = "timed"
 LinkTime = Callable[[str, Sequence[int], tuple[int, ...]], float]
 
 
+class WallClock:
+    """Seconds of this machine; waiting sleeps."""
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter()
+
+    def pass_until(self, end: float) -> None:
+        """Return when ``now()`` is at least ``end``."""
+        left = end - self.now()
+        if left > 0:
+            time.sleep(left)
+
+
+class ThreadClock(WallClock):
+    """CPU time of this thread, plus the time that it would have waited; waiting returns at once.
+
+    For measurements on a machine that is busy with other work: that work does not count. The
+    thread must do all computing itself.
+    """
+
+    def __init__(self) -> None:
+        self._waited = 0.0
+
+    def now(self) -> float:
+        return time.thread_time() + self._waited
+
+    def pass_until(self, end: float) -> None:
+        self._waited += max(0.0, end - self.now())
+
+
 class _Link:
-    """What all groups of the process share: how long a collective takes, exchanged between runs."""
+    """What all groups of the process share: how long a collective takes, on which clock."""
 
     us: LinkTime = staticmethod(lambda kind, payloads, ranks: 0.0)
+    clock = WallClock()
 
 
 class TimedWork(dist.Work):
-    """A collective that ends at ``end`` on ``time.perf_counter``."""
+    """A collective that ends at ``end`` on the link's clock."""
 
     def __init__(self, end: float) -> None:
         super().__init__()
         self.end = end
 
     def wait(self, timeout: Any = None) -> bool:
-        left = self.end - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        _Link.clock.pass_until(self.end)
         return True
 
     def is_completed(self) -> bool:
-        return time.perf_counter() >= self.end
+        return _Link.clock.now() >= self.end
 
 
 class TimedGroup(dist.ProcessGroup):
@@ -65,7 +95,7 @@ class TimedGroup(dist.ProcessGroup):
 
     def _launch(self, kind: str, inputs: Sequence[torch.Tensor]) -> TimedWork:
         payloads = [tensor.numel() * tensor.element_size() for tensor in inputs]
-        start = max(time.perf_counter(), self._free_at)
+        start = max(_Link.clock.now(), self._free_at)
         self._free_at = start + 1e-6 * _Link.us(kind, payloads, self.ranks)
         return TimedWork(self._free_at)
 
@@ -119,11 +149,13 @@ def _create(prefix_store: Any, rank: int, size: int, timeout: Any) -> TimedGroup
 
 
 @contextlib.contextmanager
-def timed_group(world_size: int, link_us: LinkTime, rank: int = 0) -> Iterator[None]:
+def timed_group(
+    world_size: int, link_us: LinkTime, rank: int = 0, clock: WallClock | None = None
+) -> Iterator[WallClock]:
     """Inside, this process is ``rank`` of ``world_size``, and collectives take ``link_us``.
 
     Groups made inside are timed too, each on a channel of its own; ``link_us`` gets ranks counted from 0
-    within the group. Raises RuntimeError if a group is initialised already.
+    within the group. Yields the clock, by default that on the wall. Raises RuntimeError if a group is initialised already.
     """
     if dist.is_initialized():
         raise RuntimeError(
@@ -137,12 +169,13 @@ def timed_group(world_size: int, link_us: LinkTime, rank: int = 0) -> Iterator[N
         dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
     store = dist.HashStore()  # type: ignore[attr-defined]
     before, _Link.us = _Link.us, staticmethod(link_us)
+    _Link.clock = clock or WallClock()
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
     try:
-        yield
+        yield _Link.clock
     finally:
         dist.destroy_process_group()
-        _Link.us = before
+        _Link.us, _Link.clock = before, WallClock()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from inductor_passes.timed_group import link_time, timed_group
+from inductor_passes.timed_group import ThreadClock, WallClock, link_time, timed_group
 
 c10d = torch.ops._c10d_functional
 MS = 1000.0
@@ -15,13 +15,14 @@ def fixed(us):
     return lambda kind, payloads, ranks: us
 
 
-def seconds(*calls, group="0"):
-    start = time.perf_counter()
-    launched = [call(group) for call in calls]
-    started = time.perf_counter() - start
+def seconds(clock, *calls, groups=("0",)):
+    """Seconds until all are launched, and until all have been waited for."""
+    start = clock.now()
+    launched = [call(group) for call in calls for group in groups]
+    started = clock.now() - start
     for tensor in launched:
         c10d.wait_tensor(tensor)
-    return started, time.perf_counter() - start
+    return started, clock.now() - start
 
 
 def gather(group):
@@ -40,26 +41,22 @@ def gather(group):
     ],
 )
 def test_a_collective_ends_when_the_link_is_done(call):
-    with timed_group(8, fixed(0.0)):
-        seconds(call)  # the first call loads code
+    with timed_group(8, fixed(0.0), clock=ThreadClock()) as clock:
+        seconds(clock, call)  # the first call loads code
         with link_time(fixed(30 * MS)):
-            started, ended = seconds(call)
-    assert started < 0.03 <= ended + 1e-3
+            started, ended = seconds(clock, call)
+    assert started < 0.03 <= ended
 
 
 def test_a_group_is_one_channel_and_groups_are_several():
-    with timed_group(8, fixed(0.0)):
+    with timed_group(8, fixed(0.0), clock=ThreadClock()) as clock:
         mesh = init_device_mesh("cpu", (4, 2))
-        row, column = (mesh.get_group(i).group_name for i in range(2))
-        seconds(gather)
+        names = [mesh.get_group(i).group_name for i in range(2)]
+        seconds(clock, gather)
         with link_time(fixed(40 * MS)):
-            _, queued = seconds(gather, gather)
-            start = time.perf_counter()
-            both = [gather(row), gather(column)]
-            for tensor in both:
-                c10d.wait_tensor(tensor)
-            apart = time.perf_counter() - start
-    assert queued >= 0.079 and apart < queued
+            _, queued = seconds(clock, gather, gather)
+            _, apart = seconds(clock, gather, groups=names)
+    assert 0.04 <= apart < 0.08 <= queued
 
 
 def test_the_link_is_told_what_it_carries():
@@ -78,9 +75,9 @@ def test_the_link_is_told_what_it_carries():
 
 def test_waiting_burns_no_cpu():
     with timed_group(2, fixed(100 * MS)):
-        before = time.process_time()
-        seconds(lambda g: c10d.all_reduce(torch.ones(4), "sum", g))
-        assert time.process_time() - before < 0.05
+        before, wall = time.thread_time(), WallClock()
+        _, ended = seconds(wall, lambda g: c10d.all_reduce(torch.ones(4), "sum", g))
+        assert ended >= 0.1 and time.thread_time() - before < 0.05
 
 
 def test_it_owns_the_default_group():
@@ -88,3 +85,11 @@ def test_it_owns_the_default_group():
         with timed_group(2, fixed(0.0)):
             pass
     assert not dist.is_initialized()
+
+
+def test_a_threads_clock_counts_its_work_and_its_waits():
+    with timed_group(2, fixed(50 * MS), clock=ThreadClock()) as clock:
+        start = clock.now()
+        seconds(clock, lambda g: c10d.all_reduce(torch.ones(4), "sum", g))
+        time.sleep(0.1)  # counts for nothing
+        assert 0.05 <= clock.now() - start < 0.1

@@ -1,14 +1,16 @@
 """Wall-clock of compiled training steps on a timed process group, beside the simulator's prediction.
 
 One process claims to be rank 0 of eight. Kernels are real, links are modelled: a collective takes its
-time on its group's channel and burns no CPU (inductor_passes/timed_group.py). Variants: stock Inductor, stock
+time on its group's channel and burns no CPU (inductor_passes/timed_group.py). Time is, by default, that
+of the computing thread plus what it waits, so that other work on the machine does not count; with
+--clock wall it is the time on the wall. Variants: stock Inductor, stock
 with its opt-in reordering, and ours, at three rates of the link.
 
 The cost model's compute rates are scaled once, so that the step without link time is as long as
 measured; predictions then show what the simulator makes of links and order. The variants take turns, and
 each measurement is divided by the link-free step of its round, so that a busy machine slows all alike.
 
-usage: timed.py [--rounds N] [--out FILE]
+usage: timed.py [--rounds N] [--clock thread|wall] [--out FILE]
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
 from inductor_passes.cost.topology import Topology
 from inductor_passes.records import GraphRecord
-from inductor_passes.timed_group import link_time, timed_group
+from inductor_passes.timed_group import ThreadClock, WallClock, link_time, timed_group
 
 WORLD = 8
 LAYERS, WIDTH, ROWS = 6, 512, 512
@@ -66,15 +67,20 @@ def main() -> int:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     with (
-        timed_group(WORLD, lambda kind, payloads, ranks: 0.0),
+        timed_group(
+            WORLD,
+            lambda kind, payloads, ranks: 0.0,
+            clock=ThreadClock() if args.clock == "thread" else WallClock(),
+        ) as clock,
         tempfile.TemporaryDirectory() as work,
     ):
-        results = measure(args.rounds, Path(work))
+        results = {"clock": args.clock, **measure(args.rounds, Path(work), clock)}
     for row in results["rows"]:
         print(
             f"{row['link_gb_per_s']:7.3f} GB/s  {row['variant']:14} measured {row['measured']:.3f}"
@@ -87,12 +93,12 @@ def main() -> int:
     return 0
 
 
-def measure(rounds: int, work: Path) -> dict:
+def measure(rounds: int, work: Path, clock: WallClock) -> dict:
     """Times of all variants at all rates, in turn, as multiples of the step without link time."""
     base = load_topology("cpu-gloo")
     predicted_us, link_us = simulated_step(base)
     free = step_of(loss, {"schedule": "off", "topology": "cpu-gloo"})
-    measured_us = statistics.median(timed(free) for _ in range(5))
+    measured_us = statistics.median(timed(free, clock) for _ in range(9))
     slower = measured_us / predicted_us
     runs: list[tuple[float, str, Callable[[], None], Topology, list[GraphRecord]]] = []
     stock = step_of(loss, None)
@@ -107,10 +113,10 @@ def measure(rounds: int, work: Path) -> dict:
             runs.append((load, variant, step, topology, records))
     ratios: dict[tuple[float, str], list[float]] = {(load, name): [] for load, name, *_ in runs}
     for _ in range(rounds):
-        alone = timed(free)
+        alone = timed(free, clock)
         for load, variant, step, topology, _ in runs:
             with link_time(link_of(topology)):
-                ratios[load, variant].append(timed(step) / alone)
+                ratios[load, variant].append(timed(step, clock) / alone)
     rows, errors = [], []
     for load, variant, _, topology, records in runs:
         measured = statistics.median(ratios[load, variant])
@@ -174,11 +180,11 @@ def step_of(fn: Callable[..., torch.Tensor], options: dict | None) -> Callable[[
     return step
 
 
-def timed(step: Callable[[], None]) -> float:
+def timed(step: Callable[[], None], clock: WallClock) -> float:
     """Microseconds of one step."""
-    start = time.perf_counter()
+    start = clock.now()
     step()
-    return 1e6 * (time.perf_counter() - start)
+    return 1e6 * (clock.now() - start)
 
 
 def link_of(topology: Topology) -> Callable[..., float]:
