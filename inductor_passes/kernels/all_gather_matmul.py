@@ -306,6 +306,7 @@ def launch_all_gather_matmul(
         MODE=workspace.mode,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
+        launch_cooperative_grid=ranks > 1,
     )
     if gather:
         gathered = a.new_empty(a.shape[0] * world, k)

@@ -94,6 +94,7 @@ def launch_all_reduce(
         TWO_SHOT=two_shot,
         MODE=workspace.mode,
         num_warps=8,
+        launch_cooperative_grid=workspace.local_ranks > 1,
     )
     return out
 

@@ -166,6 +166,7 @@ def launch_all_reduce_add_norm(
         TWO_SHOT=two_shot,
         MODE=workspace.mode,
         num_warps=warps(block),
+        launch_cooperative_grid=workspace.local_ranks > 1,
     )
     return [y, total, mean if layer else none, rstd, scale if quantised else none]
 

@@ -125,7 +125,11 @@ def virtual_workspace(
     spin_limit: int = SPIN_LIMIT,
     mode: int = device.REAL.value,
 ) -> Workspace:
-    """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be noticed."""
+    """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be noticed.
+
+    Launches are cooperative, so that one whose programs do not all fit on the device fails and does
+    not hang: ``programs * world`` must fit.
+    """
     buffers = []
     for _ in range(world):
         buffer = torch.full((bytes_needed(data_bytes),), 255, dtype=torch.uint8, device=place)

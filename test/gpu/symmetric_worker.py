@@ -1,0 +1,48 @@
+"""One of two ranks that share a device: every operator on symmetric memory. Prints relative errors as JSON."""
+
+import json
+
+import torch
+import torch.distributed as dist
+
+from inductor_passes.kernels import workspace
+from inductor_passes.kernels.availability import why_not
+
+ops = torch.ops.inductor_passes
+BF16 = torch.bfloat16
+
+
+def of_rank(rank, *shape):
+    generator = torch.Generator(device="cuda").manual_seed(rank)
+    return torch.randn(*shape, generator=generator, device="cuda").to(BF16)
+
+
+def error(got, wanted):
+    return ((got.float() - wanted.float()).abs().max() / wanted.float().abs().max()).item()
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, world, group = dist.get_rank(), 2, dist.group.WORLD.group_name
+    torch.cuda.set_device(0)
+    assert why_not(group, "cuda") == "", why_not(group, "cuda")
+    found = {}
+    for call in range(3):
+        x = [of_rank(10 * call + r, 64, 512) for r in range(world)]
+        w = of_rank(99, 512, 256) / 512**0.5
+        total = x[0].float() + x[1].float()
+        found[f"all_reduce {call}"] = error(ops.all_reduce(x[rank], group), total)
+        y, *_ = ops.all_reduce_add_rmsnorm(x[rank], None, None, None, 1e-5, BF16, group)
+        wanted = torch.nn.functional.rms_norm(total, (512,), eps=1e-5)
+        found[f"all_reduce_add_rmsnorm {call}"] = error(y, wanted)
+        (c,) = ops.all_gather_matmul(x[rank], [w], [], "none", False, group, world)
+        found[f"all_gather_matmul {call}"] = error(c, torch.cat(x).float() @ w.float())
+        r = ops.matmul_reduce_scatter(x[rank], w, "sum", group, world)
+        wanted = (total @ w.float()).view(world, 32, 256)[rank]
+        found[f"matmul_reduce_scatter {call}"] = error(r, wanted)
+    workspace.raise_if_failed()
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+main()

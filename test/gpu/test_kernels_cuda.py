@@ -1,0 +1,186 @@
+"""Fused kernels on one GPU: eight virtual ranks in one launch, CUDA graphs, and two processes on one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+WORLD = 8
+BF16 = torch.bfloat16
+
+
+@pytest.fixture
+def space():
+    from inductor_passes.kernels.tiles import multiprocessors
+    from inductor_passes.kernels.workspace import virtual_workspace
+
+    def make(family, data_bytes=1 << 24, **more):
+        programs = multiprocessors(torch.device("cuda")) // WORLD
+        return virtual_workspace(family, WORLD, data_bytes, "cuda", programs=programs, **more)
+
+    return make
+
+
+def close(got, wanted, tolerance=2e-2):
+    assert not torch.isnan(got).any()
+    scale = wanted.float().abs().max().item()
+    torch.testing.assert_close(got.float(), wanted.float(), atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_all_reduce(space, two_shot):
+    from inductor_passes.kernels.all_reduce import launch_all_reduce
+
+    area = space("all_reduce")
+    for n in (1 << 18, 1000, 7):
+        x = torch.randn(WORLD, n, device="cuda", dtype=BF16)
+        out = launch_all_reduce(x, area, two_shot=two_shot)
+        torch.cuda.synchronize()
+        area.raise_if_failed()
+        close(out[0], x.float().sum(0))
+        assert all(torch.equal(out[0], out[r]) for r in range(WORLD))
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+@pytest.mark.parametrize("layer", [False, True])
+@pytest.mark.parametrize("out_dtype", [BF16, torch.float8_e4m3fn])
+def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
+    from inductor_passes.kernels import all_reduce_add_norm as norm
+
+    if out_dtype != BF16 and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("float8 needs capability 8.9")
+    rows, d = 65, 1000
+    x = torch.randn(WORLD * rows, d, device="cuda", dtype=BF16)
+    residual = torch.randn(rows, d, device="cuda", dtype=BF16)
+    weight, shift = torch.randn(2, d, device="cuda", dtype=BF16)
+    shift = shift if layer else None
+    kind = {"layer": layer, "out_dtype": out_dtype}
+    area = space("all_reduce_add_norm")
+    stacked = residual.repeat(WORLD, 1)
+    outs = norm.launch_all_reduce_add_norm(
+        x, stacked, None, weight, shift, 1e-5, area, two_shot=two_shot, **kind
+    )
+    torch.cuda.synchronize()
+    area.raise_if_failed()
+    summed = x.view(WORLD, rows, d).float().sum(0).to(BF16)
+    layer_args = (residual, None, weight, shift, 1e-5, torch.float32)
+    wanted = norm.norm_reference(summed, *layer_args, layer=layer)
+    y = outs[0][:rows].float()
+    y = y * outs[4][:rows] if outs[4].numel() else y
+    close(y, wanted[0], 2e-2 if out_dtype == BF16 else 0.07)
+
+
+def test_all_gather_matmul(space):
+    from inductor_passes.kernels import all_gather_matmul as gather
+    from inductor_passes.kernels.tiles import capability_of, tiles_for
+
+    area = space("all_gather_matmul")
+    for rows, k, n in ((256, 512, 512), (100, 500, 300)):
+        a = torch.randn(WORLD * rows, k, device="cuda", dtype=BF16)
+        weights = [torch.randn(n, k, device="cuda", dtype=BF16).t() / k**0.5 for _ in range(3)]
+        *outs, whole = gather.launch_all_gather_matmul(
+            a,
+            weights,
+            [],
+            area,
+            gather=True,
+            tiles=tiles_for(BF16, rows, capability_of(a.device)),
+            copiers=2,
+        )
+        torch.cuda.synchronize()
+        area.raise_if_failed()
+        for out, weight in zip(outs, weights, strict=True):
+            close(out, (a.float() @ weight.float()).repeat(WORLD, 1))
+        assert torch.equal(whole, a.repeat(WORLD, 1))
+
+
+def test_matmul_reduce_scatter(space):
+    from inductor_passes.kernels import matmul_reduce_scatter as scatter
+    from inductor_passes.kernels.tiles import capability_of, tiles_for
+
+    area = space("matmul_reduce_scatter")
+    for rows, k, n in ((128, 512, 512), (50, 200, 300)):
+        a = torch.randn(WORLD, WORLD * rows, k, device="cuda", dtype=BF16)
+        b = torch.randn(WORLD, k, n, device="cuda", dtype=BF16) / k**0.5
+        tiles = tiles_for(BF16, rows, capability_of(a.device))
+        out = scatter.launch_matmul_reduce_scatter(
+            a.view(-1, k), b.view(-1, n), area, average=False, tiles=tiles
+        )
+        torch.cuda.synchronize()
+        area.raise_if_failed()
+        close(out, torch.bmm(a.float(), b.float()).sum(0))
+
+
+def test_reduce_chunks():
+    from inductor_passes.kernels.reduce_chunks import launch_reduce_chunks, reference
+
+    x = torch.randn(WORLD, 1000, 77, device="cuda", dtype=BF16)
+    close(launch_reduce_chunks(x), reference(x))
+
+
+def test_a_graph_replays(space):
+    from inductor_passes.kernels.all_reduce import launch_all_reduce
+
+    area = space("all_reduce")
+    x = torch.randn(WORLD, 10000, device="cuda", dtype=BF16)
+    first = launch_all_reduce(x, area, two_shot=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = launch_all_reduce(x, area, two_shot=True)
+    for _ in range(1000):
+        graph.replay()
+    torch.cuda.synchronize()
+    area.raise_if_failed()
+    assert torch.equal(out, first)
+
+
+def test_a_flag_that_never_comes_ends_in_an_error(space):
+    from inductor_passes.errors import KernelError
+    from inductor_passes.kernels.all_reduce import launch_all_reduce
+
+    area = space("all_reduce", spin_limit=10000)
+    area.state[3, 16:528] = 7  # rank 3 waits for calls that its peers are not in
+    out = launch_all_reduce(torch.randn(WORLD, 100, device="cuda"), area, two_shot=False)
+    torch.cuda.synchronize()
+    assert torch.isnan(out[3]).all()
+    with pytest.raises(KernelError, match="gave up on chunk"):
+        area.raise_if_failed()
+
+
+def test_two_processes_on_one_device():
+    """Symmetric memory as it is used between devices; one device, so nothing is said of speed."""
+    env = {
+        **os.environ,
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29731",
+        "WORLD_SIZE": "2",
+    }
+    worker = Path(__file__).parent / "symmetric_worker.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, worker],
+            env={**env, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=240) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, (out, errors) in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, errors[-3000:]
+        assert max(json.loads(out).values()) < 5e-2, out

@@ -1,0 +1,109 @@
+"""The part of ``gpu.py`` that needs no GPU: shapes, machine code, predicted times."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+from typing import Any
+
+import torch
+
+from inductor_passes._torch import fake_tensor_mode
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.alpha_beta import collective_us
+from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.fuse import prediction
+from inductor_passes.kernels import (
+    all_gather_matmul,  # noqa: F401 - registers the operator
+    all_reduce_add_norm,  # noqa: F401
+    matmul_reduce_scatter,  # noqa: F401
+)
+from inductor_passes.kernels.ahead import gate
+from inductor_passes.kernels.builds import builds, facts_of
+
+WORLD = 8
+TOPOLOGY = "h200x8"
+PRODUCTS = ((8192, 7168, 8192), (8192, 1280, 8192), (2048, 7168, 8192))
+NORMS = (64, 512, 4096)
+CAPABILITY = 90
+ops = torch.ops.inductor_passes
+
+
+def check_shapes() -> list[str]:
+    """Every operator on fake tensors of the measured shapes: what comes out wrong."""
+    problems = []
+    with fake_tensor_mode():
+
+        def t(*shape: int) -> torch.Tensor:
+            return torch.empty(*shape, device="cuda", dtype=torch.bfloat16)
+
+        for m, n, k in PRODUCTS:
+            (out,) = ops.all_gather_matmul(
+                t(m // WORLD, k), [t(k, n)], [], "none", False, "0", WORLD
+            )
+            part = ops.matmul_reduce_scatter(t(m, k), t(k, n), "sum", "0", WORLD)
+            if out.shape != (m, n) or part.shape != (m // WORLD, n):
+                problems.append(f"{m} x {n} x {k}: got {list(out.shape)} and {list(part.shape)}")
+        for rows in NORMS:
+            y, total, rstd, _ = ops.all_reduce_add_rmsnorm(
+                t(rows, 8192), t(rows, 8192), None, t(8192), 1e-5, torch.bfloat16, "0"
+            )
+            if (y.shape, total.shape, rstd.shape) != ((rows, 8192), (rows, 8192), (rows, 1)):
+                problems.append(f"norm of {rows} rows: got {list(y.shape)}")
+    return problems
+
+
+def check_code() -> list[str]:
+    """What the gate finds in the kernels as compiled for the measured device."""
+    wanted = builds(CAPABILITY)
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        facts = pool.map(facts_of, [b.name for b in wanted], [CAPABILITY] * len(wanted))
+        return [p for b, f in zip(wanted, facts, strict=True) for p in gate(b, f)]
+
+
+def predict() -> list[dict[str, Any]]:
+    """Unfused (nothing hidden) and fused times on the topology, and how far fused is from the longer part."""
+    topology = load_topology(TOPOLOGY)
+    rate = topology.matmul_rate("bfloat16").flops_per_us
+    group = GroupShape(WORLD, nodes=1)
+    rows: list[dict[str, Any]] = []
+
+    def row(
+        kernel: str, shape: str, matmul: float, comm: float, unfused: float, fused: float
+    ) -> None:
+        gain = prediction.Prediction(unfused, fused)
+        rows.append(
+            {
+                "kernel": kernel,
+                "shape": shape,
+                "t_matmul": matmul,
+                "t_comm": comm,
+                "unfused": unfused,
+                "fused": fused,
+                "gain": f"{gain.gain:.0%}",
+                "taken": gain.pays,
+            }
+        )
+
+    for m, n, k in PRODUCTS:
+        matmul = 2.0 * m * n * k / rate
+        shape = f"{m} x {n} x {k}"
+        payload = m // WORLD * k * 2
+        comm = collective_us("all_gather", payload, group, topology)
+        fused = prediction.all_gather_matmul_us(topology, payload, WORLD, matmul, 0)
+        row("all_gather_matmul", shape, matmul, comm, matmul + comm, fused)
+        result = m // WORLD * n * 2
+        comm = collective_us("reduce_scatter", WORLD * result, group, topology)
+        fused = prediction.matmul_reduce_scatter_us(topology, result, WORLD, matmul)
+        row("matmul_reduce_scatter", shape, matmul, comm, matmul + comm, fused)
+    for count in NORMS:
+        payload = count * 8192 * 2
+        comm = collective_us("all_reduce", payload, group, topology)
+        two_shot = payload > 512 << 10
+        fused = prediction.all_reduce_norm_us(
+            topology, payload, WORLD, two_shot=two_shot, streams=3
+        )
+        memory = 4 * payload / topology.memory_bytes_per_us
+        row("all_reduce_add_rmsnorm", f"{count} x 8192", 0.0, comm, comm + memory, fused)
+    return rows
