@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from inductor_passes._torch import is_aot_inductor
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collectives import (
     argument,
@@ -122,6 +123,8 @@ class Fusion(GraphPass):
     def _obstacle(self, launch: fx.Node) -> str:
         """Why no kernel can run on this launch's group and tensor; "" if one can."""
         (tensor,) = input_tensors(launch)
+        if is_aot_inductor():
+            return "AOTInductor's libraries cannot call operators written in Python"
         group = argument(launch, "group_name")
         if not isinstance(group, str):
             return "the group is known only when the graph runs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,10 @@ def has_symmetric_memory() -> bool:
     return hasattr(symm, "empty") and hasattr(symm, "rendezvous")
 
 
-def symmetric_buffers(nbytes: int, group_name: str, device: torch.device) -> Sequence[torch.Tensor]:
-    """A zeroed uint8 buffer of every rank of the group, mapped into this process; index is group rank.
+def symmetric_buffers(
+    nbytes: int, group_name: str, device: torch.device
+) -> tuple[list[torch.Tensor], int, object]:
+    """A zeroed uint8 buffer of every rank of the group, mapped here; this rank; and what keeps the mapping.
 
     A collective: every rank of the group calls it alike. ``empty``, ``rendezvous`` and ``get_buffer`` were
     seen in torch 2.11 to 2.15. Raises RuntimeError where peers cannot map each other's memory.
@@ -35,12 +36,4 @@ def symmetric_buffers(nbytes: int, group_name: str, device: torch.device) -> Seq
     handle.barrier(channel=0)  # nobody signals into a buffer that its owner is still zeroing
     peers = [handle.get_buffer(r, (nbytes,), torch.uint8) for r in range(handle.world_size)]
     peers[handle.rank] = mine
-    return peers
-
-
-def group_rank(group_name: str) -> int:
-    """This process's rank in a group. ``_resolve_process_group`` was seen in 2.11 to 2.15."""
-    from torch.distributed import distributed_c10d
-
-    private: Any = distributed_c10d
-    return int(private._resolve_process_group(group_name).rank())
+    return peers, int(handle.rank), handle

@@ -353,7 +353,11 @@ def all_gather_matmul(
         )
     if workspace is None:
         return reference(a, weights, biases, activation, gather, group_name, group_size)
-    tiles = tiles_for(a.dtype, a.shape[0], capability_of(a.device))
+    capability = capability_of(a.device)
+    tiles = tiles_for(a.dtype, a.shape[0], capability)
+    even = tiles.is_even(a.shape[1], *(weight.shape[1] for weight in weights))
+    plain = even and not biases and activation == "none"
+    tiles = tiles_for(a.dtype, a.shape[0], capability, plain=plain)
     return launch_all_gather_matmul(
         a.contiguous(),
         weights,

@@ -35,6 +35,7 @@ def builds(capability: int) -> list[Build]:
         ),
         _gather(capability, 1),
         _gather(capability, gather.MAX_WEIGHTS),
+        _gather(capability, gather.MAX_WEIGHTS, plain=False),
         *_scatter(capability),
     ]
 
@@ -95,39 +96,41 @@ def _norm(two_shot: bool, layer: bool) -> Build:
     )
 
 
-def _gather(capability: int, weights: int) -> Build:
-    tiles = tiles_for(torch.bfloat16, 1024, capability)
+def _gather(capability: int, weights: int, *, plain: bool = True) -> Build:
+    tiles = tiles_for(torch.bfloat16, 1024, capability, plain=plain)
+    biases = tuple(f"bias{i}_ptr" for i in range(gather.MAX_WEIGHTS))
     pointers = ("a_ptr", *(f"{p}{i}_ptr" for p in "bc" for i in range(gather.MAX_WEIGHTS)))
     sizes = ("M", "K", *(f"N{i}" for i in range(gather.MAX_WEIGHTS)))
     rows = tuple(f"b_row{i}" for i in range(gather.MAX_WEIGHTS))
     cols = tuple(f"b_col{i}" for i in range(gather.MAX_WEIGHTS))
     return Build(
-        f"all_gather_matmul {weights} weight{'s' * (weights > 1)}",
+        f"all_gather_matmul {weights} weight{'s' * (weights > 1)}{'' if plain else ', bias, gelu, ragged'}",
         gather.all_gather_matmul_kernel,
         {
-            **dict.fromkeys(pointers, "*bf16"),
+            **dict.fromkeys((*pointers, *biases), "*bf16"),
             **dict.fromkeys((*sizes, *cols, "chunk_tiles"), "i32"),
             **_SHARED,
         },
         {
             **dict.fromkeys(rows, 1),  # a linear layer's weight, transposed
-            **{f"bias{i}_ptr": None for i in range(gather.MAX_WEIGHTS)},
+            **(dict.fromkeys(biases) if plain else {}),
             "WORLD": WORLD,
             "PROGRAMS": 132,
             "COPIERS": gather.COPIERS,
             "COPY_BLOCK": gather.COPY_BLOCK,
             "WEIGHTS": weights,
-            "ACTIVATION": "none",
+            "ACTIVATION": "none" if plain else "gelu",
             "BM": tiles.m,
             "BN": tiles.n,
             "BK": tiles.k,
-            "EVEN": True,
+            "EVEN": plain,
             "MODE": 0,
         },
         (*pointers, *sizes, *cols, "half_bytes"),
         warps=tiles.warps,
         stages=tiles.stages,
         tensor_cores=True,
+        wide_loads=plain,  # a bias of any length is loaded by elements
     )
 
 

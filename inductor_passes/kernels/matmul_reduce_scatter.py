@@ -206,7 +206,9 @@ def matmul_reduce_scatter(
         )
     if workspace is None:
         return reference(a, b, reduce_op, group_name, group_size)
-    tiles = tiles_for(a.dtype, a.shape[0] // group_size, capability_of(a.device))
+    rows, capability = a.shape[0] // group_size, capability_of(a.device)
+    even = tiles_for(a.dtype, rows, capability).is_even(a.shape[1], b.shape[1])
+    tiles = tiles_for(a.dtype, rows, capability, plain=even)
     return launch_matmul_reduce_scatter(
         a.contiguous(), b, workspace, average=reduce_op == "avg", tiles=tiles
     )

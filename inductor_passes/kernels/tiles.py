@@ -86,17 +86,19 @@ class Tiles:
         return k % self.k == 0 and all(width % self.n == 0 for width in widths)
 
 
-def tiles_for(dtype: torch.dtype, rows: int, capability: int) -> Tiles:
+def tiles_for(dtype: torch.dtype, rows: int, capability: int, *, plain: bool = True) -> Tiles:
     """Tile sizes for ``rows`` rows of one rank. ``capability`` is 80, 90, 100 ...
 
+    ``plain`` says that there is no mask, bias or activation, which would spill beside the widest tile.
+
     128 x 256 with three stages of 64 is what fits an H100's 227 KiB of shared memory beside nothing else;
-    an A100 has 164 KiB and no warp-group products.
+    an A100 has 164 KiB and no warp-group products, a capability of 8.6, 8.9 or 12.0 has 100 KiB.
     """
     if dtype == torch.float32:
         return Tiles(64, 64, 32, warps=4, stages=3)
     if rows <= 64:
         return Tiles(64, 128, 64, warps=4, stages=4)
-    if capability >= 90:
+    if plain and 90 <= capability < 120:
         return Tiles(128, 256, 64, warps=8, stages=3)
     return Tiles(128, 128, 64, warps=8, stages=3)
 

@@ -47,6 +47,7 @@ class Workspace:
         flags: int = 2 * PROGRAMS,
         spin_limit: int = SPIN_LIMIT,
         mode: int = device.REAL.value,
+        mapping: object = None,
     ) -> None:
         if not 2 <= len(buffers) <= MAX_WORLD or flags * len(buffers) > FLAG_WORDS:
             raise KernelError(
@@ -56,6 +57,7 @@ class Workspace:
             )
         self.family = family
         self.buffers = tuple(buffers)
+        self._mapping = mapping  # peers' memory stays mapped as long as this lives
         self.rank = rank
         self.world = len(buffers)
         self.local_ranks = local_ranks
@@ -181,9 +183,9 @@ def find_workspace(
         )
     if found is not None:
         torch.cuda.synchronize(place)  # peers may still read the old buffers
-    buffers = _torch.symmetric_buffers(bytes_needed(data_bytes), group_name, place)
-    rank = _torch.group_rank(group_name)
-    made = Workspace(family, buffers, rank, programs=programs, flags=flags)
+    size = bytes_needed(data_bytes)
+    buffers, rank, mapping = _torch.symmetric_buffers(size, group_name, place)
+    made = Workspace(family, buffers, rank, programs=programs, flags=flags, mapping=mapping)
     _workspaces[group_name, family] = made
     return made
 
