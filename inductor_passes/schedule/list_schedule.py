@@ -23,9 +23,13 @@ TRIED = 16  # tasks looked at for one that fits when memory is short
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes)."""
+    """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes).
+
+    ``stalls``: per launch, how long the compute stream stood still for it.
+    """
 
     steps: list[Step]
+    stalls: dict[int, float]
     finish: list[float]
     makespan_us: float
     peak_bytes: int
@@ -74,6 +78,7 @@ class _Run:
         self.by_urgency = sorted(bound, key=latest.__getitem__)
         self.left = tasks.count
         self.steps: list[Step] = []
+        self.stalls: dict[int, float] = {}
         self.finish = [0.0] * tasks.count
         self.done = [False] * tasks.count
         self.missing = [len(before) for before in tasks.preds]
@@ -105,11 +110,19 @@ class _Run:
                 self._relieve_memory()
                 self._run_compute(chosen)
             elif self.arriving:
-                self.clock = max(self.clock, self.arriving[0][0])
+                self._stand_still()
             elif self.left:
                 self._force()
         makespan = max([self.clock, *self.free])
-        return Draft(self.steps, self.finish, makespan, self.memory.peak)
+        return Draft(self.steps, self.stalls, self.finish, makespan, self.memory.peak)
+
+    def _stand_still(self) -> None:
+        """Let time pass to the next arrival, and note which launch the compute stream waits for."""
+        at, t = self.arriving[0]
+        if at > self.clock and t < self.tasks.count:
+            late = max(self.tasks.preds[t], key=lambda p: self.finish[p])
+            self.stalls[late] = self.stalls.get(late, 0.0) + at - self.clock
+        self.clock = max(self.clock, at)
 
     def _update(self) -> None:
         """Take in what the clock, the frontier and progress have made available."""
@@ -249,6 +262,8 @@ class _Run:
                 waits = max(0.0, self.free[c] - self.clock)
                 ahead = max(ahead, waits + tasks.link_us[bound[0][1]])
             urgency, t = loose[0]
+            if urgency <= self.progress:  # needed next: the program has room for it
+                room = self.limits.cap_bytes - self.memory.live
             takes_loose = urgency <= self.progress + ahead and tasks.transient[t] <= room
         if takes_bound and takes_loose:
             return bound if bound[0] <= loose[0] else loose

@@ -18,7 +18,7 @@ from inductor_passes.schedule.contract import AT_START
 from inductor_passes.schedule.problem import MIB
 from inductor_passes.schedule.tasks import Tasks
 
-NEAREST = 24  # tasks looked at before each task
+NEAREST = {"default": 12, "high": 64}  # effort -> tasks looked at before each task
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class Certificate:
     tail: tuple[float, ...]
 
 
-def own_bound(tasks: Tasks, nearest: int = NEAREST) -> Certificate:
-    """The bound with its certificate; linear in tasks, times ``nearest`` and its logarithm."""
+def own_bound(tasks: Tasks, effort: str) -> Certificate:
+    """The bound with its certificate; linear in tasks; high ``effort`` looks further."""
     # What waits for nothing may run long before the rest of its task: it is a job of its own.
+    nearest = NEAREST[effort]
     early = _early_us(tasks)
     body, duration = [], []
     for t, launch in enumerate(tasks.launch):

@@ -11,7 +11,9 @@ from inductor_passes.schedule.live_memory import RiseAhead
 from inductor_passes.schedule.rules import PORTFOLIO, Rules
 from inductor_passes.schedule.tasks import Tasks
 
-IMPROVED = 3  # how many of the best drafts are improved, and how often each
+IMPROVED, ROUNDS = 2, 2  # how many of the best drafts are improved in each way, and how often each
+
+URGE = 2.0  # by how much of the time lost a launch moves ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Found:
     """A draft and what led to it."""
 
     draft: Draft
+    latest: list[float]
     rules: Rules
     rounds: int
 
@@ -42,8 +45,18 @@ class Search:
         for rules in PORTFOLIO:
             self.draft_by(rules)
         for found in self.best(IMPROVED):
-            for _ in range(IMPROVED):
+            for _ in range(ROUNDS):
                 found = self.draft_from(found, latest_starts(self.tasks, found.draft.finish))
+        for found in self.best(IMPROVED):
+            for _ in range(ROUNDS):
+                found = self.draft_from(found, self._urged(found))
+
+    def _urged(self, found: Found) -> list[float]:
+        """The latest starts of a draft, with the launches that held it up moved ahead."""
+        latest = list(found.latest)
+        for t, us in found.draft.stalls.items():
+            latest[t] -= URGE * us
+        return latest
 
     def best(self, count: int) -> list[Found]:
         """The shortest drafts within the cap; behind them, the leanest of the others."""
@@ -69,7 +82,7 @@ class Search:
             self._rises[horizon] = self._ahead.within(horizon)
         limits = Limits(self.cap_bytes, self._rises[horizon], self._scale_us)
         draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
-        self.found.append(Found(draft, rules, rounds))
+        self.found.append(Found(draft, latest, rules, rounds))
         return self.found[-1]
 
     def _latest_by(self, priority: str) -> list[float]:

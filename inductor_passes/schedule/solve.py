@@ -60,7 +60,7 @@ def solve(
     candidates = [("program order", program_order(problem), original)]
     candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
     strategy, schedule, judged = min(candidates, key=rank)
-    own = max(bound.us, own_bound(tasks).us)
+    own = max(bound.us, own_bound(tasks, effort).us)
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
