@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.dtensor import _torch
@@ -26,10 +27,18 @@ def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
 
 
 def attribute(tx: Any, tracker: Any, name: str) -> Any:
-    """``_spec`` of a DTensor that the program made, which stock cannot build; a gradient's layout breaks."""
-    if name not in ("_spec", "placements") or tracker.source is not None:
+    """What stock gets wrong: see below; None leaves the rest to stock.
+
+    ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
+    that the program made cannot be built by stock. A gradient's layout breaks.
+    """
+    if name not in ("_local_tensor", "_spec", "placements"):
         return None
     if not isinstance(_torch.fake_tensor(tracker), DTensor):
+        return None
+    if name == "_local_tensor":
+        return _torch.call_traced(tx, local_of, [tracker], {})
+    if tracker.source is not None:
         return None
     if _torch.is_in_backward_hook(tx):
         _torch.graph_break(
@@ -41,6 +50,12 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
     if name == "placements":
         return None
     return _torch.call_traced(tx, spec_of, [tracker], {})
+
+
+def local_of(tensor: DTensor) -> torch.Tensor:
+    """Traced: the local tensor, which is outside of autograd."""
+    detached: Any = tensor.detach()
+    return detached.to_local()
 
 
 def spec_of(tensor: DTensor) -> Any:

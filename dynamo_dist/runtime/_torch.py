@@ -17,7 +17,7 @@ from torch._guards import CompileContext, TracingContext
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 
-from dynamo_dist._torch import Change, SetAttribute
+from dynamo_dist._torch import Change, SetAttribute, WrapAttribute
 
 Check = Callable[[Any], bool]
 
@@ -144,8 +144,12 @@ def replace(guards: Any, dropped: set[int], by_identity: Iterable[Any]) -> None:
 
 
 def wrap_with(unflatten: Callable[..., DTensor]) -> Change:
-    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``."""
-    return SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))
+    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as ``stock``."""
+    return WrapAttribute(
+        DTensor,
+        "__tensor_unflatten__",
+        lambda stock: staticmethod(functools.partial(unflatten, stock=stock)),
+    )
 
 
 stock_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__

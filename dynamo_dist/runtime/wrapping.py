@@ -6,6 +6,7 @@ each time, so the spec can be as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -36,9 +37,14 @@ def changes() -> list[Change]:
 
 
 def unflatten(
-    inner_tensors: dict[str, Any], flatten_spec: Any, outer_size: Any, outer_stride: Any
+    inner_tensors: dict[str, Any],
+    flatten_spec: Any,
+    outer_size: Any,
+    outer_stride: Any,
+    *,
+    stock: Callable[..., DTensor] = _torch.stock_unflatten,
 ) -> DTensor:
-    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``.
+    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``stock``.
 
     ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
     """
@@ -54,7 +60,7 @@ def unflatten(
         return DTensor(
             inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
         )
-    made = _torch.stock_unflatten(inner_tensors, flatten_spec, outer_size, outer_stride)
+    made = stock(inner_tensors, flatten_spec, outer_size, outer_stride)
     # While tracing, sizes are symbols and tensors are fake: those specs are for that moment.
     if type(made._local_tensor) is torch.Tensor and all(
         type(number) is int for number in (*outer_size, *outer_stride)

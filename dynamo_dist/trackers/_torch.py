@@ -122,6 +122,10 @@ class Tracker:
         found = self.method(tx, name, list(args), kwargs)
         return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
 
+    def mp_subscript_impl(self, tx: Any, key: Any) -> Any:
+        found = self.method(tx, "__getitem__", [key], {})
+        return super().mp_subscript_impl(tx, key) if found is None else found  # type: ignore[misc]
+
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         found = self.has_attribute(tx, name)
         if found is None:
@@ -508,6 +512,12 @@ def missing_attribute(tx: Any, value: object, name: str) -> NoReturn:
     """Raise, in the traced program, the AttributeError that eager raises."""
     message = f"{type(value).__name__!r} object has no attribute {name!r}"
     raise_observed_exception(AttributeError, tx, args=[message])
+    raise AssertionError("raise_observed_exception returned")
+
+
+def raise_in_program(tx: Any, error: Exception) -> NoReturn:
+    """Raise ``error`` in the traced program, which may catch it."""
+    raise_observed_exception(type(error), tx, args=[str(arg) for arg in error.args])
     raise AssertionError("raise_observed_exception returned")
 
 

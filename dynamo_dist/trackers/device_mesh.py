@@ -34,6 +34,11 @@ class DeviceMeshVariable(_torch.MeshTracker):
         if name == "get_all_groups" and not args and not kwargs:
             dims = [_torch.build(tx, dim) for dim in range(self.real.ndim)]
             return _torch.build_list(tx, [self.call_method(tx, "get_group", [d], {}) for d in dims])
+        if name == "__getitem__" and (values := _torch.constants(args, kwargs)) is not None:
+            try:
+                self.real[values[0][0]]
+            except KeyError as error:
+                _torch.raise_in_program(tx, error)
         if name == "_unflatten" and (values := _torch.constants(args, kwargs)) is not None:
             found = creation.unflattened(self.real, *values[0], **values[1])
             return creation.found_or_break(tx, found, "mesh._unflatten")

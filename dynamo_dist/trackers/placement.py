@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed.tensor import Placement
 
 from dynamo_dist.trackers import _torch, attributes
+from dynamo_dist.trackers.device_mesh import DeviceMeshVariable
 
 CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})
 
@@ -51,10 +52,14 @@ def is_torchs_own(placement: Placement) -> bool:
 
 
 def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``copy.copy`` and ``copy.deepcopy`` of a placement: an equal placement; None for other things."""
-    if args and isinstance(args[0], PlacementVariable):  # deepcopy() passes itself a memo
-        return _torch.build(tx, copy.copy(args[0].as_python_constant()))
-    return None
+    """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change either.
+
+    None leaves other things to stock.
+    """
+    value = _torch.realized(args[0]) if args else None
+    if isinstance(value, PlacementVariable):  # deepcopy() passes itself a memo
+        return _torch.build(tx, copy.copy(value.as_python_constant()))
+    return value if isinstance(value, DeviceMeshVariable) else None
 
 
 def load(tracker: Any) -> tuple[Any, bool]:

@@ -84,3 +84,21 @@ def test_the_spec_of_an_intermediate(tensor, compiled):
         expected.stride(),
     )
     assert torch.equal(found.to_local(), expected.to_local())
+
+
+def test_writing_to_the_local_tensor_writes_to_the_dtensor(mesh):
+    def program(d):
+        d._local_tensor.mul_(2)
+        return d * 1
+
+    def made():
+        return distribute_tensor(
+            torch.ones(16, 8), mesh, (Replicate(), Shard(0)), src_data_rank=None
+        )
+
+    eager, compiled = made(), made()
+    torch.testing.assert_close(
+        torch.compile(program, backend="aot_eager", fullgraph=True)(compiled).to_local(),
+        program(eager).to_local(),
+    )
+    torch.testing.assert_close(compiled.to_local(), eager.to_local())

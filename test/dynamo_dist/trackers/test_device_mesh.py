@@ -1,5 +1,7 @@
 """Device meshes inside compiled functions: eager's answers for what stock leaves closed."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
@@ -17,6 +19,13 @@ def caught(mesh):
         return mesh.nope
     except AttributeError:
         return 3
+
+
+def no_such_dimension(mesh):
+    try:
+        return mesh["nope"].size()
+    except KeyError:
+        return 7
 
 
 def matched(mesh):
@@ -52,6 +61,8 @@ QUESTIONS = {
     "slice_groups": lambda m: [group.size() for group in m["tp"].get_all_groups()],
     "slice_type": lambda m: (type(m["tp"]) is DeviceMesh, hasattr(m["tp"], "nope")),
     "slice_eq": lambda m: (m["tp"] == m["tp"], m["tp"] == m["dp"], {m["tp"]: 1}[m["tp"]]),
+    "no_such_slice": lambda m: no_such_dimension(m),
+    "copy": lambda m: (copy.copy(m) == m, copy.deepcopy(m["tp"]).size()),
     "class_hasattr": lambda m: (hasattr(DeviceMesh, "size"), hasattr(type(m), "nope")),
 }
 
