@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How long do the corpus's programs take to trace, and their guards to check, with the plugin and without?
 
-    python tools/bench/tracing.py [--repeats 3] [--case SUBSTR] [--json] [--write FILE]
+    python tools/bench/tracing.py [--repeats 3] [--case SUBSTR] [--every N] [--json] [--write FILE]
 
 Every program of ``test/corpus`` that both stock and the plugin compile (backend ``aot_eager``, a fake
 group of 8 ranks) is compiled by both in turn, ``--repeats`` times, in one process. Tracing time is the
@@ -172,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--case", default="", help="only programs whose name holds this")
+    parser.add_argument("--every", type=int, default=1, help="a sample: one program of so many")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--write", type=Path, help="write the JSON object to this file too")
     arguments = parser.parse_args()
@@ -179,10 +180,10 @@ def main() -> None:
     bench = Bench(run)
     programs = []
     with contextlib.redirect_stdout(sys.stderr):
-        for case in run.C.CASES:
-            if arguments.case in case["name"]:
-                record = bench.measure(case, arguments.repeats)
-                programs += [record] if record else []
+        chosen = [case for case in run.C.CASES if arguments.case in case["name"]]
+        for case in chosen[:: arguments.every]:
+            record = bench.measure(case, arguments.repeats)
+            programs += [record] if record else []
     result = summarise(programs, arguments.repeats)
     if arguments.write:
         arguments.write.write_text(json.dumps(result, indent=1) + "\n")
