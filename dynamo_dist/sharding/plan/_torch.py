@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor import _api as api
 from torch.distributed.tensor import _redistribute as redistribution
+from torch.distributed.tensor import _sharding_prop as propagation
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils import _pytree as pytree
@@ -186,6 +187,68 @@ def propagated(schema: Any) -> Choice | None:
         tuple(words(spec.placements) for spec in specs_in(used)),
         tuple(None if spec is None else words(spec.placements) for spec in listed),
     )
+
+
+def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:
+    listed = specs if isinstance(specs, (list, tuple)) else [specs] * count
+    return tuple(None if spec is None else words(spec.placements) for spec in listed)
+
+
+def _choice_of(strategy: Any, inputs: int, outputs: int) -> Choice:
+    """A strategy of DTensor's in the planner's words; one that names no inputs follows its output."""
+    given = strategy.input_specs
+    sources = [strategy.output_specs] * inputs if given is None else given
+    return Choice(
+        tuple(words(spec.placements) for spec in sources),
+        _spec_words(strategy.output_specs, outputs),
+    )
+
+
+@contextlib.contextmanager
+def _selecting(select: Callable[..., Any]) -> Iterator[None]:
+    """Replace how DTensor picks one of an op's strategies; ``select`` gets stock's way first."""
+    name = "_select_min_cost_strategy"
+    stock = getattr(propagation, name)
+    change = SetAttribute(propagation, name, lambda *args: select(stock, *args))
+    change.apply()
+    try:
+        yield
+    finally:
+        change.undo()
+
+
+def offered(schema: Any, inputs: int, outputs: int) -> list[Choice]:
+    """Every strategy that DTensor weighs for ``schema``."""
+    found: list[Choice] = []
+
+    def select(stock: Any, strategies: Any, *rest: Any) -> Any:
+        found.extend(_choice_of(s, inputs, outputs) for s in strategies.strategies)
+        return stock(strategies, *rest)
+
+    with _selecting(select):
+        propagated(schema)
+    return found
+
+
+@contextlib.contextmanager
+def steered(choice: Choice | None) -> Iterator[None]:
+    """Let DTensor pick ``choice`` where it is among an op's strategies.
+
+    Left alone it takes any that costs least by its own reckoning, and replicated tensors are
+    turned into partial sums for nothing.
+    """
+    if choice is None:
+        yield
+        return
+
+    def select(stock: Any, strategies: Any, *rest: Any) -> Any:
+        for s in strategies.strategies:
+            if _choice_of(s, len(choice.inputs), len(choice.outputs)) == choice:
+                return s
+        return stock(strategies, *rest)
+
+    with _selecting(select):
+        yield
 
 
 def specs_in(schema: Any) -> list[DTensorSpec]:

@@ -23,7 +23,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step as a file shows it. ``moved_bytes_saved`` is left to reports."""
+    """One step as a file shows it."""
 
     text: str
     stock: tuple[Spec, ...]
@@ -52,7 +52,7 @@ class StoredPlan:
 
     def script(self) -> tuple[Line, ...]:
         """What carries the plan out."""
-        return tuple(Line(row.text, row.inputs) for row in self.rows)
+        return tuple(Line(row.text, row.inputs, row.outputs) for row in self.rows)
 
     @property
     def changes(self) -> int:

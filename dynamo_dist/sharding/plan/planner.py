@@ -36,7 +36,7 @@ class Plan:
     def gap(self) -> float:
         """How much cheaper than this plan another one could be, as a share."""
         total = sum(self.planned_us)
-        return max(0.0, 1.0 - self.bound_us / total) if total and self.bound_us else 0.0
+        return max(0.0, 1.0 - self.bound_us / total) if total else 0.0
 
 
 def plan(

@@ -90,7 +90,7 @@ def solve(problem: Problem, start: Sequence[Choice]) -> Solution:
 
 
 def improve(problem: Problem, start: Sequence[Choice], rounds: int = 20) -> list[Choice]:
-    """Change one step at a time while that lowers the cost; tied steps change together."""
+    """Change one step at a time while that lowers the cost."""
     steps, chosen = problem.program.steps, list(start)
     readers: dict[int, list[tuple[int, int]]] = {}
     for i, step in enumerate(steps):

@@ -1,7 +1,7 @@
 """Which placements each operation can run on, asked of DTensor itself.
 
-An operation is offered placements along one mesh dimension, through the very function that runs when a
-plan is carried out: what it accepts without moving anything, or moves its inputs to, is a choice.
+An operation is offered placements along one mesh dimension, and every strategy that DTensor then weighs
+is a choice: the same lists, in the same place, from which a plan is carried out.
 So registered, corrected and third parties' strategies all count, and a strategy that DTensor lacks is not
 planned with. Mesh dimensions are independent in DTensor's rules: choices on a mesh are the products.
 """
@@ -67,7 +67,8 @@ class Strategies:
         if step.kind != "op" or choice == stock_choice(step):
             return True
         schema = _torch.with_specs(self.schemas[index], self.meshes[step.mesh], choice.inputs)
-        return _torch.propagated(schema) == choice
+        with _torch.steered(choice):
+            return _torch.propagated(schema) == choice
 
     def _products(self, index: int, values: tuple[Value, ...], mesh: MeshInfo) -> Iterator[Choice]:
         step = self.program.steps[index]
@@ -96,9 +97,10 @@ class Strategies:
         info = MeshInfo((size,), (tuple(range(size)),), size)
         with _torch.known_outputs(_torch.output_metas(schema)):
             for offer in _offers([_specs(value, info) for value in values]):
-                answer = _torch.propagated(_torch.with_specs(schema, line, offer))
-                if answer is not None and _is_plain(answer) and len(answer.inputs) == len(values):
-                    found[answer] = None
+                asked = _torch.with_specs(schema, line, offer)
+                for answer in _torch.offered(asked, len(values), len(step.outputs)):
+                    if _is_plain(answer) and _fits(answer, step, values, info):
+                        found[answer] = None
         choices = [
             (
                 tuple(spec[0] for spec in c.inputs),
@@ -142,6 +144,13 @@ def _divides(choice: Choice, values: Sequence[Value], step: Step, mesh: MeshInfo
         *zip(step.outputs, choice.outputs, strict=True),
     ]
     return all(v is None or s is None or _even(v, s, mesh) for v, s in pairs)
+
+
+def _fits(choice: Choice, step: Step, values: Sequence[Value], mesh: MeshInfo) -> bool:
+    if len(choice.inputs) != len(values) or len(choice.outputs) != len(step.outputs):
+        return False
+    made = [spec is None for spec in choice.outputs] == [v is None for v in step.outputs]
+    return made and _divides(choice, values, step, mesh)
 
 
 def _is_plain(choice: Choice) -> bool:

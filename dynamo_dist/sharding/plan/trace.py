@@ -85,10 +85,15 @@ def _items(entered: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one step of a plan is, and where its inputs go before it runs."""
+    """What one step of a plan is, where its inputs go before it runs, and its outputs come to lie."""
 
     text: str
     inputs: tuple[Spec, ...]
+    outputs: tuple[Spec | None, ...]
+
+    def choice(self) -> Choice:
+        """Which of the operation's strategies that is."""
+        return Choice(self.inputs, self.outputs)
 
 
 def rendered(args: Any, kwargs: Any) -> str:
@@ -155,7 +160,7 @@ class Session:
             self.hook.has_own_rules(op)
             or _torch.is_random(op)
             or any(isinstance(leaf, torch.Tensor) for leaf in others)
-            or len({id(t.device_mesh) for t in tensors}) > 1
+            or any(t.device_mesh != tensors[0].device_mesh for t in tensors)
         )
         if self._strays(text, tensors):
             return self.hook.stock(op, args, kwargs)
@@ -168,7 +173,8 @@ class Session:
             schema = choice = None
             if self.script is None and not self.hook.has_own_rules(op):
                 schema, choice = self._answer(op, text, args, kwargs, tensors)
-            result = self.hook.stock(op, args, kwargs)
+            with _torch.steered(None if self.script is None else self.script[index].choice()):
+                result = self.hook.stock(op, args, kwargs)
         outputs = result if isinstance(result, (list, tuple)) else [result]
         here = tuple(_torch.words(t.placements) for t in tensors)
         self._end_step(
@@ -257,7 +263,7 @@ class Session:
         self, op: Any, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
     ) -> tuple[Any, Choice | None]:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
-        key = (text, tuple((_torch.value_of(t), t.placements, id(t.device_mesh)) for t in tensors))
+        key = (text, tuple((_torch.value_of(t), t.placements, t.device_mesh) for t in tensors))
         if key not in self.answers:
             schema = _torch.schema_of(op, args, kwargs)
             self.answers[key] = schema, _torch.propagated(schema)

@@ -68,7 +68,9 @@ def test_the_plan_of_a_small_program(mesh, tmp_path):
     assert sum(plan.planned_us) < sum(plan.stock_us)
     assert plan.bound_us <= sum(plan.planned_us) + 1e-6
     shown = [f"{row.text}: {row.stock} => {row.inputs}" for row in plan.rows]
-    assert_expected_inline("\n".join(shown), """\
+    assert_expected_inline(
+        "\n".join(shown),
+        """\
 aten.mm.default(*, *): (('R',), ('S1',)) => (('R',), ('S1',))
 aten.pow.Tensor_Scalar(*, 2): (('S1',),) => (('S1',),)
 aten.mean.dim(*, [-1], True): (('S1',),) => (('R',),)
@@ -77,7 +79,8 @@ aten.rsqrt.default(*): (('R',),) => (('R',),)
 aten.mul.Tensor(*, *): (('S1',), ('R',)) => (('S1',), ('R',))
 aten.relu.default(*): (('S1',),) => (('S1',),)
 aten.mm.default(*, *): (('S1',), ('S0',)) => (('S1',), ('S0',))
-redistribute: (('P',),) => (('P',),)""")
+redistribute: (('P',),) => (('P',),)""",
+    )
 
 
 def test_a_file_that_does_not_fit_names_the_operation_and_is_left(mesh, tmp_path, caplog):
