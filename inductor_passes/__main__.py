@@ -9,6 +9,11 @@ from collections.abc import Sequence
 
 # Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
 COMMANDS = {
+    "schedule": ("inductor_passes.schedule.command", "order and bucket a schedule problem"),
+    "verify-ranks": (
+        "inductor_passes.verify_ranks.command",
+        "trace a script on fake ranks and show that all launch the same, in the same order",
+    ),
     "kernels": ("inductor_passes.kernels.listing", "fused kernels, what they need, what runs here"),
 }
 
