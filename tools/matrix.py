@@ -81,9 +81,8 @@ def stock_records(version: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in kept.open()]
 
 
-def compare(version: str) -> dict[str, Any]:
+def compare(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
     """Ends of stock and of ours, and which programs each passes alone."""
-    stock, ours = stock_records(version), run_corpus(["--plugin", "dynamo_dist"])
     ends = {record["name"]: record for record in ours}
     passed = {record["name"] for record in stock if record["status"] == "pass"}
     passed_by_us = {name for name, record in ends.items() if record["status"] == "pass"}
@@ -114,7 +113,10 @@ def one(version: str, results: Path, only: str) -> int:
     record = json.loads(path.read_text()) if path.exists() else {}
     record["torch"] = torch.__version__
     record["python"] = ".".join(map(str, sys.version_info[:3]))
-    parts = {"corpus": lambda: compare(version), "tests": run_tests}
+    parts = {
+        "corpus": lambda: compare(stock_records(version), run_corpus(["--plugin", "dynamo_dist"])),
+        "tests": run_tests,
+    }
     for part, function in parts.items():
         if only in ("", part):
             record[part] = function()
@@ -132,8 +134,9 @@ def table(results: Path) -> str:
         "Made by `tools/matrix.sh`: the fast tests, and the programs of `test/corpus` (fake group of 8",
         "ranks, `aot_eager`) with stock torch and with this package. Lost: passed by stock alone.",
         "",
-        "| torch | Python | fast tests | stock passes | we pass | lost | break | error | wrong | recompile |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| torch | Python | fast tests | programs | stock passes | we pass | lost | break | error | wrong "
+        "| recompile |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     paths = sorted(
         results.glob("matrix_*.json"),
@@ -144,7 +147,8 @@ def table(results: Path) -> str:
         tests, corpus = record.get("tests"), record.get("corpus", {})
         ours = collections.Counter(corpus.get("ours", {}))
         ran = f"{tests['passed']} pass, {len(tests['failed'])} fail" if tests else "not run"
-        cells = [record["torch"], record["python"], ran, corpus.get("stock", {}).get("pass", "")]
+        cells = [record["torch"], record["python"], ran, sum(ours.values())]
+        cells += [corpus.get("stock", {}).get("pass", "")]
         cells += [ours["pass"], len(corpus.get("lost", {}))]
         cells += [ours[end] for end in ("break", "error", "wrong", "recompile")]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
