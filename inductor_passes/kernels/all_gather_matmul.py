@@ -54,21 +54,26 @@ def push_rows(
     COPIERS: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
+    SCATTER: tl.constexpr = False,
 ) -> None:
     """Copy ``n`` elements to the place of this rank at every peer, ``chunk_size`` at a time.
 
+    The same to each; or with ``SCATTER`` to each its own, one behind the other in the order of ranks.
     ``COPIERS`` programs share each chunk; the last to be done with it sets its flag. The peer that
     multiplies this rank's rows first is served first.
     """
     for step in range(1, WORLD):
         peer = (rank + WORLD - step) % WORLD
         target = dev.data_of(peers_ptr, peer, half, DTYPE) + rank.to(tl.int64) * n
+        source_ptr = a_ptr
+        if SCATTER:
+            source_ptr = a_ptr + tl.cast(peer, tl.int64) * n
         for chunk in range(chunks):
             first = tl.cast(chunk, tl.int64) * chunk_size
             last = tl.minimum(first + chunk_size, n)
             for start in range(first + program * BLOCK, last, COPIERS * BLOCK):
                 at = start + tl.arange(0, BLOCK)
-                tl.store(target + at, tl.load(a_ptr + at, mask=at < last), mask=at < last)
+                tl.store(target + at, tl.load(source_ptr + at, mask=at < last), mask=at < last)
             tl.debug_barrier()
             counter = state_ptr + dev.COUNTERS + peer * MAX_CHUNKS + chunk
             arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") + 1

@@ -67,6 +67,13 @@ KERNELS = (
         "fuse_matmul_reduce_scatter",
         (*PEERS, "rows that all ranks share evenly"),
     ),
+    KernelRow(
+        "all_to_all_grouped_matmul",
+        "all_to_all, wait, one product an expert",
+        "",
+        (*PEERS, "one capacity for all experts, at most 16 experts a rank"),
+        experimental=True,
+    ),
     KernelRow("reduce_chunks", "sum over the first dimension", "", PEERS[:2]),
 )
 

@@ -8,6 +8,7 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import workspace as spaces
 from inductor_passes.kernels.all_reduce import all_reduce
@@ -42,6 +43,7 @@ def t(*shape, dtype=torch.float32):
             (t(3, 8), None, t(8), t(8), t(8), 1e-5, torch.float8_e4m3fn, "0"),
         ),
         (gather.all_gather_matmul, (t(3, 8), [t(8, 5), t(8, 2)], [], "silu", True, "0", 4)),
+        (exchange.all_to_all_grouped_matmul, (t(8, 3, 6), t(2, 6, 5), "0", 4)),
         (scatter.matmul_reduce_scatter, (t(8, 6), t(5, 6).t(), "avg", "0", 4)),
     ],
 )
