@@ -1,9 +1,8 @@
 """An exact solver for small problems: OR-tools CP-SAT, from the best draft on (extra ``exact``).
 
-Compute and each channel are machines that run one operation at a time; precedences are the tasks'. The
-buckets are those of the draft, as single operations. Memory counts a value from its maker's start to its
-last reader's end. That differs from the rules of execution in one point, a launch that waits in its
-channel's queue, so the referee has the last word on what comes back.
+Every step has a place on the compute stream; a launch also has a transfer on its channel, which starts no
+earlier than its place. Precedences are the tasks', the buckets those of the draft. Memory counts a value
+from its maker's place to its last reader's. The referee has the last word on what comes back.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ KIB = 1024
 
 
 def exact_steps(tasks: Tasks, draft: Draft, cap_bytes: int) -> list[Step] | None:
-    """The draft's steps in a better order, or None: too large, nothing better found, or no OR-tools."""
+    """The draft's steps in a better order, or None: too large, none found, or no OR-tools."""
     if tasks.count > MOST_TASKS:
         return None
     try:
@@ -37,56 +36,79 @@ def exact_steps(tasks: Tasks, draft: Draft, cap_bytes: int) -> list[Step] | None
     status = solver.solve(model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    starts = [solver.value(start) for start in model.start]
-    return [draft.steps[s] for s in sorted(range(len(starts)), key=lambda s: (starts[s], s))]
+
+    def key(s: int) -> tuple[int, int, int, int]:
+        # At one place, what takes no time there stands first, and launches as their channel has them.
+        ends = solver.value(model.left[s]), solver.value(model.end[s])
+        return (solver.value(model.place[s]), *ends, s)
+
+    return [draft.steps[s] for s in sorted(range(len(draft.steps)), key=key)]
 
 
 class _Model:
-    """One operation per step: ``start`` and ``end`` of each."""
+    """Variables by step: ``place`` on the compute stream, ``left`` when it leaves it, ``end``."""
 
     def __init__(self, model: Any, tasks: Tasks, draft: Draft, cap_bytes: int) -> None:
         self.model = model
         self.tasks = tasks
         self.steps = draft.steps
-        horizon = int(draft.makespan_us * TICKS) + len(draft.steps)
-        self.start: list[Any] = []
+        # Rounding may add a tick a step.
+        self.horizon = int(draft.makespan_us * TICKS) + 2 * len(draft.steps)
+        self.place: list[Any] = []
+        self.left: list[Any] = []
         self.end: list[Any] = []
-        machines: dict[str, list[Any]] = {}
         self.step_of: dict[int, int] = {}
-        waits_of: dict[tuple[int, ...], int] = {}
-        for s, step in enumerate(draft.steps):
-            machine, us = self._operation(step)
-            ticks = round(us * TICKS)
-            start = model.new_int_var(0, horizon, f"start{s}")
-            interval = model.new_fixed_size_interval_var(start, ticks, f"step{s}")
-            machines.setdefault(machine, []).append(interval)
-            self.start.append(start)
-            self.end.append(start + ticks)
-            if step.waits:
-                waits_of[step.tasks] = s
-            else:
+        self._add_steps()
+        self._add_precedences()
+        self._keep_within(cap_bytes)
+        makespan = model.new_int_var(0, self.horizon, "makespan")
+        model.add_max_equality(makespan, self.end)
+        model.minimize(makespan)
+
+    def _add_steps(self) -> None:
+        model, machines = self.model, dict[str, list[Any]]()
+        launches: dict[str, list[int]] = {}
+        for s, step in enumerate(self.steps):
+            group, on_stream, on_link = self._times(step)
+            place = model.new_int_var(0, self.horizon, f"place{s}")
+            # Of no length or not, nothing is placed in the middle of compute.
+            interval = model.new_fixed_size_interval_var(place, on_stream, f"step{s}")
+            machines.setdefault("", []).append(interval)
+            self.place.append(place)
+            self.left.append(place + on_stream)
+            self.end.append(place + on_stream)
+            if group:
+                start = model.new_int_var(0, self.horizon, f"start{s}")
+                transfer = model.new_fixed_size_interval_var(start, on_link, f"transfer{s}")
+                machines.setdefault(group, []).append(transfer)
+                model.add(start >= place + on_stream)
+                self.end[s] = start + on_link
+                for other in launches.setdefault(group, []):
+                    self._first_in_first_out(other, s)
+                launches[group].append(s)
+            if not step.waits:
                 self.step_of.update((t, s) for t in step.tasks)
         for intervals in machines.values():
             model.add_no_overlap(intervals)
-        for s, step in enumerate(draft.steps):
-            if step.waits:
-                model.add(self.start[s] >= self.end[self.step_of[step.tasks[0]]])
-                continue
-            for p in (p for t in step.tasks for p in tasks.preds[t]):
-                before = self.step_of[p]
-                before = waits_of.get(draft.steps[before].tasks, before)
-                model.add(self.start[s] >= self.end[before])
-        self._keep_within(cap_bytes, horizon)
-        makespan = model.new_int_var(0, horizon, "makespan")
-        model.add_max_equality(makespan, self.end)
-        model.minimize(makespan)
-        for s, step in enumerate(draft.steps):
-            ends = max(draft.finish[t] for t in step.tasks)
-            started = ends if step.waits else ends - self._operation(step)[1]
-            model.add_hint(self.start[s], max(0, round(started * TICKS)))
 
-    def _keep_within(self, cap_bytes: int, horizon: int) -> None:
-        """Values from their maker's start to their last reader's end; what a task frees itself, in it."""
+    def _first_in_first_out(self, one: int, other: int) -> None:
+        """Two launches of a channel: in the order of their places."""
+        first = self.model.new_bool_var(f"first{one}_{other}")
+        for a, b, holds in ((one, other, first), (other, one, ~first)):
+            self.model.add(self.left[a] <= self.place[b]).only_enforce_if(holds)
+            self.model.add(self.end[a] <= self.end[b]).only_enforce_if(holds)
+
+    def _add_precedences(self) -> None:
+        waits = {step.tasks: s for s, step in enumerate(self.steps) if step.waits}
+        for s, step in enumerate(self.steps):
+            if step.waits:
+                self.model.add(self.place[s] >= self.end[self.step_of[step.tasks[0]]])
+                continue
+            for before in {self.step_of[p] for t in step.tasks for p in self.tasks.preds[t]}:
+                last = waits.get(self.steps[before].tasks, before)
+                self.model.add(self.place[s] >= self.end[last])
+
+    def _keep_within(self, cap_bytes: int) -> None:
         tasks, model = self.tasks, self.model
         holders: dict[int, list[int]] = {}
         for t in range(tasks.count):
@@ -94,29 +116,31 @@ class _Model:
                 holders.setdefault(v, []).append(self.step_of[t])
         intervals, demands = [], []
         for v, steps in holders.items():
-            first = min(steps)  # steps stand in an order that can run: the maker comes first
-            gone = model.new_int_var(0, horizon, f"gone{v}")
-            model.add_max_equality(gone, [self.end[s] for s in steps])
-            size = model.new_int_var(0, horizon, f"held{v}")
-            intervals.append(model.new_interval_var(self.start[first], size, gone, f"value{v}"))
+            gone = model.new_int_var(0, self.horizon, f"gone{v}")
+            model.add_max_equality(gone, [self.left[s] for s in steps])
+            held = model.new_int_var(0, self.horizon, f"held{v}")
+            maker = min(steps)  # steps stand in an order that can run
+            intervals.append(model.new_interval_var(self.place[maker], held, gone, f"value{v}"))
             demands.append(tasks.value_bytes[v] // KIB)
         for t in range(tasks.count):
             extra = (tasks.transient[t] - tasks.alloc[t]) // KIB
-            length = round(tasks.us[t] * TICKS)
-            if extra > 0 and length:
-                start = self.start[self.step_of[t]]
-                intervals.append(model.new_fixed_size_interval_var(start, length, f"inside{t}"))
+            if extra > 0 and round(tasks.us[t] * TICKS):
+                place, size = self.place[self.step_of[t]], round(tasks.us[t] * TICKS)
+                intervals.append(model.new_fixed_size_interval_var(place, size, f"inside{t}"))
                 demands.append(extra)
         model.add_cumulative(intervals, demands, cap_bytes // KIB)
 
-    def _operation(self, step: Step) -> tuple[str, float]:
-        """Machine and time of a step; what a launch runs ahead of it is too short to count."""
+    def _times(self, step: Step) -> tuple[str, int, int]:
+        """Group of a launch or "", ticks on the compute stream, ticks on the link."""
         tasks, problem = self.tasks, self.tasks.problem
         launches = [tasks.launch[t] for t in step.tasks if tasks.launch[t] >= 0]
         if step.waits:
-            return "", problem.unpack_us(launches)
+            return "", round(problem.unpack_us(launches) * TICKS), 0
+        us = sum(tasks.us[t] for t in step.tasks)
         if not launches:
-            return "", tasks.us[step.tasks[0]]
+            return "", round(us * TICKS), 0
         node = problem.nodes[launches[0]]
         payload = sum(problem.nodes[i].payload for i in launches)
-        return node.group, problem.link_us(node.group, node.op, payload)
+        us += problem.pack_us(launches) if len(launches) > 1 else 0.0
+        link_us = problem.link_us(node.group, node.op, payload)
+        return node.group, round(us * TICKS), round(link_us * TICKS)

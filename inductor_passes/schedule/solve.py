@@ -19,7 +19,7 @@ from inductor_passes.schedule.solution import Solution
 from inductor_passes.schedule.tasks import Tasks
 
 EFFORTS = ("default", "high")
-JUDGED = 3  # drafts that are judged in full
+JUDGED = 2  # drafts that are judged in full
 
 
 def solve(
