@@ -13,9 +13,19 @@ if TYPE_CHECKING:
     from dynamo_dist.comparing import compare
     from dynamo_dist.parallel import data_parallel
     from dynamo_dist.reporting import explain
+    from dynamo_dist.verifying import verify
 
 __version__ = "0.1.0"
-__all__ = ["compare", "data_parallel", "disable", "enable", "enabled", "explain", "is_enabled"]
+__all__ = [
+    "compare",
+    "data_parallel",
+    "disable",
+    "enable",
+    "enabled",
+    "explain",
+    "is_enabled",
+    "verify",
+]
 
 _HOME = {
     "enable": "dynamo_dist.activation",
@@ -25,10 +35,13 @@ _HOME = {
     "compare": "dynamo_dist.comparing",
     "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
+    "verify": "dynamo_dist.verifying",
 }
 
 
 def __getattr__(name: str) -> object:
+    if name == "sharding":
+        return importlib.import_module("dynamo_dist.sharding")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

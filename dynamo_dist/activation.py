@@ -45,6 +45,8 @@ def enable() -> None:
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.runtime import guards, wrapping
+    from dynamo_dist.sharding import registration
+    from dynamo_dist.sharding import registry as sharding
     from dynamo_dist.trackers import registry
 
     with _torch.compile_lock:
@@ -59,10 +61,20 @@ def enable() -> None:
                 *modules.changes(config),
                 *guards.changes(),
                 *wrapping.changes(),
+                *sharding.changes(config),
+                *registration.changes(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
+
+
+def apply_also(changes: list[Change]) -> None:
+    """Apply more changes while enabled; ``disable()`` undoes them with the others.
+
+    Raises ActivationError if one fails, after undoing these.
+    """
+    _apply(changes)
 
 
 def disable() -> None:
@@ -126,11 +138,12 @@ def _source_digest() -> str:
 
 
 def _apply(changes: list[Change]) -> None:
+    before = len(_applied)
     for change in changes:
         try:
             change.apply()
         except Exception as error:
-            _undo()
+            _undo(before)
             raise ActivationError(
                 f"enable() failed at {_describe(change)}: {error!r}.",
                 "This torch is not as we know it.",
@@ -139,10 +152,10 @@ def _apply(changes: list[Change]) -> None:
         _applied.append(change)
 
 
-def _undo() -> list[str]:
-    """Undo all, last first; the descriptions of those that failed."""
+def _undo(down_to: int = 0) -> list[str]:
+    """Undo all but the first ``down_to``, last first; the descriptions of those that failed."""
     failures = []
-    while _applied:
+    while len(_applied) > down_to:
         change = _applied.pop()
         try:
             change.undo()

@@ -47,3 +47,11 @@ class DataParallelError(DistError, ValueError):
 
 class PlanError(DistError):
     """A plan file that cannot be read, or a plan that does not fit the program."""
+
+
+class StrategyError(DistError):
+    """An operator on DTensors without a right way to run it so; names it, placements and a way out."""
+
+
+class VerifyError(DistError):
+    """A model whose step cannot be compared with one device."""

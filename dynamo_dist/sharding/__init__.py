@@ -1,1 +1,20 @@
-"""Sharding of operations on DTensors."""
+"""How operators run on DTensors: strategies that stock lacks, or has wrong, and yours.
+
+``enable()`` puts them in place and ``disable()`` takes them out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynamo_dist.sharding.registration import register_strategy
+
+__all__ = ["register_strategy"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("dynamo_dist.sharding.registration").register_strategy

@@ -26,6 +26,7 @@ def test_public_names_load_when_used():
         "enabled",
         "explain",
         "is_enabled",
+        "verify",
     ]
     assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)
     assert set(dynamo_dist.__all__) <= set(dir(dynamo_dist))

@@ -13,12 +13,29 @@ def snapshot():
     from torch._library import opaque_object
     from torch.distributed import device_mesh, distributed_c10d
     from torch.distributed.tensor import DTensor, placement_types
+    from torch.distributed.tensor._decompositions import DecompShardingStrategy
+    from torch.distributed.tensor._dispatch import OpDispatcher
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     def identities(table):
         return [(key, id(value)) for key, value in table.items()]
 
-    classes = {PyCodegen, VariableBuilder, SourcelessBuilder, *descendants(VariableTracker)}
-    classes |= {guards.GuardBuilder, DTensor}
+    def contents(table):
+        # Strategies are taken out and put back, which keeps no order.
+        return sorted((str(key), id(value)) for key, value in table.items())
+
+    dispatcher = DTensor._op_dispatcher
+    propagator = dispatcher.sharding_propagator
+    sharding = (OpDispatcher, ShardingPropagator, DecompShardingStrategy)
+    classes = {
+        *sharding,
+        guards.GuardBuilder,
+        DTensor,
+        PyCodegen,
+        VariableBuilder,
+        SourcelessBuilder,
+        *descendants(VariableTracker),
+    }
     entry = compiler_config._config["cache_key_tag"]
     override = entry.user_override
     return {
@@ -34,6 +51,16 @@ def snapshot():
         "opaque": {
             cls.__qualname__: (dict(info.members), id(info.guard_fn), info.opaque_typ)
             for cls, info in opaque_object._OPAQUE_TYPES.items()
+        },
+        "op handlers": contents(dispatcher._custom_op_handlers),
+        **{
+            name: contents(getattr(propagator, name))
+            for name in (
+                "op_strategy_funcs",
+                "op_single_dim_strategy_funcs",
+                "op_to_schema_info",
+                "op_to_schema_info_for_single_dim_strategy",
+            )
         },
         "backends": dict(registry._BACKENDS),
         "compiler functions": identities(registry._COMPILER_FNS),

@@ -1,0 +1,374 @@
+"""Private torch names of DTensor's dispatcher and strategy tables, seen in torch 2.11 to 2.15."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.graph as _autograd_graph
+from torch._decomp import decomposition_table
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
+from torch.distributed.tensor._dtensor_spec import TensorMeta as TensorMeta
+from torch.distributed.tensor._op_schema import OpSchema as OpSchema
+from torch.distributed.tensor._op_schema import OpSpec as OpSpec
+from torch.distributed.tensor._op_schema import OpStrategy as OpStrategy
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
+from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed.tensor.placement_types import _MaskPartial
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from dynamo_dist._torch import Change as Change
+from dynamo_dist._torch import SetAttribute, SetItem
+from dynamo_dist.errors import StrategyError
+
+tree_leaves = _pytree.tree_leaves
+tree_map = _pytree.tree_map
+tree_map_only = _pytree.tree_map_only
+
+# An OpStrategy, or a TupleStrategy for operators on lists.
+Strategy = Callable[[OpSchema], Any]
+Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def redistribute_costs(source: OpStrategy, target: DTensorSpec) -> list[float]:
+    """What it costs to bring an input from where it is to ``target``."""
+    return generate_redistribute_costs(source, target)
+
+
+def dispatcher() -> Any:
+    """The one ``OpDispatcher`` of the process."""
+    return DTensor._op_dispatcher
+
+
+def propagator() -> Any:
+    """The one ``ShardingPropagator`` of the process."""
+    return dispatcher().sharding_propagator
+
+
+def spec(mesh: DeviceMesh, placements: Sequence[Placement], meta: Any = None) -> DTensorSpec:
+    """A layout; ``meta`` is the global TensorMeta or None."""
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+
+
+def mask_partial(shape: Sequence[int], dim: int) -> Placement:
+    """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
+    # Hashed with the placement: symbolic sizes cannot be.
+    return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
+
+
+def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:
+    """A DTensor below autograd, from its local tensor and the global shape, strides and dtype."""
+    return DTensor(local, spec(mesh, placements, meta), requires_grad=local.requires_grad)
+
+
+def relayout(
+    local: torch.Tensor, mesh: DeviceMesh, source: Sequence[Placement], target: DTensorSpec
+) -> torch.Tensor:
+    """The local tensor of a whole in other placements; to a pending sum too."""
+    return redistribute_local_tensor(local, spec(mesh, source, target.tensor_meta), target)
+
+
+def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTensor) -> Any:
+    """Make ``target`` what ``found`` is, shape included, for an operator that changes it in place."""
+    target._local_tensor, target._spec = found._local_tensor, found._spec
+    return return_and_correct_aliasing(op, args, kwargs, target)
+
+
+# --- Changes -------------------------------------------------------------------------------------
+
+_MISSING = object()
+
+
+class RemoveItem:
+    """Take one item out of a table, if it is there."""
+
+    def __init__(self, table: MutableMapping[Any, Any], key: object) -> None:
+        self.table, self.key = table, key
+
+    def apply(self) -> None:
+        self.before = self.table.pop(self.key, _MISSING)
+
+    def undo(self) -> None:
+        if self.before is not _MISSING:
+            self.table[self.key] = self.before
+
+
+class ClearCaches:
+    """Forget every sharding decision, those of eager's two caches and of global shapes."""
+
+    def apply(self) -> None:
+        clear_caches()
+
+    def undo(self) -> None:
+        clear_caches()
+
+
+def clear_caches() -> None:
+    """Forget every sharding decision of this process."""
+    _clear_sharding_prop_cache()
+    propagator()._propagate_tensor_meta_cached.cache_clear()
+
+
+class _AskedHere(BaseException):
+    """Raised by the probe, through torch's handlers of exceptions."""
+
+
+class ProveAsked:
+    """Fails unless torch's propagation of ``op`` reaches ``strategy``, by going through it once."""
+
+    def __init__(self, op: OpOverload, strategy: Strategy) -> None:
+        self.op, self.strategy, self.name = op, strategy, str(op)
+
+    def apply(self) -> None:
+        tables = propagator()
+
+        def probe(schema: OpSchema) -> Any:
+            raise _AskedHere
+
+        in_place = tables.op_strategy_funcs.get(self.op) is self.strategy
+        if in_place and self.op not in dispatcher()._custom_op_handlers:
+            tables.op_strategy_funcs[self.op] = probe
+            # The probe has no arguments, of which torch would derive the results' shapes first.
+            tables._propagate_tensor_meta_non_cached = lambda schema: None
+            try:
+                tables.propagate_op_sharding_non_cached(OpSchema(self.op, (), {}))
+            except _AskedHere:
+                return
+            except Exception as error:
+                raise self._not_asked() from error
+            finally:
+                del tables._propagate_tensor_meta_non_cached
+                tables.op_strategy_funcs[self.op] = self.strategy
+        raise self._not_asked()
+
+    def undo(self) -> None:
+        pass
+
+    def _not_asked(self) -> StrategyError:
+        return StrategyError(
+            f"A strategy was registered for {self.op}, but eager would not ask it.",
+            "This torch asks another table first.",
+            "Report it with the output of: python -m dynamo_dist doctor",
+        )
+
+
+def adjusts_shapes(op: OpOverload) -> bool:
+    """Whether torch rewrites arguments of ``op`` that are global shapes, so that local ones differ."""
+    return op in propagator().op_to_shape_and_stride_idx
+
+
+def shapes_of_results(
+    schema: OpSchema, shapes: Sequence[tuple[int, ...]]
+) -> list[tuple[int, ...]] | None:
+    """Shapes that the operator gives for tensor arguments of these shapes; None if that cannot be told."""
+    left = iter(shapes)
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, OpStrategy):
+            meta = value.strategies[0].output_spec.tensor_meta
+            assert meta is not None
+            return torch.empty(next(left), dtype=meta.dtype)
+        if isinstance(value, TupleStrategy):
+            return [fake(child) for child in value.children]
+        return [fake(child) for child in value] if isinstance(value, (list, tuple)) else value
+
+    with maybe_disable_local_tensor_mode(), detect_fake_mode() or FakeTensorMode():
+        args = [fake(value) for value in schema.args_schema]
+        kwargs = {name: fake(value) for name, value in schema.kwargs_schema.items()}
+        try:
+            results = schema.op(*args, **kwargs)
+        except Exception:
+            return None
+    return [tuple(r.shape) for r in tree_leaves(results) if isinstance(r, torch.Tensor)]
+
+
+def on_strategy(
+    op: OpOverload, strategy: Strategy, info: RuntimeSchemaInfo, keep_handler: bool = False
+) -> list[Change]:
+    """Have ``strategy`` decide for ``op``, whatever decided before.
+
+    Torch asks in this order: a handler, a strategy of one mesh dimension, a strategy, a decomposition,
+    a rule. All that come before are taken out.
+    """
+    tables = propagator()
+    found: list[Change] = [
+        RemoveItem(tables.op_single_dim_strategy_funcs, op),
+        RemoveItem(tables.op_to_schema_info_for_single_dim_strategy, op),
+        SetItem(tables.op_strategy_funcs, op, strategy),
+        SetItem(tables.op_to_schema_info, op, info),
+    ]
+    if not keep_handler:
+        found.insert(0, RemoveItem(dispatcher()._custom_op_handlers, op))
+    return found
+
+
+def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
+    """Have ``handler(op, args, kwargs)`` answer every call of ``op`` with a DTensor."""
+    return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
+
+
+def stock_strategy(op: OpOverload) -> Strategy | None:
+    """The strategy that ``register_op_strategy`` gave ``op``, if any."""
+    return propagator().op_strategy_funcs.get(op)
+
+
+def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
+    """Every argument that is no tensor is part of the keys of eager's cache."""
+    arguments = op._schema.arguments
+    positional = [not a.kwarg_only for a in arguments]
+    plain = ["Tensor" not in str(a.type) for a in arguments]
+    first = next(
+        (i for i, (p, q) in enumerate(zip(positional, plain, strict=True)) if p and q),
+        len(arguments),
+    )
+    return RuntimeSchemaInfo(
+        static_argnum=first,
+        static_kwargkey=[
+            a.name for a, q in zip(arguments, plain, strict=True) if a.kwarg_only and q
+        ],
+        needs_pytree=any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments),
+    )
+
+
+def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
+    """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
+
+    What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
+    decision for the result of the operator, as it does for operators that it decomposes.
+    """
+    stock = OpDispatcher._propagate_op_sharding_dispatch_slow_path
+
+    @functools.wraps(stock)
+    def propagate(
+        self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
+    ) -> Any:
+        try:
+            return stock(self, op, args, kwargs, *rest)
+        except (NotImplementedError, RuntimeError) as error:
+            return answer(error, op, args, kwargs)
+
+    return [SetAttribute(OpDispatcher, stock.__name__, propagate)]
+
+
+def without_derived_strategies() -> list[Change]:
+    """Have no strategy derived from an operator's decomposition, but for random operators.
+
+    Torch derives the placements from the decomposition and then runs the operator itself on the local
+    tensors, where a mean or a gradient divides by the local number of elements.
+    """
+
+    def has_decomposition(op: OpOverload) -> bool:
+        draws = torch.Tag.nondeterministic_seeded in op.tags
+        return draws and not op._schema.is_mutable and stock(op)
+
+    stock = DecompShardingStrategy.has_decomp
+    return [SetAttribute(DecompShardingStrategy, "has_decomp", staticmethod(has_decomposition))]
+
+
+def decomposition(op: OpOverload) -> Callable[..., Any] | None:
+    """How torch computes ``op`` by other operators, or None."""
+    if op in decomposition_table:
+        return decomposition_table[op]
+    return op.decompose if op._can_decompose() else None
+
+
+@contextlib.contextmanager
+def plain_tensors_are_replicas() -> Iterator[None]:
+    """Inside, a plain tensor among DTensors stands for itself on every rank."""
+    before = dispatcher()._allow_implicit_replication
+    dispatcher()._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher()._allow_implicit_replication = before
+
+
+def replicas_in_backward() -> list[Change]:
+    """Let autograd's own formulas mix tensors that they make with the DTensors they are given.
+
+    Formulas such as that of ``cummax`` start from zeros of the global shape, which are the same on
+    every rank. Seen in 2.11 to 2.15, where two modules name the engine's entry.
+    """
+    stock = _autograd_graph._engine_run_backward
+
+    @functools.wraps(stock)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with plain_tensors_are_replicas():
+            return stock(*args, **kwargs)
+
+    return [
+        SetAttribute(module, stock.__name__, run)
+        for module in (_autograd_graph, torch.autograd)
+        if getattr(module, stock.__name__, None) is stock
+    ]
+
+
+def overloads(name: str) -> Iterator[OpOverload]:
+    """The overload ``aten.max.dim``, or nothing if this torch lacks it."""
+    namespace, packet, overload = name.split(".")
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    if found is not None and overload in found.overloads():
+        yield getattr(found, overload)
+
+
+def track_symbolic_results() -> list[Change]:
+    """Let a trace know the global sizes and strides of results that are new expressions of symbols.
+
+    Torch derives them with tracing switched off, and a stride that is a product of two symbols, or the
+    size of a convolution, has then no way into the graph. Computed again from the sizes of the
+    arguments while tracing, it has. Seen in 2.13 to 2.15.
+    """
+    stock = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    @functools.wraps(stock)
+    def propagate(self: Any, schema: OpSchema) -> Any:
+        found = stock(self, schema)
+        if get_proxy_mode() is None or found is None:
+            return found
+        symbols: dict[Any, Any] = {}
+        for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
+            for size in spec.shape if isinstance(spec, DTensorSpec) else ():
+                if isinstance(size, torch.SymInt):
+                    # Of even shards the global size is so many times the symbol.
+                    times, symbol = size.node.expr.as_coeff_Mul()
+                    if symbol.is_Symbol:
+                        symbols.setdefault(symbol, size if times == 1 else size // int(times))
+        if isinstance(found, TensorMeta):
+            return _tracked(found, symbols)
+        tracked = [meta and _tracked(meta, symbols) for meta in found]
+        return tuple(tracked) if isinstance(found, tuple) else tracked
+
+    return [SetAttribute(ShardingPropagator, stock.__name__, propagate)]
+
+
+def _tracked(meta: TensorMeta, symbols: dict[Any, torch.SymInt]) -> TensorMeta:
+    def again(value: Any) -> Any:
+        if not isinstance(value, torch.SymInt):
+            return value
+        expression = value.node.expr
+        if expression.is_Symbol or not expression.free_symbols <= symbols.keys():
+            return value
+        return sympy_interp(PythonReferenceAnalysis, symbols, expression)
+
+    return TensorMeta(
+        torch.Size(map(again, meta.shape)), tuple(map(again, meta.stride)), meta.dtype
+    )

@@ -1,0 +1,88 @@
+"""An operator on whole tensors: every rank gathers the arguments and computes the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.sharding import _torch
+
+
+def run(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``op`` with each DTensor gathered; results are replicated, arguments written to keep their layout.
+
+    Raises StrategyError for tensors of two meshes, and for a plain tensor among DTensors.
+    """
+    mesh = mesh_of(op, args, kwargs)
+    everywhere = [Replicate()] * mesh.ndim
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, DTensor):
+            return value.redistribute(placements=everywhere)._local_tensor
+        return value
+
+    local_args, local_kwargs = _torch.tree_map(whole, (args, kwargs))
+    results = op(*local_args, **local_kwargs)
+    written = _write_back(op, args, kwargs, local_args, local_kwargs)
+
+    def wrapped(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in written:
+            return written[id(value)]
+        meta = _torch.TensorMeta(value.shape, value.stride(), value.dtype)
+        return _torch.wrap(value, mesh, everywhere, meta)
+
+    return _torch.tree_map(wrapped, results)
+
+
+def mesh_of(op: _torch.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
+    """The mesh of the DTensors among the arguments."""
+    tensors = [v for v in _torch.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    meshes = {t.device_mesh: t for t in tensors if isinstance(t, DTensor)}
+    if len(meshes) > 1:
+        raise StrategyError(
+            f"{op} got DTensors of {len(meshes)} meshes: {', '.join(map(str, meshes))}.",
+            "Ranks of different meshes hold different parts, and no collective spans them.",
+            "Bring them to one mesh first, e.g. distribute_tensor(x.full_tensor(), mesh, placements).",
+        )
+    return next(iter(meshes))
+
+
+def _write_back(
+    op: _torch.OpOverload, args: Any, kwargs: Any, local_args: Any, local_kwargs: Any
+) -> dict[int, DTensor]:
+    """Give what was written to back to its DTensor; the DTensors by the tensor that was written to."""
+    written = {}
+    for at, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if at < len(args):
+            before, after = args[at], local_args[at]
+        else:
+            before, after = kwargs.get(argument.name), local_kwargs.get(argument.name)
+        before, after = _torch.tree_leaves(before), _torch.tree_leaves(after)
+        for target, local in zip(before, after, strict=True):
+            if not isinstance(target, DTensor):
+                continue
+            _check_writable(op, target, local)
+            if target._local_tensor is not local:
+                mesh = target.device_mesh
+                part = _torch.relayout(local, mesh, [Replicate()] * mesh.ndim, target._spec)
+                target._local_tensor.copy_(part)
+            written[id(local)] = target
+    return written
+
+
+def _check_writable(op: _torch.OpOverload, target: DTensor, local: torch.Tensor) -> None:
+    if target.shape != local.shape:
+        raise StrategyError(
+            f"{op} would change the shape of a DTensor in place, from {tuple(target.shape)} to "
+            f"{tuple(local.shape)}, in {target.placements}.",
+            "Every rank holds its part of a fixed global shape.",
+            "Use the operator that returns a new tensor.",
+        )

@@ -1,0 +1,49 @@
+"""Calls that eager must see on the DTensor itself: its shape changed in place, its one number read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from dynamo_dist.sharding import _torch
+
+VIEWS = {
+    "aten.squeeze_.default": "aten.squeeze.default",
+    "aten.squeeze_.dim": "aten.squeeze.dim",
+    "aten.squeeze_.dims": "aten.squeeze.dims",
+    "aten.unsqueeze_.default": "aten.unsqueeze.default",
+    "aten.t_.default": "aten.t.default",
+    "aten.transpose_.default": "aten.transpose.int",
+}
+
+
+def as_view(view: _torch.OpOverload) -> _torch.Handler:
+    """The DTensor becomes what ``view`` gives: local tensor, layout and global shape."""
+
+    def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _torch.adopt(op, args, kwargs, args[0], view(*args, **kwargs))
+
+    return handler
+
+
+def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The number that a DTensor of one element stands for: sums finished, shards gathered."""
+    (tensor,) = args
+    assert isinstance(tensor, DTensor)
+    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    return op(whole._local_tensor)
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for them."""
+    return [
+        *(
+            change
+            for name, view in VIEWS.items()
+            for op, functional in zip(_torch.overloads(name), _torch.overloads(view), strict=True)
+            for change in _torch.on_dispatch(op, as_view(functional))
+        ),
+        *_torch.on_dispatch(torch.ops.aten._local_scalar_dense.default, number),
+    ]

@@ -1,0 +1,243 @@
+"""What a row of placements is on one mesh dimension, and its expansion to a whole mesh.
+
+A row lists, for one mesh dimension, the placement of every tensor result and then of every tensor
+argument of an operator: the local operator on arguments placed so gives results placed so. Rows are
+independent from mesh dimension to mesh dimension, which is what makes the expansion right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard
+
+from dynamo_dist.sharding import _torch
+
+# A placement for each tensor result, then for each tensor argument; None for a result that is None.
+Row = tuple[Placement | None, ...]
+R, P = Replicate(), Partial()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator as a strategy sees it.
+
+    ``args`` has one entry for each argument of the operator's schema, defaults filled in, with a
+    TensorMeta (global shape, strides, dtype) for each tensor. ``tensors`` are those in order.
+    """
+
+    op: _torch.OpOverload
+    args: dict[str, Any]
+    tensors: tuple[Any, ...]
+    results: int
+
+    def ndim(self, name: str) -> int:
+        """Dimensions of a tensor argument."""
+        return len(self.args[name].shape)
+
+    def row(self, results: Sequence[Placement | None], /, **arguments: Placement) -> Row:
+        """A row by name of the tensor arguments; those not named are replicated, absent ones left out."""
+        present = [
+            name for name, value in self.args.items() if isinstance(value, _torch.TensorMeta)
+        ]
+        return (*results, *(arguments.get(name, R) for name in present))
+
+
+Rows = Callable[[Call], list[Row]]
+
+
+def strategy(rows: Rows, empty_shards: bool = False) -> _torch.Strategy:
+    """The strategy that allows ``rows`` and all replicated, on each mesh dimension.
+
+    With ``empty_shards`` a rank may have nothing of an argument, as it may of one that is added to.
+    """
+
+    def decide(schema: _torch.OpSchema) -> _torch.OpStrategy:
+        inputs = tensor_strategies(schema)
+        call = describe(schema, inputs)
+        return expand(
+            schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, empty_shards
+        )
+
+    return decide
+
+
+def tensor_strategies(schema: _torch.OpSchema) -> list[_torch.OpStrategy]:
+    """The tensor arguments, those inside lists among them, in order."""
+    found: list[_torch.OpStrategy] = []
+    for value in (*schema.args_schema, *schema.kwargs_schema.values()):
+        children = value.children if isinstance(value, _torch.TupleStrategy) else [value]
+        if isinstance(value, (list, tuple)):
+            children = list(value)
+        found += [child for child in children if isinstance(child, _torch.OpStrategy)]
+    return found
+
+
+def describe(schema: _torch.OpSchema, inputs: Sequence[_torch.OpStrategy]) -> Call:
+    """The call without its layouts."""
+
+    def meta(value: object) -> object:
+        if isinstance(value, _torch.OpStrategy):
+            return value.strategies[0].output_spec.tensor_meta
+        if isinstance(value, _torch.TupleStrategy):
+            return [meta(child) for child in value.children]
+        return [meta(child) for child in value] if isinstance(value, (list, tuple)) else value
+
+    arguments = schema.op._schema.arguments
+    args = {argument.name: argument.default_value for argument in arguments}
+    args.update(zip((a.name for a in arguments), map(meta, schema.args_schema), strict=False))
+    args.update({name: meta(value) for name, value in schema.kwargs_schema.items()})
+    results = sum("Tensor" in str(result.type) for result in schema.op._schema.returns)
+    return Call(
+        schema.op, args, tuple(i.strategies[0].output_spec.tensor_meta for i in inputs), results
+    )
+
+
+def expand(
+    schema: _torch.OpSchema,
+    inputs: Sequence[_torch.OpStrategy],
+    rows: Sequence[Row],
+    call: Call,
+    empty_shards: bool,
+) -> _torch.OpStrategy:
+    """Every combination of rows over the mesh in which each rank holds a part of every sharded input.
+
+    With ``empty_shards``, an input that stays as it is may be so sharded that some hold nothing.
+    """
+    mesh = inputs[0].strategies[0].output_spec.mesh
+    current: list[Any] = [each.strategies[0].output_spec for each in inputs]
+    fixed, written = _fixed(schema, inputs)
+    found = []
+    for combination in itertools.product(dict.fromkeys(rows), repeat=mesh.ndim):
+        placements = list(zip(*combination, strict=True))
+        if any(mixes_partials(each) for each in placements):
+            continue
+        results, arguments = placements[: call.results], placements[call.results :]
+        if not all(
+            (empty_shards and each == now.placements) or is_whole(mesh, each, now.tensor_meta.shape)
+            for each, now in zip(arguments, current, strict=True)
+        ):
+            continue
+        if not all(
+            _reachable(now.placements, each) for now, each in zip(current, arguments, strict=True)
+        ):
+            continue
+        if any(arguments[at] != current[at].placements for at in fixed):
+            continue
+        if written and results[:written] != [arguments[at] for at in fixed[:written]]:
+            continue
+        specs = [
+            _torch.spec(mesh, each, now.tensor_meta)
+            for each, now in zip(arguments, current, strict=True)
+        ]
+        outputs = tuple(None if None in each else _torch.spec(mesh, each) for each in results)
+        found.append(
+            _torch.OpSpec(
+                output_specs=outputs if len(outputs) != 1 else outputs[0],
+                input_specs=specs,
+                redistribute_cost=[
+                    _torch.redistribute_costs(each, spec)
+                    for each, spec in zip(inputs, specs, strict=True)
+                ],
+            )
+        )
+    if not found:
+        raise NotImplementedError(
+            f"{schema.op} keeps arguments where they are: {[each.placements for each in current]}"
+        )
+    return _torch.OpStrategy(found)
+
+
+def _reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
+    """Whether torch can redistribute so: not into another pending reduction, nor from shards into one."""
+    return all(
+        not isinstance(to, Partial) or now_at == to or isinstance(now_at, Replicate)
+        for now_at, to in zip(now, wanted, strict=True)
+    )
+
+
+def _fixed(schema: _torch.OpSchema, inputs: Sequence[_torch.OpStrategy]) -> tuple[list[int], int]:
+    """Positions of the tensor arguments that stay where they are, and how many of them are written to.
+
+    Torch redistributes neither what an operator writes to nor arguments given by name.
+    """
+    written = [
+        at
+        for argument, value in zip(schema.op._schema.arguments, schema.args_schema, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for at, each in enumerate(inputs)
+        if each is value
+    ]
+    named = [
+        at
+        for value in schema.kwargs_schema.values()
+        for at, each in enumerate(inputs)
+        if each is value
+    ]
+    return [*written, *named], len(written)
+
+
+def mixes_partials(placements: Sequence[Placement | None]) -> bool:
+    """Whether sums would be pending beside other reductions, which do not commute with them.
+
+    Nor do two masks: each takes its own mesh dimension's part of the indices for the whole.
+    """
+    partials = [p for p in placements if isinstance(p, Partial)]
+    if len(partials) > 1 and any(type(p) is not Partial for p in partials):
+        return True
+    kinds = {
+        (type(p), p.reduce_op if p.reduce_op != "avg" else "sum")
+        for p in placements
+        if isinstance(p, Partial)
+    }
+    return len(kinds) > 1
+
+
+def is_whole(
+    mesh: DeviceMesh, placements: Sequence[Placement | None], shape: Sequence[int]
+) -> bool:
+    """Whether every rank holds at least one element along each sharded dimension."""
+    smallest = list(shape)
+    for size, placement in zip(mesh.shape, placements, strict=True):
+        dim = getattr(placement, "dim", None)
+        if dim is None:
+            continue
+        if not isinstance(placement, Shard) or dim >= len(smallest):
+            return False
+        smallest[dim] = _last_chunk(smallest[dim], size)
+        if not smallest[dim] > 0:
+            return False
+    return True
+
+
+def is_even(spec: Any, shape: Sequence[int]) -> bool:
+    """Whether all ranks hold equally much of a tensor of this global shape."""
+    shards: dict[int, int] = {}
+    for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            dim = placement.dim
+            shards[dim] = shards.get(dim, 1) * size * getattr(placement, "split_factor", 1)
+    return all(dim < len(shape) and shape[dim] % count == 0 for dim, count in shards.items())
+
+
+def elements(spec: Any, shape: Sequence[int]) -> list[Any]:
+    """How many elements each rank holds of a tensor of this global shape; Shard and Replicate alone."""
+    counts = []
+    for coordinate in itertools.product(*map(range, spec.mesh.shape)):
+        local = list(shape)
+        for at, size, placement in zip(coordinate, spec.mesh.shape, spec.placements, strict=True):
+            if isinstance(placement, Shard):
+                length = local[placement.dim]
+                chunk = (length + size - 1) // size
+                local[placement.dim] = max(min(chunk, length - at * chunk), 0)
+        counts.append(math.prod(local))
+    return counts
+
+
+def _last_chunk(length: Any, chunks: int) -> Any:
+    return length - (chunks - 1) * ((length + chunks - 1) // chunks)

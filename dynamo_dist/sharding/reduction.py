@@ -1,0 +1,113 @@
+"""Reductions that an empty shard has no result for, and norms that do not add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.tensor import Shard
+
+from dynamo_dist.sharding import _torch
+from dynamo_dist.sharding.layout import Call, Row, Rows, is_whole, strategy
+
+Wrap = Callable[[_torch.Strategy], _torch.Strategy]
+
+
+def reduced_dims(call: Call) -> set[int]:
+    """The dimensions of ``self`` that go, none of them negative."""
+    ndim = call.ndim("self")
+    dims = call.args.get("dim")
+    if dims is None or dims == []:
+        return set(range(ndim))
+    return {dim % max(ndim, 1) for dim in (dims if isinstance(dims, (list, tuple)) else [dims])}
+
+
+def beside_the_reduction(call: Call) -> list[Row]:
+    """Sharded over dimensions that stay."""
+    reduced, keep = reduced_dims(call), call.args.get("keepdim", False)
+    rows = []
+    for dim in set(range(call.ndim("self"))) - reduced:
+        after = dim if keep else dim - sum(each < dim for each in reduced)
+        rows.append(call.row([Shard(after)] * call.results, self=Shard(dim)))
+    return rows
+
+
+def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
+    """As ``decide``, where every rank has something to reduce; else sharded beside the reduction alone."""
+    safe = strategy(beside_the_reduction)
+
+    def checked(schema: _torch.OpSchema) -> Any:
+        found = decide(schema)
+        self: Any = schema.args_schema[0]
+        whole = all(
+            is_whole(spec.mesh, spec.placements, self.shape)
+            for each in found.strategies
+            for spec in (each.input_specs or [each.output_spec])
+        )
+        return found if whole else safe(schema)
+
+    return checked
+
+
+def extreme_norms(decide: _torch.Strategy) -> _torch.Strategy:
+    """Norms of order inf and -inf are a maximum and a minimum: an empty shard has none."""
+    checked = no_empty_shard(decide)
+
+    def by_order(schema: _torch.OpSchema) -> Any:
+        order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
+        extreme = isinstance(order, (int, float)) and abs(order) == float("inf")
+        return (checked if extreme else decide)(schema)
+
+    return by_order
+
+
+def all_dims_for_none(decide: _torch.Strategy) -> _torch.Strategy:
+    """An empty list of dimensions means all of them, as on one device."""
+
+    def spelled_out(schema: _torch.OpSchema) -> Any:
+        if len(schema.args_schema) > 1 and schema.args_schema[1] in ([], ()):
+            self: Any = schema.args_schema[0]
+            rest = schema.args_schema[2:]
+            schema = _torch.OpSchema(
+                schema.op,
+                (self, list(range(self.ndim)), *rest),
+                schema.kwargs_schema,
+                schema_info=schema.schema_info,
+            )
+        return decide(schema)
+
+    return spelled_out
+
+
+ROWS: dict[str, Rows] = {
+    "aten.aminmax.default": beside_the_reduction,
+    "aten.argmax.default": beside_the_reduction,
+    "aten.argmin.default": beside_the_reduction,
+}
+WRAPPED: dict[str, Wrap] = {
+    **dict.fromkeys(
+        (
+            "aten.max.default",
+            "aten.min.default",
+            "aten.amax.default",
+            "aten.amin.default",
+        ),
+        lambda decide: no_empty_shard(all_dims_for_none(decide)),
+    ),
+    **dict.fromkeys(
+        (
+            "aten.sum.dim_IntList",
+            "aten.mean.dim",
+            "aten.nansum.default",
+            "aten.any.dims",
+            "aten.all.dims",
+            "aten.std.correction",
+            "aten.var.correction",
+            "aten.var_mean.correction",
+            "aten.std_mean.correction",
+        ),
+        all_dims_for_none,
+    ),
+    "aten.linalg_vector_norm.default": extreme_norms,
+    "aten.norm.Scalar": extreme_norms,
+}

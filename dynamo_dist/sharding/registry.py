@@ -1,0 +1,69 @@
+"""The changes in torch that put our strategies in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.sharding import (
+    _torch,
+    as_strided,
+    attention,
+    convolution,
+    elementwise,
+    embedding,
+    fallback,
+    in_place,
+    indexing,
+    layout,
+    partial,
+    reduction,
+    views,
+)
+
+FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
+    attention.ROWS,
+    convolution.ROWS,
+    elementwise.POINTWISE,
+    elementwise.ROWS,
+    embedding.ROWS,
+    indexing.ROWS,
+    partial.ROWS,
+    reduction.ROWS,
+    views.ROWS,
+)
+# Each element for itself: a rank that has none computes none.
+EMPTY_SHARDS = (elementwise.POINTWISE, partial.ROWS)
+WRAPPED = (reduction.WRAPPED, views.WRAPPED)
+
+
+def changes(config: DistConfig) -> list[_torch.Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    return [
+        # Undone last, so that no decision of ours outlives the strategies.
+        _torch.ClearCaches(),
+        *(
+            change
+            for family in FAMILIES
+            for name, rows in family.items()
+            for op in _torch.overloads(name)
+            for change in _torch.on_strategy(
+                op, layout.strategy(rows, family in EMPTY_SHARDS), _torch.schema_info(op)
+            )
+        ),
+        *(
+            change
+            for family in WRAPPED
+            for name, wrap in family.items()
+            for op in _torch.overloads(name)
+            if (stock := _torch.stock_strategy(op)) is not None
+            for change in _torch.on_strategy(op, wrap(stock), _torch.schema_info(op))
+        ),
+        *as_strided.changes(),
+        *in_place.changes(),
+        *_torch.replicas_in_backward(),
+        *_torch.track_symbolic_results(),
+        *_torch.without_derived_strategies(),
+        *_torch.on_failed_propagation(fallback.instead),
+        _torch.ClearCaches(),
+    ]

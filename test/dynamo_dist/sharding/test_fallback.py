@@ -1,0 +1,88 @@
+"""What runs where no strategy decides, and what is refused."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.verifying.ranks import join, split
+
+pytestmark = pytest.mark.usefixtures("enabled")
+
+
+def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
+    from dynamo_dist.sharding import fallback
+
+    fallback._warned.clear()
+    x = torch.arange(12.0).view(6, 2)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = F.pdist(split(x, ranks, [Shard(0)]))
+    assert torch.allclose(join(found), F.pdist(x))
+    (record,) = (r for r in caplog.records if r.name == fallback.__name__)
+    assert record.getMessage() == (
+        "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments are "
+        "gathered on every rank. dynamo_dist.sharding.register_strategy gives it one."
+    )
+
+
+def test_a_decomposition_divides_by_the_global_number_of_elements(ranks):
+    x, y = torch.arange(10.0).view(5, 2), torch.ones(5, 2)
+    a, b = split(x, ranks, [Shard(0)], True), split(y, ranks, [Shard(0)])
+    F.huber_loss(a, b).backward()
+    x.requires_grad_()
+    F.huber_loss(x, y).backward()
+    assert torch.allclose(join(a.grad), x.grad)
+
+
+@pytest.mark.parametrize("placement", [Partial(), Shard(0), Replicate()])
+def test_writing_in_place_keeps_the_layout(ranks, placement):
+    x = torch.arange(10.0).view(5, 2)
+    found = split(x, ranks, [placement])
+    assert found.sigmoid_() is found
+    assert found.placements == (placement,)
+    assert torch.allclose(join(found), x.sigmoid(), atol=1e-5)
+
+
+def test_shape_changed_in_place(ranks):
+    x = torch.arange(5.0)
+    found = split(x, ranks, [Shard(0)])
+    found.unsqueeze_(0)
+    assert (found.shape, found.placements) == ((1, 5), (Shard(1),))
+    assert torch.equal(join(found), x[None])
+    found.squeeze_(0)
+    assert torch.equal(join(found), x)
+
+
+def test_a_number_read_from_a_pending_sum(ranks):
+    assert split(torch.tensor([3.0]), ranks, [Partial()]).item() == pytest.approx(3.0)
+
+
+def test_two_meshes_are_refused_by_name(grid):
+    a = split(torch.ones(4, 2), grid, [Shard(0), Replicate()])
+    from torch.distributed.device_mesh import init_device_mesh
+
+    b = split(torch.ones(4, 2), init_device_mesh("cpu", (4,)), [Shard(0)])
+    with pytest.raises(StrategyError, match=r"aten.renorm|aten.cdist|got DTensors of 2 meshes"):
+        torch.ops.aten.block_diag([a, b])
+
+
+def test_random_numbers_on_gathered_arguments_are_refused(ranks):
+    @torch.library.custom_op(
+        "dynamo_dist_test::noise", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+    )
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return torch.randn(x.shape)
+
+    noise.register_fake(torch.empty_like)
+    with pytest.raises(StrategyError) as caught:
+        noise(split(torch.ones(4, 3), ranks, [Shard(0)]))
+    assert str(caught.value) == (
+        "dynamo_dist_test.noise.default draws random numbers and cannot run on (Shard(dim=0),). On "
+        "gathered arguments each rank would draw its own, and replicas would differ. Redistribute its "
+        "arguments to Shard or Replicate first, or register a strategy with "
+        "dynamo_dist.sharding.register_strategy."
+    )
