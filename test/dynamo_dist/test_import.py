@@ -21,6 +21,7 @@ def in_a_new_process(code):
 def test_public_names_load_when_used():
     assert dynamo_dist.__all__ == [
         "compare",
+        "data_parallel",
         "disable",
         "enable",
         "enabled",
