@@ -163,6 +163,11 @@ def _named(model: Any) -> dict[str, torch.Tensor]:
 def _leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if isinstance(value, DTensor):
+        # A clone of a pending sum is a finished one in stock.
+        local = value._local_tensor.clone()
+        mesh, grad = value.device_mesh, value.requires_grad
+        return _torch.dtensor(local, mesh, value.placements, value, grad)
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
