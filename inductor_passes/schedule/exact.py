@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from inductor_passes.schedule.draft import Draft
 from inductor_passes.schedule.expand import Step
-from inductor_passes.schedule.list_schedule import Draft
 from inductor_passes.schedule.tasks import Tasks
 
 MOST_TASKS = 150  # beyond, the search does not end in reasonable time

@@ -7,10 +7,10 @@ it starts, every channel that would fall idle under it is given its most urgent 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from inductor_passes.schedule.bucket import MOST_BYTES, MOST_MEMBERS, Bucket, Merger
+from inductor_passes.schedule.draft import Draft, Limits
 from inductor_passes.schedule.expand import Step
 from inductor_passes.schedule.live_memory import LiveMemory
 from inductor_passes.schedule.rules import Rules
@@ -19,32 +19,6 @@ from inductor_passes.schedule.tasks import Tasks
 INF = math.inf
 Queue = list[tuple[float, int]]  # a heap of (urgency or time, task)
 TRIED = 16  # tasks looked at for one that fits when memory is short
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes).
-
-    ``stalls``: per launch, how long the compute stream stood still for it.
-    """
-
-    steps: list[Step]
-    stalls: dict[int, float]
-    finish: list[float]
-    makespan_us: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
-
-    ``scale_us``: the time that parts in ``Rules`` are parts of.
-    """
-
-    cap_bytes: int
-    rises: list[int]
-    scale_us: float
 
 
 def list_schedule(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from inductor_passes.schedule.bucket import Merger
+from inductor_passes.schedule.draft import Draft, Limits
 from inductor_passes.schedule.justify import latest_starts
-from inductor_passes.schedule.list_schedule import Draft, Limits, list_schedule
+from inductor_passes.schedule.list_schedule import list_schedule
 from inductor_passes.schedule.live_memory import RiseAhead
 from inductor_passes.schedule.rules import PORTFOLIO, Rules
 from inductor_passes.schedule.tasks import Tasks
