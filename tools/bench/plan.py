@@ -17,6 +17,7 @@ import functools
 import json
 import logging
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DeviceMesh, Placement, Replicate, Shard, distribute_tensor
 
 from dynamo_dist.sharding.plan import repair
 from dynamo_dist.sharding.plan.planner import plan
@@ -132,7 +133,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def communication(
-    shape: tuple[int, ...],
+    mesh: DeviceMesh,
     layers: int,
     x_placement: Placement,
     how: str,
@@ -140,7 +141,7 @@ def communication(
 ) -> tuple[float, dict[str, int]]:
     """Time and number of collectives of one training step of ``layers`` blocks; ``how`` is ``stock``, ``hand`` or ``planned``."""
     torch.compiler.reset()
-    with fake_mesh(*shape) as mesh, capturing() as (inner, graphs):
+    with capturing() as (inner, graphs):
         leading: list[Placement] = [Replicate()] * (mesh.ndim - 1)
         batch: list[Placement] = [Shard(0)] * (mesh.ndim - 1)
         hand = [*batch, x_placement] if how == "hand" else None
@@ -187,6 +188,10 @@ def planning(seconds: dict[str, float], inner: Callable[..., Any]) -> Callable[.
     return backend
 
 
+def _as_is(inner: Callable[..., Any]) -> Callable[..., Any]:
+    return inner
+
+
 def main() -> None:
     """Trace, plan, price, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -201,22 +206,23 @@ def main() -> None:
     all_to_all_as_on_gpus()
     shape = tuple(int(size) for size in options.mesh.split("x"))
     rows = []
-    for label, x_placement in (("replicated", Replicate()), ("sharded on sequence", Shard(1))):
-        row: dict[str, Any] = {"input": label}
-        for how in ("stock", "hand", "planned"):
-            if options.only not in (None, how):
-                continue
-            seconds: dict[str, float] = {}
-            backend_of = functools.partial(planning, seconds) if how == "planned" else lambda i: i
-            us, counts = communication(shape, options.layers, x_placement, how, backend_of)
-            row[how] = {"communication_ms": round(us / 1e3, 2), "collectives": counts}
-            row[how] |= {key: round(value, 3) for key, value in seconds.items()}
-            print(label, how, row[how], flush=True)
-        rows.append(row)
+    with fake_mesh(*shape) as mesh:
+        for label, x_placement in (("replicated", Replicate()), ("sharded on sequence", Shard(1))):
+            row: dict[str, Any] = {"input": label}
+            for how in ("stock", "hand", "planned"):
+                if options.only not in (None, how):
+                    continue
+                seconds: dict[str, float] = {}
+                backend_of = functools.partial(planning, seconds) if how == "planned" else _as_is
+                us, counts = communication(mesh, options.layers, x_placement, how, backend_of)
+                row[how] = {"communication_ms": round(us / 1e3, 2), "collectives": counts}
+                row[how] |= {key: round(value, 3) for key, value in seconds.items()}
+                print(label, how, row[how], flush=True)
+            rows.append(row)
     if options.out:
         result = {
             "question": __doc__.split("\n")[0],
-            "command": f"python tools/bench/plan.py --layers {options.layers} --mesh {options.mesh}",
+            "command": " ".join(["python", "tools/bench/plan.py", *sys.argv[1:]]),
             "torch": torch.__version__,
             "ranks": math.prod(shape),
             "rows": rows,
