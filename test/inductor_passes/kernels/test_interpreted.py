@@ -17,5 +17,5 @@ def test_in_the_interpreter(proof):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", HERE / proof]
     path = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
