@@ -135,4 +135,42 @@ OWN: tuple[Cause, ...] = (
             "y = self.inner(x)\ny.register_hook(hook)    # or hook the tensor instead of the module"
         ),
     ),
+    Cause(
+        name="backward_inside",
+        kind=r"^backward\(\) inside a compiled function$",
+        why="The compiled forward brings a backward graph of its own, which runs when backward is called outside.",
+        fix="loss = compiled(x)\nloss.backward()",
+    ),
+    Cause(
+        name="ddp_inside",
+        kind=r"^DistributedDataParallel module called in a compiled function$",
+        why="DDP reduces buckets of gradients from hooks, between graphs that it splits for that; one graph has no room.",
+        fix=(
+            "ddp = DistributedDataParallel(torch.compile(module, fullgraph=True))\n"
+            "# or with the reductions in the graph\n"
+            'model = torch.compile(dynamo_dist.data_parallel(module, mesh, mode="replicate"))'
+        ),
+    ),
+    Cause(
+        name="fsdp_inside",
+        kind=r"^FSDP2 module called in a compiled function$",
+        why="fully_shard gathers and frees parameters from hooks, outside of graphs.",
+        fix=(
+            "block.compile(fullgraph=True)    # each block, before fully_shard(block)\n"
+            "# or with the gathers in the graph\n"
+            "model = torch.compile(dynamo_dist.data_parallel(module, mesh))"
+        ),
+    ),
+    Cause(
+        name="fsdp_gathered_inside",
+        kind=r"^Parameters of an FSDP2 module gathered or freed in a compiled function$",
+        why="unshard and reshard change the storage of parameters, which a graph takes as inputs.",
+        fix="model.unshard()\ny = compiled(x)\nmodel.reshard()",
+    ),
+    Cause(
+        name="state_dict_inside",
+        kind=r"^state_dict\(\) in a compiled function$",
+        why="state_dict sets an attribute of a dictionary, which this torch cannot trace.",
+        fix="tensors = {name: p.detach() for name, p in model.named_parameters()}",
+    ),
 )
