@@ -231,6 +231,19 @@ def stock_strategy(op: OpOverload) -> Strategy | None:
     return propagator().op_strategy_funcs.get(op)
 
 
+def is_decided(op: OpOverload) -> bool:
+    """Whether torch has a strategy or a rule for ``op``."""
+    tables = propagator()
+    return any(
+        op in table
+        for table in (
+            tables.op_strategy_funcs,
+            tables.op_single_dim_strategy_funcs,
+            tables.op_to_rules,
+        )
+    )
+
+
 def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """Every argument that is no tensor is part of the keys of eager's cache."""
     arguments = op._schema.arguments

@@ -46,4 +46,11 @@ def changes() -> list[_torch.Change]:
             for change in _torch.on_dispatch(op, as_view(functional))
         ),
         *_torch.on_dispatch(torch.ops.aten._local_scalar_dense.default, number),
+        # 2.11 decides nothing for it, and gathering detaches.
+        *(
+            change
+            for op in _torch.overloads("aten.detach_.default")
+            if not _torch.is_decided(op)
+            for change in _torch.on_dispatch(op, lambda op, args, kwargs: args[0])
+        ),
     ]

@@ -50,12 +50,12 @@ def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
 
 
 def extreme_norms(decide: _torch.Strategy) -> _torch.Strategy:
-    """Norms of order inf and -inf are a maximum and a minimum: an empty shard has none."""
+    """Norms of order inf and of negative orders: an empty shard has none."""
     checked = no_empty_shard(decide)
 
     def by_order(schema: _torch.OpSchema) -> Any:
         order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
-        extreme = isinstance(order, (int, float)) and abs(order) == float("inf")
+        extreme = isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
         return (checked if extreme else decide)(schema)
 
     return by_order
@@ -79,7 +79,27 @@ def all_dims_for_none(decide: _torch.Strategy) -> _torch.Strategy:
     return spelled_out
 
 
+def beside_the_transform(call: Call) -> list[Row]:
+    """Fourier transforms, over dimensions that are not transformed; none of an empty shard exists."""
+    ndim = call.ndim("self")
+    transformed = {dim % ndim for dim in call.args["dim"]}
+    return [call.row([Shard(d)], self=Shard(d)) for d in range(ndim) if d not in transformed]
+
+
+def on_whole_tensors(call: Call) -> list[Row]:
+    """Replicated alone: what torch shards here does not compute the same."""
+    return []
+
+
 ROWS: dict[str, Rows] = {
+    **{f"aten._fft_{kind}.default": beside_the_transform for kind in ("r2c", "c2c", "c2r")},
+    # The product of bools that torch leaves pending is an integer.
+    **{f"aten.all.{kind}": beside_the_reduction for kind in ("default", "dim", "dims")},
+    "aten.logsumexp.default": beside_the_reduction,
+    "aten.hash_tensor.default": on_whole_tensors,
+    "aten.linalg_ldl_solve.default": on_whole_tensors,
+    "aten.multilabel_margin_loss_forward.default": on_whole_tensors,
+    "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
     "aten.aminmax.default": beside_the_reduction,
     "aten.argmax.default": beside_the_reduction,
     "aten.argmin.default": beside_the_reduction,
