@@ -129,7 +129,8 @@ def modelled_us(graphs: list[Captured]) -> tuple[float, dict[str, int]]:
 def _kind(node: fx.Node) -> str:
     if is_launch(node):
         return kind(node)
-    return "all_to_all" if "shard_dim_alltoall" in str(node.target) else ""
+    blocking = node.op == "call_function" and "shard_dim_alltoall" in str(node.target)
+    return "all_to_all" if blocking else ""
 
 
 def communication(
