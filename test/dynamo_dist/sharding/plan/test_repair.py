@@ -71,8 +71,8 @@ def test_the_plan_of_a_small_program(mesh, tmp_path):
     assert_expected_inline(
         "\n".join(shown),
         """\
-aten.mm.default(*, *): (('R',), ('S1',)) => (('R',), ('S1',))
-aten.pow.Tensor_Scalar(*, 2): (('S1',),) => (('S1',),)
+aten.mm.default(*, *): (('R',), ('S1',)) => (('R',), ('R',))
+aten.pow.Tensor_Scalar(*, 2): (('S1',),) => (('R',),)
 aten.mean.dim(*, [-1], True): (('S1',),) => (('R',),)
 aten.add.Tensor(*, 1.0): (('R',),) => (('R',),)
 aten.rsqrt.default(*): (('R',),) => (('R',),)
