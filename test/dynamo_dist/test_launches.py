@@ -228,8 +228,6 @@ def test_the_corpus_launches_what_eager_launches():
         record["name"]: record
         for record in found
         if record["status"] not in ("same", "none", "no-graph")
-        # Our strategy for attention on the CPU gathers a query sharded on its length, which stock keeps.
-        and record["name"] != "context_parallel_style_sdpa"
     }
     assert sum(record["status"] == "same" for record in found) > 300
     assert bad == {}

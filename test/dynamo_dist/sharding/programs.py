@@ -129,4 +129,17 @@ PROGRAMS = {
         (drawn(4, 4, 6, 8), drawn(4, 4, 7, 8), drawn(4, 4, 7, 8)),
         ((S0, S0, S0), (S1, S1, S1), (S2, R, R), (R, S2, S2)),
     ),
+    "attention, causal": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (drawn(4, 4, 6, 8), drawn(4, 4, 7, 8), drawn(4, 4, 7, 8)),
+        ((S0, S0, S0), (S2, R, R), (S2, S2, S2)),
+    ),
+    **{
+        f"attention, mask of {tuple(mask.shape)}": (
+            lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m.detach()),
+            (drawn(4, 4, 8, 8), drawn(4, 4, 7, 8), drawn(4, 4, 7, 8), mask),
+            ((S0, S0, S0, R), (S1, S1, S1, R), (S2, R, R, R)),
+        )
+        for mask in (drawn(8, 7) > 0, drawn(4, 1, 8, 7) > 0, drawn(1, 4, 1, 7) > 0)
+    },
 }
