@@ -1,9 +1,6 @@
 """The README's example runs as it stands there, and its report appears where it says."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,15 +16,10 @@ def test_every_option_is_documented():
 
 
 @pytest.mark.slow
-def test_the_example(tmp_path):
+def test_the_example(tmp_path, torchrun):
     (example,) = re.findall(r"```python\n(# example\.py.*?)```", README.read_text(), re.DOTALL)
     (tmp_path / "example.py").write_text(example)
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "example.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = torchrun("example.py", ranks=2, timeout=300, cwd=tmp_path)
     assert done.stdout.count("tensor(") == 2
     assert "Traceback" not in done.stderr
     written = {path.name for path in (tmp_path / "out").iterdir()}

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -72,6 +74,21 @@ return add""",
     def test_second_group_is_refused(self):
         with fake_group(), pytest.raises(RuntimeError, match="destroy_process_group"):
             fake_group().__enter__()
+
+
+def test_leaving_flushes_and_keeps_the_status():
+    program = """
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from inductor_passes.testing import leave_process
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+print("said", end="")
+leave_process(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (3, "said")
 
 
 if __name__ == "__main__":

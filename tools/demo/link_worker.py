@@ -21,6 +21,7 @@ from progress import Progress
 from dynamo_dist.comparing._torch import unique_graphs
 from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
 from dynamo_dist.reporting import collect
+from inductor_passes.testing import leave_process
 
 LAYERS, WIDTH, ROWS = 8, 1024, 512
 PROGRAM = f"{LAYERS} layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32 in two shards"
@@ -124,3 +125,4 @@ def measure(rank: int, rounds: int, progress: Progress) -> dict:
 
 if __name__ == "__main__":
     main()
+    leave_process()

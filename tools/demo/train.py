@@ -27,6 +27,7 @@ from dynamo_dist.comparing.measure import launches_counted
 from dynamo_dist.comparing.records import VARIANTS, VariantResult
 from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
 from dynamo_dist.reporting import Fact, RunReport, collect
+from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3
 TURN_STEPS = 4  # of one variant, before the next has its turn
@@ -183,3 +184,4 @@ def report_with_times(runs: dict[str, Run], measured: str) -> RunReport:
 
 if __name__ == "__main__":
     main()
+    leave_process()

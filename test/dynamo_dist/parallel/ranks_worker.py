@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
+from inductor_passes.testing import leave_process
 
 STEPS = 20
 
@@ -238,8 +239,7 @@ def main():
             if rank == 0:
                 print(f"{scenario.__name__}: equal", flush=True)
         dist.barrier()
-    dist.destroy_process_group()
-    sys.exit(failed)
+    leave_process(failed)
 
 
 main()

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize(("causal", "placement"), [(False, Shard(2)), (True, Replicate())])
 def test_a_query_sharded_on_its_length(ranks, causal, placement):
     q, k, v = (
-        split(torch.randn(2, 2, 8, 4), ranks, [p], True) for p in (Shard(2), Replicate(), Replicate())
+        split(torch.randn(2, 2, 8, 4), ranks, [p], True)
+        for p in (Shard(2), Replicate(), Replicate())
     )
     found = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     assert found.placements == (placement,)

@@ -1,0 +1,43 @@
+"""What all tests share: programs on real ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KEPT = 3000  # characters from either end of what the ranks said
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    """``torchrun(worker, ranks)``: the script on that many gloo ranks, each of which must exit with 0.
+
+    Compiled code goes to a folder of the test's own. A rank that fails fails the test, with what it said
+    first and last: torchrun's own account of the ends of all ranks comes after the cause.
+    """
+
+    def run(worker, ranks, *arguments, timeout=900, cwd=None):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        variables = {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
+        done = subprocess.run(
+            [*command, f"--nproc-per-node={ranks}", str(worker), *map(str, arguments)],
+            env={**os.environ, **variables},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        said = done.stdout + done.stderr
+        shown = said if len(said) <= 2 * KEPT else f"{said[:KEPT]}\n[...]\n{said[-KEPT:]}"
+        assert done.returncode == 0, shown
+        return done
+
+    return run
