@@ -50,7 +50,9 @@ def _of_keys(dim: int) -> Placement:
 def _mask(call: Call, dim: int) -> dict[str, Placement]:
     """A mask, (length, keys) or with batch and heads; of size 1 there, or without that, it serves all."""
     mask = call.args.get("attn_mask")
-    at = -1 if mask is None else len(mask.shape) - 4 + dim
+    if mask is None:
+        return {"attn_mask": R}
+    at = len(mask.shape) - 4 + dim
     return {"attn_mask": R if at < 0 or mask.shape[at] == 1 else Shard(at)}
 
 
