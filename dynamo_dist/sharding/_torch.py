@@ -15,7 +15,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, _dispatch, _redistribute
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
@@ -332,6 +332,23 @@ def replicas_in_backward() -> list[Change]:
         SetAttribute(module, stock.__name__, run)
         for module in (_autograd_graph, torch.autograd)
         if getattr(module, stock.__name__, None) is stock
+    ]
+
+
+def resolved_before_collectives() -> list[Change]:
+    """Have a conjugation or negation that is only noted on a local tensor done before it is sent.
+
+    Products, copies and views take such tensors as they are, and c10d then refuses them. Seen in 2.11
+    to 2.15.
+    """
+    stock = _redistribute.redistribute_local_tensor
+
+    @functools.wraps(stock)
+    def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return stock(local.resolve_conj().resolve_neg(), *args, **kwargs)
+
+    return [
+        SetAttribute(module, stock.__name__, redistribute) for module in (_redistribute, _dispatch)
     ]
 
 

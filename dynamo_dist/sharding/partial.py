@@ -1,4 +1,4 @@
-"""Operators that write, on tensors whose sums or averages are pending."""
+"""Operators that write, and signs, on tensors whose sums or averages are pending."""
 
 from __future__ import annotations
 
@@ -26,4 +26,5 @@ ROWS: dict[str, Rows] = {
     **{f"aten.fill{name}": broadcast for name in ("_.Scalar", "_.Tensor", ".Scalar", ".Tensor")},
     **{f"aten.{op}.{kind}": added for op in ("add_", "sub_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{op}.{kind}": scaled for op in ("mul_", "div_") for kind in ("Tensor", "Scalar")},
+    **{f"aten.{view}.default": scaled for view in ("_neg_view", "_conj")},
 }

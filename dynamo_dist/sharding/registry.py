@@ -62,6 +62,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *as_strided.changes(),
         *in_place.changes(),
         *_torch.replicas_in_backward(),
+        *_torch.resolved_before_collectives(),
         *_torch.track_symbolic_results(),
         *_torch.without_derived_strategies(),
         *_torch.on_failed_propagation(fallback.instead),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.verifying.ranks import LayoutError, join
+from dynamo_dist.verifying.ranks import LayoutError, join, resolved
 
 # Sums in another order: a few units in the last place for each of the numbers added up.
 TOLERANCES = {
@@ -61,7 +61,7 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
 
 def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = None) -> str:
     """Empty if close, for their dtype by default, else by how much they differ at most."""
-    one, other = one.detach(), other.detach()
+    one, other = resolved(one), resolved(other)
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
     allowed = TOLERANCES.get(one.dtype)

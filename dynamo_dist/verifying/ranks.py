@@ -141,11 +141,20 @@ def _part(full: torch.Tensor, placement: Placement, size: int, at: int) -> torch
     if isinstance(placement, Partial):
         if not (full.is_floating_point() or full.is_complex()):
             return full if at == 0 else torch.zeros_like(full)
-        # Weights that sum to 1 and differ, one of them negative: halves would hide a lost summand.
-        weight = at + 0.5 if at + 1 < size else 1 - sum(k + 0.5 for k in range(size - 1))
+        weight = _weight(size, at)
         # Infinities would cancel to nan: the first rank alone holds them.
         return torch.where(full.isfinite(), full * weight, full if at == 0 else 0).to(full.dtype)
     return full
+
+
+def _weight(size: int, at: int) -> int:
+    """Of one summand of a whole: they differ, some are negative, and halves would hide a lost one.
+
+    Each is a power of two, and so is each sum from the first rank on, down to 1: adding up in that
+    order is exact, and an operator on bits can be compared.
+    """
+    sums = [2 ** (3 - abs(3 - left % 6)) for left in reversed(range(size))]
+    return sums[at] - (sums[at - 1] if at else 0)
 
 
 def _joined(group: list[torch.Tensor], placement: Placement, same_replicas: bool) -> torch.Tensor:
@@ -180,5 +189,10 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _parts(local: torch.Tensor, ranks: int) -> dict[int, torch.Tensor]:
     if isinstance(local, _torch.LocalTensor):
-        return {rank: part.detach() for rank, part in local._local_tensors.items()}
-    return dict.fromkeys(range(ranks), local.detach())
+        return {rank: resolved(part) for rank, part in local._local_tensors.items()}
+    return dict.fromkeys(range(ranks), resolved(local))
+
+
+def resolved(part: torch.Tensor) -> torch.Tensor:
+    """Without autograd, conjugations and negations that are only noted done: below it none are seen."""
+    return part.detach().resolve_conj().resolve_neg()

@@ -119,6 +119,17 @@ PROGRAMS = {
         ((S0,), (S1,), (S2,)),
     ),
     "cdist": (torch.cdist, (drawn(6, 3), drawn(5, 3)), ((S0, R), (R, S0), (S1, S1))),
+    "conjugated": (
+        lambda x, y: (torch.complex(x, -x).conj() @ torch.complex(y, y).conj()).imag,
+        (X, drawn(5, 4)),
+        ((S0, R), (S1, S0), (S0, S1), (R, S0), (P, S0)),
+    ),
+    "written to by a conjugate": (
+        lambda x, y: torch.complex(x, x).clone().copy_(torch.complex(y, y).conj()).imag,
+        (X, Y),
+        ((R, S0), (S0, S1), (S1, R)),
+    ),
+    "half a transform": (lambda x: torch.fft.ihfft(x).real, (X,), ((S0,), (S1,), (P,))),
     "batch norm": (
         lambda x: F.batch_norm(x, None, None, training=True),
         (IMAGE,),

@@ -34,6 +34,17 @@ def test_summands_differ_and_infinities_stay():
         assert join(split(torch.tensor([torch.inf, 1.0]), mesh, [P])).tolist() == [torch.inf, 1.0]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 12])
+def test_summands_add_up_exactly_in_the_order_of_ranks(size):
+    x = torch.randn(50)
+    with all_ranks(size) as mesh:
+        found = split(x, mesh, [P])
+        parts = [part for _, part in sorted(found._local_tensor._local_tensors.items())]
+        whole = found.redistribute(placements=[R]).to_local().reconcile()
+    assert torch.equal(sum(parts[1:], start=parts[0]), x)
+    assert torch.equal(whole, x)
+
+
 def broken(mesh, parts, placement, shape):
     like = torch.empty(shape)
     local = _torch.LocalTensor(dict(enumerate(parts)))
