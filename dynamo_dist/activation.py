@@ -44,6 +44,7 @@ def enable() -> None:
     from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
+    from dynamo_dist.randomness import registry as randomness
     from dynamo_dist.runtime import guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
@@ -59,6 +60,7 @@ def enable() -> None:
                 *lowering.changes(config),
                 *dtensor.changes(config),
                 *modules.changes(config),
+                *randomness.changes(),
                 *guards.changes(),
                 *wrapping.changes(),
                 *sharding.changes(config),

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from inductor_passes import _torch, recorder, reporters
@@ -78,7 +79,13 @@ def compile_graph(
         finish()
         return code
 
+    if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
+        inductor = {"benchmark_harness": False, **inductor}
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
     compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
     finish()
     return compiled
+
+
+def _holds_script_objects(gm: fx.GraphModule) -> bool:
+    return any(isinstance(n.meta.get("example_value"), torch.ScriptObject) for n in gm.graph.nodes)

@@ -6,14 +6,14 @@ Seen in torch 2.11 to 2.15; what a torch lacks leaves stock's way in place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch._dynamo.guards as _guards
 import torch._dynamo.source as _sources
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import CompileContext, TracingContext
+from torch._guards import TracingContext
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 
@@ -70,12 +70,6 @@ class _Manager:
         return self.manager.add_lambda_guard(self.wrap(self.value, check), *rest)
 
 
-def is_first_compile() -> bool:
-    """Whether the frame that is being compiled has no compiled version yet."""
-    current = CompileContext.current_compile_id()
-    return current is not None and current.frame_compile_id == 0
-
-
 def guards() -> Any:
     """The guards collected for the frame being compiled, a set; None outside a compile."""
     context = TracingContext.try_get()
@@ -114,7 +108,7 @@ def _chain(source: Any) -> Iterator[Any]:
 
 def value_of(source: Any) -> Any:
     """What ``source`` is in the frame that is being compiled; LookupError if it cannot be told."""
-    root = _root_frame()
+    root = InstructionTranslator.current_tx().output.root_tx
     name = source.name if isinstance(source.name, str) else source.name()
     try:
         return eval(name, {"L": root.f_locals, "G": root.f_globals, "list": list, "dict": dict})
@@ -122,22 +116,18 @@ def value_of(source: Any) -> Any:
         raise LookupError(name) from error
 
 
-def code_of_frame() -> CodeType:
-    """The code of the frame that is being compiled."""
-    code: CodeType = _root_frame().f_code
-    return code
-
-
-def _root_frame() -> Any:
-    return InstructionTranslator.current_tx().output.root_tx
-
-
-def replace(guards: Any, dropped: set[int], by_identity: Iterable[Any]) -> None:
-    """Take the guards with these ``id``s away and guard the sources ``by_identity``."""
+def replace(guards: Any, dropped: set[int], checks: Mapping[Any, Check]) -> None:
+    """Take the guards with these ``id``s away, and guard each source of ``checks`` by its check."""
     kept = type(guards.inner)(guard for guard in guards.inner if id(guard) not in dropped)
     vars(guards).update(vars(type(guards)(kept)))
-    for source in by_identity:
-        guards.add(source.make_guard(GuardBuilder.ID_MATCH))
+    for source, check in checks.items():
+        guards.add(source.make_guard(functools.partial(CHECK_MATCH, check=check)))
+
+
+def CHECK_MATCH(builder: Any, guard: Any, *, check: Check) -> None:
+    """Guard: ``check`` holds for the object."""
+    code = _guards.get_verbose_code_parts(f"{guard.name} is what it was", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(check, code, guard.user_stack)
 
 
 # --- Wrapping --------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 from collections import defaultdict
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
@@ -23,7 +22,6 @@ from dynamo_dist.runtime import _torch
 log = logging.getLogger(__name__)
 
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
-_held: WeakKeyDictionary[CodeType, list[object]] = WeakKeyDictionary()
 
 
 def changes() -> list[Change]:
@@ -39,9 +37,13 @@ def identity_first(value: object, check: _torch.Check) -> _torch.Check:
     """
     if not isinstance(value, (_torch.DTensorSpec, DeviceMesh)):
         return check
-    passed: object = value
+    return _once_per_object(value, check)
 
-    def spec_match(now: Any) -> bool:
+
+def _once_per_object(value: object, check: _torch.Check) -> _torch.Check:
+    passed = value
+
+    def match(now: Any) -> bool:
         nonlocal passed
         if now is passed:
             return True
@@ -50,7 +52,7 @@ def identity_first(value: object, check: _torch.Check) -> _torch.Check:
             return True
         return False
 
-    return spec_match
+    return match
 
 
 def lighten() -> None:
@@ -58,15 +60,11 @@ def lighten() -> None:
     guards = _torch.guards()
     if guards is None:
         return
-    dropped = _meshes_of_specs(guards)
-    by_identity: dict[Any, object] = {}
-    if _torch.is_first_compile():
-        by_identity, below = _settled_cells(guards)
-        dropped |= below
+    checks, below = _settled_cells(guards)
+    dropped = _meshes_of_specs(guards) | below
     if dropped:
-        log.debug("%d guards are implied or become %d by identity", len(dropped), len(by_identity))
-        _torch.replace(guards, dropped, by_identity)
-        _held.setdefault(_torch.code_of_frame(), []).extend(by_identity.values())
+        log.debug("%d guards are implied or become %d by value", len(dropped), len(checks))
+        _torch.replace(guards, dropped, checks)
 
 
 def _meshes_of_specs(guards: Any) -> set[int]:
@@ -79,20 +77,14 @@ def _meshes_of_specs(guards: Any) -> set[int]:
     }
 
 
-def _settled_cells(guards: Any) -> tuple[dict[Any, object], set[int]]:
-    """What module hooks hold in closure cells and cannot change inside, with the guards below it.
-
-    A cell that is bound to another object fails a guard by identity. Stock's guards stay from the
-    second compile of a frame on, so that hooks which are made anew, but equal, for every call cost one
-    compile and not each. Whoever guards by identity holds the object, or its identity may become
-    another's.
-    """
+def _settled_cells(guards: Any) -> tuple[dict[Any, _torch.Check], set[int]]:
+    """Checks of what module hooks hold in closure cells and cannot change inside, and the guards below."""
     below: dict[Any, list[Any]] = defaultdict(list)
     for guard in guards.inner:
         cell = _torch.cell_of(guard)
         if cell is not None and _HOOKS & _torch.member_names(cell):
             below[cell].append(guard)
-    settled, dropped = dict[Any, object](), set[int]()
+    checks, dropped = dict[Any, _torch.Check](), set[int]()
     for cell, under in below.items():
         try:
             value = _torch.value_of(cell)
@@ -100,16 +92,16 @@ def _settled_cells(guards: Any) -> tuple[dict[Any, object], set[int]]:
             log.debug("stock's guards stay on %s", unknown)
             continue
         if is_settled(value):
-            settled[cell] = value
+            checks[cell] = _once_per_object(value, functools.partial(is_equal, value))
             # A partial's keywords can change in place.
             dropped.update(id(guard) for guard in under if not _torch.is_on(guard, "keywords"))
-    return settled, dropped
+    return checks, dropped
 
 
 def is_settled(value: object) -> bool:
     """Whether nothing that tracing reads from ``value`` can change while it is the same object.
 
-    Numbers and strings count only inside another value: on their own, equal ones are often other objects.
+    Numbers and strings count only inside another value: on their own, stock's guard is one comparison.
     """
     if isinstance(value, functools.partial):
         exact = type(value) is functools.partial and not value.keywords
@@ -123,3 +115,29 @@ def _is_constant(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_constant, value))
     return value is None or isinstance(value, (bool, int, float, str, type, Placement, DeviceMesh))
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether ``b`` is what the settled ``a`` is; functions made anew by the same line are equal."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, functools.partial):
+        return is_equal(a.func, b.func) and is_equal(a.args, b.args) and not b.keywords
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(is_equal, a, b))
+    if isinstance(a, FunctionType):
+        return a.__code__ is b.__code__ and a.__globals__ is b.__globals__ and _is_bare(a, b)
+    return bool(a == b)
+
+
+def _is_bare(*functions: FunctionType) -> bool:
+    """Whether their code and globals alone say what they do."""
+    return not any(
+        function.__closure__
+        or function.__dict__
+        or function.__defaults__
+        or function.__kwdefaults__
+        for function in functions
+    )

@@ -670,6 +670,27 @@ def mesh_as_context(tracker: Any) -> list[Change]:
     return [SetAttribute(translator, "setup_or_before_with", setup_or_before_with)]
 
 
+def derive_by_overload(cls: type) -> list[Change]:
+    """Objects of ``cls`` that AOTAutograd derives from a graph's inputs are calls of an operator's overload.
+
+    Stock leaves the operator's name without an overload in the graph, such as ``_get_submesh`` for a
+    slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
+    """
+    info = _opaque.get_opaque_obj_info(cls) if HAS_OPAQUE_TYPES else None
+    stock = getattr(info, "reconstruct_fn", None)
+    if stock is None:
+        return []
+
+    @functools.wraps(stock)
+    def derive(*args: Any) -> Any:
+        proxy = stock(*args)
+        if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
+            proxy.node.target = proxy.node.target.default
+        return proxy
+
+    return [SetAttribute(info, "reconstruct_fn", derive)]
+
+
 def fake_tensor(tracker: Any) -> torch.Tensor:
     """The stand-in of one tensor."""
     return realized(tracker).as_proxy().node.meta["example_value"]

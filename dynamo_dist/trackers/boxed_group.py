@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dynamo_dist._torch import WrapAttribute
 from dynamo_dist.trackers import _torch, attributes
 
 _TYPE = "__torch__.torch.classes.c10d.ProcessGroup"
@@ -56,6 +58,23 @@ def from_outside(tx: Any, value: Any, source: Any) -> Any:
     return BoxedGroupVariable(value, source=source)
 
 
+def _comparing(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.wraps(stock)
+    def equal(self: Any, other: Any) -> Any:
+        if is_boxed_group(self) and is_boxed_group(other):
+            return unboxed(self) is unboxed(other)
+        return stock(self, other)
+
+    return equal
+
+
 def changes() -> list[_torch.Change]:
-    """What enabling does for boxes that come from outside; ``group.boxed()`` is the group's own member."""
-    return _torch.on_values(torch.ScriptObject, is_boxed_group, from_outside)
+    """What enabling does for boxes that come from outside; ``group.boxed()`` is the group's own member.
+
+    Boxes of one group are equal: torch keeps an operator's fake results by its arguments, and a box has
+    a hash but no equality.
+    """
+    return [
+        *_torch.on_values(torch.ScriptObject, is_boxed_group, from_outside),
+        WrapAttribute(torch.ScriptObject, "__eq__", _comparing),
+    ]

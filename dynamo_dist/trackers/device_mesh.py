@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from dynamo_dist.trackers import _torch, attributes, creation
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
@@ -52,3 +54,8 @@ class DeviceMeshVariable(_torch.MeshTracker):
     def text(self, tx: Any, name: str) -> Any:
         # Made of what stock's guard of a mesh compares: layout, ranks, device type, names.
         return _torch.build(tx, repr(self.real))
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for meshes besides tracking them."""
+    return _torch.derive_by_overload(DeviceMesh)

@@ -30,7 +30,7 @@ TRACKERS = (
         process_group.ProcessGroupVariable,
         process_group.changes,
     ),
-    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, lambda: []),
+    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, device_mesh.changes),
     Registration("placement", Placement, placement.PlacementVariable, placement.changes),
 )
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from dynamo_dist.runtime import _torch
-from dynamo_dist.runtime.guards import identity_first, is_settled, lighten
+from dynamo_dist.runtime.guards import identity_first, is_equal, is_settled, lighten
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_partial_that_gains_a_keyword_recompiles(compiles):
     assert len(guards) == 2
 
 
-def test_equal_hooks_made_anew_for_every_call_cost_one_compile(compiles):
+def test_equal_hooks_made_anew_for_every_call_do_not_recompile(compiles):
     model = nn.Linear(4, 4)
     hook, bind = scaled((2.0,))
     model.register_forward_hook(hook)
@@ -125,7 +125,37 @@ def test_equal_hooks_made_anew_for_every_call_cost_one_compile(compiles):
     for _ in range(5):
         bind((2.0,))
         step(torch.ones(1, 4))
-    assert len(guards) == 2
+    assert len(guards) == 1
+
+
+def test_equal_layers_share_one_compile(compiles, mlp):
+    step, guards = compiles(lambda model, x: model(x))
+    for _ in range(3):
+        step(mlp(), torch.ones(2, 8))
+    assert len(guards) == 1
+
+
+@pytest.mark.parametrize(
+    ("equal", "a", "b"),
+    [
+        (True, functools.partial(times, (Shard(0),)), functools.partial(times, (Shard(0),))),
+        (True, (1, "a"), (1, "a")),
+        (False, functools.partial(times, (Shard(0),)), functools.partial(times, (Shard(1),))),
+        (False, functools.partial(times, (1,)), functools.partial(times, (1,), extra=2)),
+        (False, functools.partial(times, (1,)), functools.partial(times, (True,))),
+        (False, (1,), (1, 2)),
+        (False, times, scaled),
+        (False, (lambda a: a), (lambda a: a)),
+        (False, scaled((1,))[0], scaled((1,))[0]),
+    ],
+)
+def test_equal_values(equal, a, b):
+    assert is_equal(a, b) is equal
+
+
+def test_a_function_made_anew_by_the_same_line_is_equal():
+    a, b = ((lambda t: t + 1) for _ in range(2))
+    assert a is not b and is_equal(a, b)
 
 
 @pytest.mark.parametrize(

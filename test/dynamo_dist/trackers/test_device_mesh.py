@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -116,3 +118,21 @@ def test_a_mesh_leaves_the_function_as_it_is(mesh, compiled):
     assert returned is mesh
     assert nested["m"][0] is mesh
     assert group is mesh.get_group(0)
+
+
+@pytest.mark.skipif(OLD, reason="up to 2.11 a mesh is no value of a graph")
+def test_a_slice_of_a_mesh_in_a_graph_is_an_operator_that_inductor_takes(mesh):
+    targets = []
+
+    def show(graph, inputs):
+        targets.extend(n.target for n in graph.graph.nodes if "submesh" in n.name)
+        return make_boxed_func(graph.forward)
+
+    def program(x, mesh):
+        return DTensor.from_local(x, mesh["tp"], [Shard(0)], run_check=False) * 2
+
+    y = torch.compile(program, backend=aot_autograd(fw_compiler=show), fullgraph=True)(
+        torch.ones(2), mesh
+    )
+    assert y.device_mesh == mesh["tp"]
+    assert targets and all(isinstance(target, torch._ops.OpOverload) for target in targets)
