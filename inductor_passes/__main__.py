@@ -14,6 +14,7 @@ COMMANDS = {
         "inductor_passes.verify_ranks.command",
         "trace a script on fake ranks and show that all launch the same, in the same order",
     ),
+    "costs": ("inductor_passes.cost.command", "import measured times into a topology file"),
     "kernels": ("inductor_passes.kernels.listing", "fused kernels, what they need, what runs here"),
 }
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import statistics
@@ -23,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from inductor_passes.cost.topology_file import dump_topology
 
 RANKS = 2
 REPETITIONS = 60
@@ -176,17 +177,6 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def dumps(value: Any, indent: int = 0) -> str:
-    """JSON with one line per figure."""
-    pad = "  " * indent
-    if isinstance(value, dict) and set(value) != {"value", "source"}:
-        items = [f"{pad}  {json.dumps(k)}: {dumps(v, indent + 1)}" for k, v in value.items()]
-        return "{\n" + ",\n".join(items) + f"\n{pad}}}"
-    if isinstance(value, list):
-        return "[\n" + ",\n".join(f"{pad}  {dumps(v, indent + 1)}" for v in value) + f"\n{pad}]"
-    return json.dumps(value)
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -208,7 +198,7 @@ def main() -> None:
             f"{name:22} best {min(samples):10.1f} us, median {middle:10.1f}, "
             f"interquartile range {high - low:10.1f}"
         )
-    text = dumps(topology(times, options.inter_node_gb_per_s)) + "\n"
+    text = dump_topology(topology(times, options.inter_node_gb_per_s)) + "\n"
     if not options.out:
         print(text, end="")
         return

@@ -36,12 +36,17 @@ def collective_us(
     """Predict one collective. ``kind`` as in ``collectives.kind``; payload is this rank's input.
 
     ``one_peer`` marks an all_to_all that sends everything to one rank: a permutation. A group of one
-    rank costs the start alone. Raises ValueError for a kind without a formula.
+    rank costs the start alone. What the topology has measured counts instead of the formulas. Raises
+    ValueError for a kind without a formula.
     """
+    kind = "permute" if one_peer else kind
     start = min(protocol.launch_us for protocol in topology.protocols)
     if group.size < 2:
         return start
-    plans = _plans("permute" if one_peer else kind, payload_bytes, group)
+    measured = topology.measured_collective(kind, group.size, group.nodes)
+    if measured is not None:
+        return measured.us(payload_bytes)
+    plans = _plans(kind, payload_bytes, group)
     times = [_us(plan, p, group, topology) for plan in plans for p in topology.protocols]
     own = topology.all_reduce_in_node
     if kind == "all_reduce" and own is not None and not group.crosses_nodes:

@@ -45,7 +45,7 @@ def flops(node: fx.Node) -> int:
         return 0  # bound by memory, and by far the most frequent
     name = op_name(node)
     if name in _PLAIN_MM:
-        return _plain_mm(node)
+        return 2 * math.prod(product_shape(node) or (0,))
     formula: Callable[..., Any] | None = _OWN.get(name)
     if formula is None:
         packet = target._overloadpacket if isinstance(target, torch._ops.OpOverload) else target
@@ -121,15 +121,21 @@ def _mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
     return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _plain_mm(node: fx.Node) -> int:
-    """mm, addmm, bmm, baddbmm: almost all products of a graph, so counted without meta tensors."""
+def product_shape(node: fx.Node) -> tuple[int, int, int, int] | None:
+    """Batch, m, k and n of [m, k] x [k, n] for mm, addmm, bmm and baddbmm; None for every other node.
+
+    Almost all products of a graph, so read without meta tensors.
+    """
+    if op_name(node) not in _PLAIN_MM:
+        return None
     shapes = []
     for source in node.args[-2:]:
         value = source.meta.get("val") if isinstance(source, fx.Node) else None
         if not isinstance(value, torch.Tensor):
-            return 0
+            return None
         shapes.append([size_hint(size) for size in value.shape])
-    return 2 * math.prod(shapes[0]) * shapes[1][-1]
+    *batch, m, k = shapes[0]
+    return math.prod(batch), m, k, shapes[1][-1]
 
 
 def _second_mm(_bias: object, a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:

@@ -13,7 +13,7 @@ from torch import fx
 from inductor_passes._torch import known_groups, world_size
 from inductor_passes.collectives import payloads
 from inductor_passes.cost.collective_cost import node_us, role
-from inductor_passes.cost.flops import flops, is_attention
+from inductor_passes.cost.flops import flops, is_attention, product_shape
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
 from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.cost.topology import Topology
@@ -24,8 +24,10 @@ class TopologyCostModel:
     """Predicts microseconds on one topology. Implements ``CostModel``.
 
     A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a kernel
-    where one starts there (``traffic.py`` says where). Tile and wave effects of small matrix products
-    and contention between kernels and collectives are not modelled.
+    where one starts there (``traffic.py`` says where). A matrix product that the topology has measured
+    takes what was measured, and others of its dtype what products of as many operations did: so tile and
+    wave effects of small ones are seen where there are measurements, and nowhere else. Contention
+    between kernels and collectives is not modelled.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -121,7 +123,13 @@ def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:
     arithmetic_us = 0.0
     count = 0 if node.op != "call_function" else flops(node)
     if count:
-        rate = topology.matmul_rate(_dtype_name(node))
+        dtype = _dtype_name(node)
+        shape = product_shape(node)
+        if shape is not None:
+            measured = topology.measured_product_us(dtype, shape, memory_us)
+            if measured is not None:
+                return measured
+        rate = topology.matmul_rate(dtype)
         per_us = rate.flops_per_us
         if is_attention(node):
             per_us = rate.peak_tflops * topology.attention_efficiency * 1e6

@@ -7,11 +7,13 @@ is in ``topology_file.py``. Nothing here is measured at run time.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from inductor_passes.cost import topology_file
+from inductor_passes.cost.measured import MeasuredCollective, MeasuredProducts, Product, rising
 from inductor_passes.errors import TopologyError
 
 _DATA = Path(__file__).parent / "data"
@@ -64,7 +66,9 @@ class Topology:
 
     ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
     ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
-    launch but the first saves in a coalesced call; 0 where such a call runs one after another. ``sources`` maps each figure's path to where it is from.
+    launch but the first saves in a coalesced call; 0 where such a call runs one after another.
+    ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
+    figure's path to where it is from.
     """
 
     name: str
@@ -78,6 +82,8 @@ class Topology:
     protocols: tuple[LinkProtocol, ...]
     all_reduce_in_node: NodeAllReduce | None
     coalesced_start_share: float
+    collectives: tuple[MeasuredCollective, ...]
+    products: tuple[MeasuredProducts, ...]
     sources: tuple[tuple[str, str], ...] = field(repr=False)
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
@@ -85,6 +91,23 @@ class Topology:
         key = "float8" if dtype_name.startswith("float8") else dtype_name
         rates = dict(self.matmul)
         return rates.get(key, rates[_FALLBACK_DTYPE])
+
+    def measured_collective(self, kind: str, ranks: int, nodes: int) -> MeasuredCollective | None:
+        """What was measured of one kind of collective on groups of one shape, if anything."""
+        wanted = (kind, ranks, nodes)
+        return next((c for c in self.collectives if (c.kind, c.ranks, c.nodes) == wanted), None)
+
+    def measured_product_us(self, dtype_name: str, shape: Product, us: float) -> float | None:
+        """Time of a matrix product by what was measured of its dtype, the start of its kernel included.
+
+        ``us``: what its memory traffic takes, the least for a product of another shape. None where
+        nothing was measured of its dtype.
+        """
+        key = "float8" if dtype_name.startswith("float8") else dtype_name
+        measured = next((p for p in self.products if p.dtype == key), None)
+        if measured is None:
+            return None
+        return measured.us(shape) or max(measured.us_of_operations(2.0 * math.prod(shape)), us)
 
     @property
     def memory_bytes_per_us(self) -> float:
@@ -113,15 +136,23 @@ def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
     a key that we do not know, or a figure that is no positive number.
     """
     text = os.fspath(name_or_path)
-    shipped = shipped_topologies()
-    fix = f"Shipped topologies: {', '.join(shipped)}; or give the path of a JSON file of the same form."
-    path = _DATA / f"{text}.json" if text in shipped else Path(text)
+    return _build(topology_file.Section.of_text(topology_text(text), text, _fix()))
+
+
+def topology_text(name_or_path: str | os.PathLike[str]) -> str:
+    """The JSON of a shipped topology or of a file. Raises TopologyError if there is none."""
+    text = os.fspath(name_or_path)
+    path = _DATA / f"{text}.json" if text in shipped_topologies() else Path(text)
     try:
-        content = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TopologyError(f"Cannot read topology {text!r}:", f"{reason}.", fix) from error
-    return _build(topology_file.Section.of_text(content, text, fix))
+        raise TopologyError(f"Cannot read topology {text!r}:", f"{reason}.", _fix()) from error
+
+
+def _fix() -> str:
+    shipped = ", ".join(shipped_topologies())
+    return f"Shipped topologies: {shipped}; or give the path of a JSON file of the same form."
 
 
 def _build(file: topology_file.Section) -> Topology:
@@ -162,6 +193,8 @@ def _build(file: topology_file.Section) -> Topology:
         protocols=tuple(protocols),
         all_reduce_in_node=all_reduce,
         coalesced_start_share=links.optional_share("coalesced_start_share"),
+        collectives=_collectives(links),
+        products=_products(device),
         sources=(),
     )
     for section in filter(None, (own, device, links)):
@@ -169,3 +202,28 @@ def _build(file: topology_file.Section) -> Topology:
     file.text("description")
     file.finish()
     return dataclasses.replace(topology, sources=file.sources())
+
+
+def _collectives(links: topology_file.Section) -> tuple[MeasuredCollective, ...]:
+    found: dict[tuple[str, int, int], MeasuredCollective] = {}
+    for entry in links.optional_entries("measured"):
+        shape = entry.text("kind"), entry.whole("ranks"), entry.whole("nodes")
+        points = entry.rows("points", 2)
+        entry.finish_measured()
+        if shape in found:
+            raise entry.twice("kind, ranks and nodes")
+        found[shape] = MeasuredCollective(*shape, rising([(p[0], p[1]) for p in points]))
+    return tuple(found.values())
+
+
+def _products(device: topology_file.Section) -> tuple[MeasuredProducts, ...]:
+    found: dict[str, MeasuredProducts] = {}
+    for entry in device.optional_entries("measured_products"):
+        dtype = entry.text("dtype")
+        rows = entry.rows("points", 5)
+        shapes = {(int(b), int(m), int(k), int(n)): us for b, m, k, n, us in rows}
+        entry.finish_measured()
+        if dtype in found:
+            raise entry.twice("dtype")
+        found[dtype] = MeasuredProducts.of(dtype, shapes)
+    return tuple(found.values())

@@ -4,16 +4,22 @@ A file is one object::
 
     {"name": "...", "description": "...", "ranks_per_node": FIGURE,
      "device": {"matmul": {DTYPE: {"peak_tflops": FIGURE, "efficiency": FIGURE}, ...},
-                "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE},
+                "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE,
+                "measured_products": [{"dtype": "bfloat16", "source": "...",
+                                       "points": [[BATCH, M, K, N, MICROSECONDS], ...]}, ...]},
      "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
                "protocols": [{"name": "...", "launch_us": FIGURE,
                               "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
                               "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
                "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE},
-               "coalesced_start_share": FIGURE}}
+               "coalesced_start_share": FIGURE,
+               "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
+                             "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node`` and
-``coalesced_start_share`` may be left out. ``data/cpu-gloo.json`` is a short one to start from.
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node``,
+``coalesced_start_share`` and both lists of what was measured may be left out. A payload is one rank's
+input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
+adds measurements to one.
 """
 
 from __future__ import annotations
@@ -87,6 +93,43 @@ class Section:
         for index, item in enumerate(items):
             yield self._child(item, f"{self._join(name)}[{index}]")
 
+    def optional_entries(self, name: str) -> Iterator[Section]:
+        """The same; none if the file has no such list."""
+        self._read.add(name)
+        return self.entries(name) if name in self._data else iter(())
+
+    def rows(self, name: str, width: int) -> list[list[float]]:
+        """A list of at least one row: whole numbers of at least 0, then one finite number above it."""
+        rows = self._get(name)
+        rule = f"must be rows of {width - 1} whole numbers of at least 0 and one number above it"
+        if not isinstance(rows, list) or not rows:
+            raise self._error(self._join(name), rows, rule)
+        for i, row in enumerate(rows):
+            good = isinstance(row, list) and len(row) == width and all(map(_is_amount, row))
+            if not good or not row[-1] > 0 or any(type(value) is not int for value in row[:-1]):
+                raise self._error(f"{self._join(name)}[{i}]", row, rule)
+        return rows
+
+    def whole(self, name: str) -> int:
+        """A plain whole number of at least one."""
+        value = self._get(name)
+        if type(value) is not int or value < 1:
+            raise self._error(self._join(name), value, "must be a whole number of at least 1")
+        return value
+
+    def finish_measured(self) -> None:
+        """Note the source of a list of measurements; nothing else may be there."""
+        self._sources[self._path] = self.text("source")
+        self.finish()
+
+    def twice(self, what: str) -> TopologyError:
+        """The error for measurements that are there already."""
+        return TopologyError(
+            f"Topology file {self._file!r}: {self._path!r} has the {what} of an entry before it.",
+            "Only one of the two could count.",
+            f"Put their points in one entry. {self._fix}",
+        )
+
     def text(self, name: str) -> str:
         """A string that is not empty."""
         value = self._get(name)
@@ -136,9 +179,7 @@ class Section:
         figure = self._child(self._get(name), self._join(name))
         value, source = figure._get("value"), figure.text("source")
         figure.finish()
-        # bool is an int to Python, and json reads NaN and Infinity.
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not 0 < value <= most:
+        if not _is_amount(value) or not 0 < value <= most:
             raise self._error(self._join(name) + ".value", value, rule)
         self._sources[self._join(name)] = source
         return float(value)
@@ -162,3 +203,23 @@ class Section:
             f"Topology file {self._file!r}: {where} is {shown}, but it {rule}.",
             fix=f"Correct the file. {self._fix}",
         )
+
+
+def _is_amount(value: Any) -> bool:
+    # bool is an int to Python, and json reads NaN and Infinity.
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def dump_topology(value: Any, indent: int = 0) -> str:
+    """A topology's content as JSON with one line per figure and per row of measurements."""
+    pad = "  " * indent
+    if isinstance(value, dict) and set(value) != {"value", "source"}:
+        items = [
+            f"{pad}  {json.dumps(k)}: {dump_topology(v, indent + 1)}" for k, v in value.items()
+        ]
+        return "{\n" + ",\n".join(items) + f"\n{pad}}}"
+    if isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        items = [f"{pad}  {dump_topology(item, indent + 1)}" for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{pad}]"
+    return json.dumps(value)

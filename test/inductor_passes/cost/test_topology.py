@@ -70,6 +70,32 @@ class TestLoad(TestCase):
             self.assertEqual(topology.name, name)
             self.assertGreater(len(topology.sources), 15)
 
+    def test_measured_tables(self):
+        data = small_topology()
+        entry = {
+            "kind": "all_gather",
+            "ranks": 4,
+            "nodes": 1,
+            "source": "a test",
+            "points": [[8, 5]],
+        }
+        data["links"]["measured"] = [entry]
+        self.assertEqual(load_topology(self.write(data)).collectives[0].us(16), 10)
+        for change, said in (
+            (
+                {"points": []},
+                "must be rows of 1 whole numbers of at least 0 and one number above it",
+            ),
+            ({"points": [[8, 0]]}, "links.measured[0].points[0]"),
+            ({"points": [[8.5, 1]]}, "links.measured[0].points[0]"),
+            ({"ranks": 0}, "must be a whole number of at least 1"),
+            ({"gb_per_s": 1}, "unknown field"),
+        ):
+            data["links"]["measured"] = [{**entry, **change}]
+            self.assertIn(said, self.message(data))
+        data["links"]["measured"] = [entry, entry]
+        self.assertIn("kind, ranks and nodes of an entry before it", self.message(data))
+
     def test_own_file(self):
         topology = load_topology(self.write(small_topology()))
         self.assertEqual((topology.name, topology.ranks_per_node), ("small", 4))
@@ -136,7 +162,7 @@ class TestLoad(TestCase):
     def test_unknown_field(self):
         self.assertExpectedInline(
             self.changed(figure(1.0), "links", "gigabytes"),
-            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, protocols. Correct or remove it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, measured, protocols. Correct or remove it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_negative_rate(self):

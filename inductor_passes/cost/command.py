@@ -1,0 +1,147 @@
+"""``python -m inductor_passes costs import FILE...``: measurements into a topology file.
+
+Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
+gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inductor_passes.cost.alpha_beta import collective_us
+from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.importing import kineto, nccl_tests
+from inductor_passes.cost.importing.measurements import Measurements, add_to
+from inductor_passes.cost.measured import Product
+from inductor_passes.cost.topology import Topology, load_topology, topology_text
+from inductor_passes.cost.topology_file import dump_topology
+from inductor_passes.errors import PassesError, TopologyError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command line."""
+    importing = parser.add_subparsers(dest="action", required=True).add_parser(
+        "import", help="add NCCL-tests output and profiles to a topology"
+    )
+    importing.add_argument("files", nargs="+", metavar="FILE")
+    importing.add_argument(
+        "--topology", required=True, help="what to add to: a name or a JSON file"
+    )
+    importing.add_argument("-o", "--out", required=True, help="topology file to write")
+    importing.add_argument(
+        "--name", help="the new topology's name; default: that of the file written"
+    )
+    importing.add_argument(
+        "--kind", choices=nccl_tests.BENCHMARKS, help="benchmark, where an output does not say it"
+    )
+    importing.add_argument("--ranks", type=int, help="where an output does not list its ranks")
+    importing.add_argument("--nodes", type=int, help="nodes that these ranks are on")
+    importing.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, write, print; 1 after a one-line error."""
+    try:
+        base = load_topology(arguments.topology)
+        tables = [_read(Path(file), arguments, base) for file in arguments.files]
+        content = json.loads(topology_text(arguments.topology))
+        content["name"] = arguments.name or Path(arguments.out).stem
+        for found in tables:
+            add_to(content, found)
+        Path(arguments.out).write_text(dump_topology(content) + "\n", encoding="utf-8")
+        load_topology(arguments.out)
+    except (PassesError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    result = {
+        "topology": content["name"],
+        "out": arguments.out,
+        "tables": [row for found in tables for row in errors_of(found, base)],
+    }
+    print(json.dumps(result) if arguments.json else _text(result))
+    return 0
+
+
+def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
+    """How far a topology's predictions were from each table, in percent of what was measured."""
+    rows = []
+    for (kind, ranks, nodes), times in found.collectives.items():
+        group = GroupShape(ranks, nodes)
+        pairs = [(us, collective_us(kind, size, group, base)) for size, us in times.items()]
+        rows.append(_row(f"{kind}, {ranks} ranks on {nodes} nodes", found.source, pairs))
+    for dtype, products in found.products.items():
+        pairs = [(us, product_us(base, dtype, shape)) for shape, us in products.items()]
+        rows.append(_row(f"products, {dtype}", found.source, pairs))
+    return rows
+
+
+def product_us(topology: Topology, dtype: str, shape: Product) -> float:
+    """What the formulas, or what was measured, make of one product; its result has its inputs' dtype."""
+    b, m, k, n = shape
+    count = 2.0 * math.prod(shape)
+    size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
+    memory_us = b * (m * k + k * n + m * n) * size / topology.memory_bytes_per_us
+    measured = topology.measured_product_us(dtype, shape, memory_us)
+    if measured is not None:
+        return measured
+    return max(count / topology.matmul_rate(dtype).flops_per_us, memory_us) + topology.kernel_us
+
+
+def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    off = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
+    return {
+        "table": what,
+        "source": source,
+        "points": len(pairs),
+        "median_error_percent": round(statistics.median(off), 1),
+        "worst_error_percent": round(max(off), 1),
+    }
+
+
+def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
+    data = path.read_bytes()
+    try:
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
+    except (OSError, EOFError, UnicodeDecodeError):
+        raise TopologyError(
+            f"{str(path)!r} is neither text nor gzipped text.",
+            fix="Give NCCL-tests' output or a profile.",
+        ) from None
+    if not text.lstrip().startswith(("{", "[")):
+        return nccl_tests.parse(
+            text, path.name, kind=arguments.kind, ranks=arguments.ranks, nodes=arguments.nodes
+        )
+    try:
+        trace = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TopologyError(
+            f"{str(path)!r} is not JSON: {error.msg} at line {error.lineno}.",
+            fix="Give the whole profile.",
+        ) from None
+    found = kineto.parse(trace, path.name, ranks_per_node=base.ranks_per_node)
+    if not found:
+        raise TopologyError(
+            f"{str(path)!r} has no collective and no matrix product that can be read.",
+            "NCCL kernels need their metadata, products their shapes.",
+            "Profile with record_shapes=True.",
+        )
+    return found
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = [f"{result['out']}: topology {result['topology']!r}"]
+    for row in result["tables"]:
+        lines.append(
+            f"  {row['table']}: {row['points']} points; the formulas were off by "
+            f"{row['median_error_percent']} % (median), {row['worst_error_percent']} % at worst"
+        )
+    return "\n".join(lines)

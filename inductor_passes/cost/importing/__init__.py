@@ -1,0 +1,1 @@
+"""Measurements made elsewhere, as entries of a topology file."""
