@@ -38,6 +38,7 @@ class Memory:
     def __init__(self) -> None:
         self.groups: Made = {}
         self.meshes: Made = {}
+        self.concatenated: Made = {}
 
     def apply(self) -> None:
         """As a change: start from nothing."""
@@ -47,6 +48,7 @@ class Memory:
         """As a change: forget everything."""
         self.groups.clear()
         self.meshes.clear()
+        self.concatenated.clear()
 
     def on_group(self, arguments: Mapping[str, Any], group: Any) -> None:
         """Remember a group by the arguments it was made with."""
@@ -117,6 +119,7 @@ def changes() -> list[_torch.Change]:
         *_torch.on_mesh_creation(MEMORY.on_mesh),
         *_torch.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
         *_torch.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh)),
+        *_torch.on_function(DeviceMesh._concatenate, _answer_concatenate),
     ]
 
 
@@ -164,6 +167,37 @@ def _equal_mesh(arguments: Mapping[str, Any]) -> DeviceMesh | None:
     shape = torch.Size(arguments["mesh_shape"])
     ranks = torch.arange(shape.numel()).view(shape)
     return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
+
+
+def flattened(
+    mesh: DeviceMesh, name: str | None = None, backend_override: object = None
+) -> DeviceMesh | None:
+    """What ``mesh._flatten(name)`` gives where nothing needs to be made, or None."""
+    names = tuple(mesh.mesh_dim_names or ())
+    name = name or "_".join(names)
+    if mesh.ndim == 1 and name in names:
+        return mesh
+    if backend_override is not None:
+        return None
+    ranks = mesh.mesh.flatten()
+    own = mesh._get_root_mesh()._flatten_mapping.get(name)
+    if own is not None and torch.equal(own.mesh, ranks):
+        return own
+    return MEMORY.mesh(mesh.device_type, ranks, (name,))
+
+
+def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``DeviceMesh._concatenate(meshes)`` needs no new group: it is called now, once for these groups."""
+    meshes = [
+        _torch.python_object(item) for item in _torch.items_of(tx, [*args, *kwargs.values()][0])
+    ]
+    try:
+        with _torch.no_modes():
+            made = DeviceMesh._concatenate(meshes)
+    except RuntimeError as error:
+        _torch.raise_in_program(tx, error)
+    key = tuple(group.group_name for group in made.get_all_groups()), made.mesh_dim_names
+    return found_or_break(tx, MEMORY.concatenated.setdefault(key, made), "DeviceMesh._concatenate")
 
 
 def unflattened(

@@ -6,6 +6,7 @@ is not among them ends in a hard error, even a missing attribute; here Python's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,12 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from dynamo_dist.trackers import _torch, attributes, creation
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 
+# Methods that make groups unless an equal mesh exists.
+_DERIVED: dict[str, Callable[..., DeviceMesh | None]] = {
+    "_flatten": creation.flattened,
+    "_unflatten": creation.unflattened,
+}
+
 
 class DeviceMeshVariable(_torch.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
-        if name in ("get_all_groups", "_unflatten"):
+        if name in ("get_all_groups", *_DERIVED):
             return _torch.build_callable(
                 lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
             )
@@ -41,9 +48,11 @@ class DeviceMeshVariable(_torch.MeshTracker):
                 self.real[values[0][0]]
             except KeyError as error:
                 _torch.raise_in_program(tx, error)
-        if name == "_unflatten" and (values := _torch.constants(args, kwargs)) is not None:
-            found = creation.unflattened(self.real, *values[0], **values[1])
-            return creation.found_or_break(tx, found, "mesh._unflatten")
+        if name in _DERIVED and (values := _torch.constants(args, kwargs)) is not None:
+            found = _DERIVED[name](self.real, *values[0], **values[1])
+            return (
+                self if found is self.real else creation.found_or_break(tx, found, f"mesh.{name}")
+            )
         if _torch.is_stocks_member(self, name):
             return None
         return self.attribute(tx, name).call_function(tx, args, kwargs)

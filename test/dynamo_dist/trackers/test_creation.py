@@ -3,7 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
@@ -92,3 +93,59 @@ def test_a_mesh_as_context(plugin):
 
     assert torch.equal(fn(X, plugin), compiled(fn)(X, plugin))
     assert _mesh_resources.mesh_stack == []
+
+
+@pytest.fixture
+def cube(plugin):
+    return init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+
+
+def local(x, mesh):
+    placements = [Shard(0)] * mesh.ndim
+    return DTensor.from_local(x, mesh, placements, run_check=False) * 2
+
+
+def flat(x, mesh):
+    return local(x, mesh["dp", "tp"]._flatten("both"))
+
+
+def concatenated(x, mesh):
+    return local(x, DeviceMesh._concatenate([mesh["pp"], mesh["tp"]]))
+
+
+@pytest.mark.parametrize("program", [flat, concatenated])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_derived_mesh_carries_a_dtensor(cube, program, backend):
+    expected = program(X, cube)
+    function = torch.compile(program, backend=backend, fullgraph=True)
+    for _ in range(2):
+        found = function(X, cube)
+        assert found.device_mesh == expected.device_mesh
+        assert torch.equal(found.to_local(), expected.to_local())
+
+
+def test_a_flattened_mesh_that_nobody_made_breaks(cube):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=BREAK):
+        compiled(flat)(X, cube)
+
+
+def test_a_mesh_of_one_dimension_is_its_own_flattened_mesh(cube):
+    assert torch.equal(compiled(lambda x, m: x + m["tp"]._flatten().size())(X, cube), X + 2)
+
+
+def test_overlapping_meshes_raise_what_eager_raises(cube):
+    def fn(x, mesh):
+        try:
+            return x + DeviceMesh._concatenate([mesh["tp"], mesh["tp"]]).ndim
+        except RuntimeError:
+            return x - 1
+
+    assert torch.equal(compiled(fn)(X, cube), fn(X, cube))
+
+
+def test_a_mesh_of_other_dimensions_concatenates_anew(cube):
+    function = compiled(lambda x, m, name: x + DeviceMesh._concatenate([m["pp"], m[name]]).size(1))
+    assert torch.equal(function(X, cube, "tp"), X + 2)
+    other = init_device_mesh("cpu", (2, 1, 4), mesh_dim_names=("pp", "dp", "tp"))
+    assert torch.equal(function(X, other, "tp"), X + 4)
+    assert torch.equal(function(X, other, "dp"), X + 1)
