@@ -9,6 +9,10 @@ from collections.abc import Sequence
 
 # Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
 COMMANDS = {
+    "explain": (
+        "dynamo_dist.explaining.command",
+        "run a script as it is, and report its graph breaks, recompiles and collectives",
+    ),
     "doctor": ("dynamo_dist.doctor", "versions, what is on, what is degraded and why"),
 }
 

@@ -45,6 +45,7 @@ def enable() -> None:
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.randomness import registry as randomness
+    from dynamo_dist.reporting import placements
     from dynamo_dist.runtime import guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
@@ -65,6 +66,7 @@ def enable() -> None:
                 *wrapping.changes(),
                 *sharding.changes(config),
                 *registration.changes(),
+                *placements.changes(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )

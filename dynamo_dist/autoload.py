@@ -1,13 +1,15 @@
 """The ``torch.backends`` entry point: torch calls it at the end of ``import torch``.
 
-It runs in every process of the environment, ours or not, so it does one thing: it tells torch's
-logging our names, so that ``TORCH_LOGS="+dist"`` is understood. It imports nothing but the standard
-library, and nothing that goes wrong in it may reach ``import torch``.
+It runs in every process of the environment, ours or not, so it does little: it tells torch's logging
+our names, so that ``TORCH_LOGS="+dist"`` is understood, and starts to listen in a process of a script
+that is being explained. Otherwise it imports nothing but the standard library, and nothing that goes
+wrong in it may reach ``import torch``.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from types import ModuleType
 
 # What may stand in TORCH_LOGS -> the loggers that it sets.
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 def register_log_names() -> None:
     """Register ``LOG_NAMES`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
 
+    Listens where ``python -m dynamo_dist explain`` started the process.
+
     Never raises: torch turns an exception here into a failed ``import torch``.
     """
     try:
@@ -33,6 +37,17 @@ def register_log_names() -> None:
                 _internal.register_log(alias, list(loggers))
     except Exception as error:
         log.debug("no short names for TORCH_LOGS: %r", error)
+    if "DYNAMO_DIST_EXPLAIN" in os.environ:
+        _explain()
+
+
+def _explain() -> None:
+    try:
+        from dynamo_dist.explaining import child
+
+        child.install()
+    except Exception as error:
+        log.warning("this process is not explained: %r", error)
 
 
 def log_names_are_in_time(internal: ModuleType) -> bool:

@@ -23,6 +23,19 @@ def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str,
     return config_patches(own, inductor)
 
 
+def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any]:
+    """Inductor's options for ``mode`` and ``given``, by which each graph is recorded and none is changed.
+
+    As they are, if a post pass is among them or is set for the whole process.
+    """
+    merged = {**_torch.mode_options(mode), **given}
+    key = "post_grad_custom_post_pass"
+    if merged.get(key) is None and _torch.get_config(key) is None:
+        look_only = Attachment(options=PassOptions(passes=(), schedule="off"))
+        merged[key] = attach(look_only)[1]
+    return merged
+
+
 def config_patches(
     own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from inductor_passes.pin import has_own_kernel
 from inductor_passes.records import CollectiveRecord, GraphRecord, PassRecord, TimelineRecord
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE
-from inductor_passes.source_lines import user_line
+from inductor_passes.source_lines import cause, user_line
 
 
 def describe(
@@ -98,4 +98,5 @@ def _collective(
         exposed_before_us=before.exposed_by_launch.get(node.name, 0.0),
         exposed_after_us=after.exposed_by_launch.get(node.name, 0.0),
         why_exposed=why.get(node.name, ""),
+        cause=cause(node),
     )

@@ -21,7 +21,8 @@ class CollectiveRecord:
     """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
 
     ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound`` or ``order``, where the scheduler
-    said it (``schedule/solution.py``).
+    said it (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where whoever
+    traced the program noted one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class CollectiveRecord:
     exposed_before_us: float
     exposed_after_us: float
     why_exposed: str = ""
+    cause: str = ""
 
     def agreed(self) -> str:
         """What every rank of the group must launch alike, as text; "" if that is nothing.

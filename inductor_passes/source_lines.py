@@ -8,6 +8,9 @@ import re
 import torch
 from torch import fx
 
+# What in ``node.meta["custom"]`` says why a collective is there; whoever traces the program notes it.
+CAUSE = "dist_cause"
+CAUSE_IN_BACKWARD = "dist_cause_in_backward"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
@@ -15,6 +18,12 @@ _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost frame outside torch that made the node, or ""."""
     return innermost_user_frame(node.stack_trace or "")
+
+
+def cause(node: fx.Node) -> str:
+    """What was noted while the program was traced, such as a DTensor's change of placement, or ""."""
+    noted = node.meta.get("custom") or {}
+    return str(noted.get(CAUSE_IN_BACKWARD) or noted.get(CAUSE, ""))
 
 
 def innermost_user_frame(stack_trace: str) -> str:

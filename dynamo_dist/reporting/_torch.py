@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import logging
 import sys
@@ -11,6 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+
+from dynamo_dist._torch import WrapAttribute
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,7 @@ class SeenCompile:
     stack: tuple[traceback.FrameSummary, ...]
     reported: bool
     suppressed: bool
+    compile_id: str = ""
 
 
 BreakListener = Callable[[SeenBreak], None]
@@ -157,6 +164,7 @@ def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
         stack=_traced_stack(exc) if failure and exc is not None else (),
         reported=bool(getattr(exc, "logged", False)),
         suppressed=bool(getattr(metrics, "config_suppress_errors", None)),
+        compile_id=str(getattr(metrics, "compile_id", None) or ""),
     )
 
 
@@ -171,3 +179,65 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
         if hasattr(translator, "frame_summary") and hasattr(translator, "f_code"):
             frames[id(translator)] = translator.frame_summary()
     return tuple(frames.values())
+
+
+def redistribute_changes(
+    describe: Callable[[Any, Any, str], str], key: str, backward_key: str
+) -> list[WrapAttribute]:
+    """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``key``.
+
+    ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where the
+    program redistributes. It stands in the node's ``meta["custom"]``, which torch hands on from graph to
+    graph, and from a forward's node to its backward's: so what backward traces bears ``backward_key``.
+    ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args``,
+    ``torch.fx.traceback.current_meta`` and ``torch._C._current_graph_task_id`` were seen in 2.11 to 2.15.
+    """
+    from torch.distributed.tensor import _api, _dispatch, _redistribute
+
+    asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
+
+    def annotated(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
+            if not fx_traceback.has_preserved_node_meta():
+                return stock(local, current, target, **how)
+            in_backward = torch._C._current_graph_task_id() != -1
+            noted = backward_key if in_backward else key
+            with _custom_meta(noted, describe(current, target, asking.get())):
+                return stock(local, current, target, **how)
+
+        return redistribute_local_tensor
+
+    def asked(stock: Any) -> Any:
+        function = getattr(stock, "__func__", stock)
+
+        @functools.wraps(function)
+        def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
+            token = asking.set(str(getattr(schema, "op", "")))
+            try:
+                return function(op_info, schema, *rest, **how)
+            finally:
+                asking.reset(token)
+
+        return staticmethod(redistribute_local_args)
+
+    name = "redistribute_local_tensor"
+    return [
+        *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
+        WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
+    ]
+
+
+@contextlib.contextmanager
+def _custom_meta(key: str, value: str) -> Iterator[None]:
+    """Like ``torch.fx.traceback.annotate``, which changes the dictionary of earlier nodes too."""
+    meta = fx_traceback.current_meta
+    before = meta.get("custom")
+    meta["custom"] = {**(before or {}), key: value}
+    try:
+        yield
+    finally:
+        if before is None:
+            del meta["custom"]
+        else:
+            meta["custom"] = before

@@ -1,4 +1,4 @@
-"""Collect what compiles while a block runs: graphs, graph breaks, recompiles."""
+"""Collect what compiles while a block runs: graphs, graph breaks, recompiles, plans."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist.reporting import stacks
+from dynamo_dist.reporting import plans, stacks
 from dynamo_dist.reporting._torch import SeenBreak, SeenCompile, watch_dynamo
 from dynamo_dist.reporting.catalog import CATALOG, Cause, advise
 from dynamo_dist.reporting.messages import parse, without_addresses
-from dynamo_dist.reporting.records import BreakRecord, Effect, Fact, RecompileRecord, RunReport
+from dynamo_dist.reporting.records import (
+    BreakRecord,
+    Effect,
+    Fact,
+    PlanRecord,
+    RecompileRecord,
+    RunReport,
+)
 from inductor_passes import recorder
 from inductor_passes.records import GraphRecord
 
@@ -28,15 +35,27 @@ _SEVERITY: dict[Effect, int] = {"split": 0, "eager": 1, "error": 2}
 _COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)?(?:_\d+)?: ")
 
 
-class Collector:
-    """What was seen so far. Safe to read at any time, from any thread."""
+Seen = GraphRecord | BreakRecord | RecompileRecord | PlanRecord
 
-    def __init__(self, catalog: Sequence[Cause] = CATALOG) -> None:
+
+class Collector:
+    """What was seen so far. Safe to read at any time, from any thread.
+
+    ``on_change`` is called with each record that is new or replaces an earlier one.
+    """
+
+    def __init__(
+        self,
+        catalog: Sequence[Cause] = CATALOG,
+        on_change: Callable[[Seen], object] = lambda record: None,
+    ) -> None:
         self._catalog = tuple(catalog)
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._graphs: dict[str, GraphRecord] = {}
         self._breaks: dict[tuple[str, str, str], BreakRecord] = {}
         self._recompiles: dict[tuple[str, str, str], RecompileRecord] = {}
+        self._plans: dict[str, PlanRecord] = {}
 
     @property
     def graphs(self) -> list[GraphRecord]:
@@ -56,6 +75,12 @@ class Collector:
         with self._lock:
             return list(self._recompiles.values())
 
+    @property
+    def plans(self) -> list[PlanRecord]:
+        """One record for each graph that was planned."""
+        with self._lock:
+            return list(self._plans.values())
+
     def report(self, facts: Sequence[Fact] = ()) -> RunReport:
         """Everything seen so far with this process's rank and versions."""
         graphs = tuple(self.graphs)
@@ -69,6 +94,7 @@ class Collector:
             graphs=graphs,
             breaks=tuple(self.breaks),
             recompiles=tuple(self.recompiles),
+            plans=tuple(self.plans),
             facts=tuple(facts),
         )
 
@@ -76,6 +102,13 @@ class Collector:
         """Take a record; a later one of the same ``graph_id`` replaces the earlier."""
         with self._lock:
             self._graphs[record.graph_id] = record
+            self._on_change(record)
+
+    def on_plan(self, record: PlanRecord) -> None:
+        """Take a plan; a later one of the same graph replaces the earlier."""
+        with self._lock:
+            self._plans[record.graph] = record
+            self._on_change(record)
 
     def on_break(self, seen: SeenBreak) -> None:
         """Take a break that Dynamo recovered from."""
@@ -123,33 +156,39 @@ class Collector:
                 worst = max(known.effect, effect, key=_SEVERITY.__getitem__)
                 record = dataclasses.replace(record, count=known.count + 1, effect=worst)
             self._breaks[key] = record
+            self._on_change(record)
 
     def _add_recompile(self, seen: SeenCompile) -> None:
         line = f"{seen.file}:{seen.line}" if seen.file else stacks.user_line(seen.stack)
         record = RecompileRecord(seen.function, line, _guard(seen.recompile_reason))
         key = (record.function, record.user_line, record.guard)
         with self._lock:
-            known = self._recompiles.get(key)
-            self._recompiles[key] = dataclasses.replace(
-                record, count=known.count + 1 if known else 1
-            )
+            if known := self._recompiles.get(key):
+                record = dataclasses.replace(record, count=known.count + 1)
+            self._recompiles[key] = record
+            self._on_change(record)
 
 
 @contextlib.contextmanager
-def collect(catalog: Sequence[Cause] = CATALOG) -> Iterator[Collector]:
+def collect(
+    catalog: Sequence[Cause] = CATALOG,
+    on_change: Callable[[Seen], object] = lambda record: None,
+) -> Iterator[Collector]:
     """Collect while the block runs; the collector stays readable after it.
 
     Listens at compile time only, so compiled calls are as fast as without it. Works whatever
     TORCH_LOGS says, changes nothing that torch logs, nests, and sees compiles of every thread.
     """
-    collector = Collector(catalog)
+    collector = Collector(catalog, on_change)
     with watch_dynamo(collector.on_break, collector.on_compile):
         unsubscribe = recorder.subscribe(collector.on_graph)
+        unsubscribe_plans = plans.subscribe(collector.on_plan)
         try:
             yield collector
         finally:
             recorder.publish_cached()  # graphs that a compile by stock's backend took from the cache
             unsubscribe()
+            unsubscribe_plans()
 
 
 def explain(

@@ -11,6 +11,8 @@ a field changes its meaning or goes.
                      (inductor_passes.records.GraphRecord.to_json)
     breaks           list of {kind, reason, user_line, explanation, fix, cause, effect, count, hints}
     recompiles       list of {function, user_line, guard, count}
+    plans            list of {graph, method, steps, stock_us, planned_us, bound_us, changes}; changes is
+                     a list of {op, stock, planned}: where stock and the plan put an operation's inputs
     facts            list of {name, value, unit, source}; value is a number, a string or a list of
                      numbers, source says where it comes from: "simulated on h100x8",
                      "measured, CPU", "emulated link, 1 Gbit/s"
@@ -28,7 +30,7 @@ from inductor_passes.records import GraphRecord
 SCHEMA_VERSION = 1
 
 Effect = Literal["split", "eager", "error"]
-_Record = TypeVar("_Record", "BreakRecord", "RecompileRecord", "Fact")
+_Record = TypeVar("_Record", "BreakRecord", "RecompileRecord", "PlanRecord", "Fact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,40 @@ class RecompileRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One operation whose inputs the plan puts elsewhere than stock would: ``S0``, ``R``, ``P`` per input."""
+
+    op: str
+    stock: tuple[str, ...]
+    planned: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """The placements of one Dynamo graph, re-solved; ``graph`` is its name in a plan file.
+
+    Times are modelled, communication and compute, in microseconds; no plan takes less than ``bound_us``.
+    """
+
+    graph: str
+    method: str
+    steps: int
+    stock_us: float
+    planned_us: float
+    bound_us: float
+    changes: tuple[PlannedStep, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanRecord:
+        """Inverse of ``dataclasses.asdict``."""
+        changes = tuple(
+            PlannedStep(item["op"], tuple(item["stock"]), tuple(item["planned"]))
+            for item in data["changes"]
+        )
+        return dataclasses.replace(known_fields(cls, data), changes=changes)
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A figure that somebody measured or computed. ``source`` says how, in the reader's words."""
 
@@ -85,6 +121,7 @@ class RunReport:
     graphs: tuple[GraphRecord, ...] = ()
     breaks: tuple[BreakRecord, ...] = ()
     recompiles: tuple[RecompileRecord, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +136,7 @@ class RunReport:
             "graphs": [graph.to_json() for graph in self.graphs],
             "breaks": [dataclasses.asdict(item) for item in self.breaks],
             "recompiles": [dataclasses.asdict(item) for item in self.recompiles],
+            "plans": [dataclasses.asdict(item) for item in self.plans],
             "facts": [dataclasses.asdict(item) for item in self.facts],
         }
 
@@ -118,9 +156,12 @@ class RunReport:
                 plugin_version=str(data["plugin_version"]),
                 topology=str(data["topology"]),
                 graphs=tuple(GraphRecord.from_json(item) for item in data["graphs"]),
-                breaks=tuple(_known(BreakRecord, item) for item in data["breaks"]),
-                recompiles=tuple(_known(RecompileRecord, item) for item in data["recompiles"]),
-                facts=tuple(_known(Fact, item) for item in data["facts"]),
+                breaks=tuple(known_fields(BreakRecord, item) for item in data["breaks"]),
+                recompiles=tuple(
+                    known_fields(RecompileRecord, item) for item in data["recompiles"]
+                ),
+                plans=tuple(PlanRecord.from_json(item) for item in data.get("plans", ())),
+                facts=tuple(known_fields(Fact, item) for item in data["facts"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(
@@ -129,7 +170,7 @@ class RunReport:
             ) from error
 
 
-def _known(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
+def known_fields(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
     """``cls`` from the fields that it has; lists become tuples again."""
     names = [field.name for field in dataclasses.fields(cls)]
     fields: dict[str, Any] = {name: data[name] for name in names if name in data}

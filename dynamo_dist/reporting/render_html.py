@@ -14,7 +14,7 @@ from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.picture import COMPUTE_LANE, Box, Lane, Picture, draw, ticks
 from dynamo_dist.reporting.records import RunReport
-from dynamo_dist.reporting.summary import graph_titles, order_text, summarize
+from dynamo_dist.reporting.summary import WHY_EXPOSED, graph_titles, order_text, summarize
 from inductor_passes.records import CollectiveRecord, GraphRecord
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ def _template() -> Template:
         box_title=_box_title,
         labels=_labels,
         lane_y=_lane_y,
+        why_exposed=WHY_EXPOSED,
         LANE_HEIGHT=LANE_HEIGHT,
     )
     return environment.get_template("report.html.j2")

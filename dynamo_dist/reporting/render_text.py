@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
-from dynamo_dist.reporting.records import BreakRecord, Fact, RunReport
-from dynamo_dist.reporting.summary import Summary, graph_titles, order_text, summarize
+from dynamo_dist.reporting.records import BreakRecord, Fact, PlanRecord, RunReport
+from dynamo_dist.reporting.summary import (
+    WHY_EXPOSED,
+    Collectives,
+    Summary,
+    alike,
+    graph_titles,
+    order_text,
+    summarize,
+)
 from inductor_passes.records import GraphRecord, PassRecord, ScheduleRecord
 
 if TYPE_CHECKING:
@@ -25,8 +33,9 @@ _SIGNS = {
     ord("\N{NARROW NO-BREAK SPACE}"): " ",
     ord("\N{RIGHTWARDS ARROW}"): "->",
 }
-# More would not help on a terminal; report.html has them all.
-_MOST_EXPOSED = 5
+# More would not help on a terminal; the page has them all.
+_MOST_COLLECTIVES = 20
+_MOST_NOTES = 10
 
 
 def render_text(report: RunReport | MergedReport, console: Console | None = None) -> None:
@@ -51,15 +60,17 @@ def render_text(report: RunReport | MergedReport, console: Console | None = None
         _line(console, f"recompiled {times}: {recompile.function} ({where}): {recompile.guard}")
     for fact in report.facts:
         _fact(console, fact)
+    for plan in report.plans:
+        _plan(console, plan)
     for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
         _graph(console, title, graph)
 
 
 def _ranks(console: Console, merged: MergedReport) -> None:
-    if not merged.differences:
-        count = _count(len(merged.reports), "rank")
+    count = _count(len(merged.reports), "rank")
+    if not merged.differences and len(merged.reports) > 1:
         _line(console, f"{count} agree in breaks, graphs, launches, payloads and order.")
-    else:
+    elif merged.differences:
         _line(console, "RANKS DIFFER; ranks that launch in another order hang.", "bold red")
     for difference in merged.differences:
         for value, ranks in difference.values:
@@ -147,6 +158,20 @@ def _fact(console: Console, fact: Fact) -> None:
     _line(console, f"{fact.name}: {value}{unit}{source}")
 
 
+def _plan(console: Console, plan: PlanRecord) -> None:
+    _line(console, "")
+    _line(
+        console,
+        f"plan {plan.graph} ({plan.method}): {len(plan.changes)} of {_count(plan.steps, 'step')} changed; "
+        f"{_us(plan.stock_us)} -> {_us(plan.planned_us)}, bound {_us(plan.bound_us)}, modelled",
+        "bold",
+    )
+    for step in plan.changes[:_MOST_NOTES]:
+        _line(console, f"  {step.op}: {', '.join(step.stock)} -> {', '.join(step.planned)}")
+    if len(plan.changes) > _MOST_NOTES:
+        _line(console, f"  and {len(plan.changes) - _MOST_NOTES} more", "dim")
+
+
 def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     nodes = _count(graph.node_count, "node")
     counts = f"{nodes}, {_count(len(graph.collectives), 'collective')}"
@@ -154,25 +179,43 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     _line(console, f"{title} graph: {counts}; {order_text(graph)}", "bold")
     for record in graph.passes:
         _line(console, f"  {_pass_text(record)}")
+        for note in record.notes[:_MOST_NOTES]:
+            _line(console, f"    {note}")
+        if len(record.notes) > _MOST_NOTES:
+            _line(console, f"    and {len(record.notes) - _MOST_NOTES} more decisions", "dim")
     if graph.schedule is not None:
         _line(console, f"  {schedule_text(graph.schedule)}")
     for warning in graph.warnings:
         _line(console, f"  warning: {warning}", "yellow")
-    exposed = sorted(
-        (c for c in graph.collectives if _us(c.exposed_after_us) != "0"),
-        key=lambda c: -c.exposed_after_us,
+    groups = alike(graph.collectives)
+    for group in groups[:_MOST_COLLECTIVES]:
+        _collectives(console, group)
+    if len(groups) > _MOST_COLLECTIVES:
+        _line(console, f"  and {len(groups) - _MOST_COLLECTIVES} more kinds", "dim")
+
+
+def _collectives(console: Console, group: Collectives) -> None:
+    """Collectives of one line and kind: what, why there, how long, and why exposed."""
+    one = group.first
+    times = f"{group.count} x " if group.count > 1 else ""
+    each = " each" if group.count > 1 else ""
+    _line(
+        console,
+        f"  {times}{one.kind} {units.human_bytes(one.payload_bytes)} on {one.group_name}, predicted "
+        f"{_us(one.predicted_us)}{each}: {_exposure(group)}",
     )
-    for c in exposed[:_MOST_EXPOSED]:
-        times = f"{_us(c.exposed_before_us)} -> {_us(c.exposed_after_us)} exposed"
-        if c.why_exposed:
-            times += f" ({c.why_exposed})"
-        where = " ".join(units.split_line(c.stack))
-        _line(
-            console,
-            f"  {c.kind} {units.human_bytes(c.payload_bytes)} on {c.group_name}: {times}  {where}".rstrip(),
-        )
-    if len(exposed) > _MOST_EXPOSED:
-        _line(console, f"  and {len(exposed) - _MOST_EXPOSED} more exposed", "dim")
+    if one.cause:
+        _line(console, f"    {one.cause}", "cyan")
+    if one.stack:
+        _line(console, f"    {' '.join(units.split_line(one.stack))}")
+
+
+def _exposure(group: Collectives) -> str:
+    before, after = _us(group.exposed_before_us), _us(group.exposed_after_us)
+    if after == "0":
+        return "hidden" if before == "0" else f"{before} exposed -> hidden"
+    why = f" ({WHY_EXPOSED[group.why_exposed]})" if group.why_exposed in WHY_EXPOSED else ""
+    return f"{before} exposed{why}" if before == after else f"{before} -> {after} exposed{why}"
 
 
 def schedule_text(schedule: ScheduleRecord) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo_dist.reporting.records import RunReport
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import CollectiveRecord, GraphRecord
+
+# What the scheduler says of an exposed collective, in a reader's words.
+WHY_EXPOSED = {
+    "data": "it starts once its input is there; nothing independent is left to compute meanwhile",
+    "channel": "its group was busy with other collectives",
+    "memory cap": "an earlier start would exceed the memory cap",
+    "at the bound": "no schedule is shorter",
+    "order": "it could start earlier, but no better schedule was found",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,36 @@ def summarize(report: RunReport) -> Summary:
         warnings=sum(len(g.warnings) for g in graphs),
         orders_lost=sum(g.order_kept is False for g in graphs),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Launches of one graph that differ in time alone: ``first`` stands for all; times are sums."""
+
+    first: CollectiveRecord
+    count: int
+    exposed_before_us: float
+    exposed_after_us: float
+    why_exposed: str
+
+
+def alike(collectives: Sequence[CollectiveRecord]) -> list[Collectives]:
+    """Launches put together by line, kind, cause, size and group; the most exposed first."""
+    groups: dict[tuple[object, ...], list[CollectiveRecord]] = {}
+    for c in collectives:
+        key = (c.stack, c.kind, c.cause, c.payload_bytes, c.dtype, c.reduce_op, c.group_name)
+        groups.setdefault(key, []).append(c)
+    found = [
+        Collectives(
+            first=members[0],
+            count=len(members),
+            exposed_before_us=sum(c.exposed_before_us for c in members),
+            exposed_after_us=sum(c.exposed_after_us for c in members),
+            why_exposed=max(members, key=lambda c: c.exposed_after_us).why_exposed,
+        )
+        for members in groups.values()
+    ]
+    return sorted(found, key=lambda group: -group.exposed_after_us)
 
 
 def graph_titles(graphs: Sequence[GraphRecord]) -> list[str]:

@@ -14,7 +14,7 @@ from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.render_html import render_html
 from dynamo_dist.reporting.summary import graph_titles
-from inductor_passes.simulate import chrome_trace
+from inductor_passes.simulate import chrome_trace, joined
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,13 @@ def write_report(
     rank's. Makes the folder. Each file is replaced at once, so a reader never sees half of one. If
     the folder cannot be written, warns and returns ().
     """
-    if isinstance(report, MergedReport):
-        first, infix = report.first, ""
-    else:
-        first, infix = report, f".rank{report.rank}" if report.world_size > 1 else ""
+    infix = ""
+    if isinstance(report, RunReport) and report.world_size > 1:
+        infix = f".rank{report.rank}"
     contents = {
         f"report{infix}.html": render_html(report),
         f"report{infix}.json": json.dumps(report.to_json(), indent=1),
-        f"trace{infix}.json": json.dumps(trace(first)),
+        f"trace{infix}.json": json.dumps(trace(report)),
     }
     folder = Path(directory)
     try:
@@ -64,8 +63,10 @@ def read_report(path: str | os.PathLike[str]) -> RunReport:
     return RunReport.from_json(data)
 
 
-def trace(report: RunReport) -> dict[str, Any]:
-    """The timelines of all graphs, before and after, as one Chrome trace of this rank."""
+def trace(report: RunReport | MergedReport) -> dict[str, Any]:
+    """The timelines of all graphs, before and after, as one Chrome trace; of every rank there is."""
+    if isinstance(report, MergedReport):
+        return joined([trace(of_rank) for of_rank in report.reports])
     timelines = {}
     for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
         timelines[f"{title}, before"] = graph.before

@@ -24,6 +24,7 @@ INHERITED = (
     "seq_nr",
     "partitioner_tag",
     "original_aten",
+    "custom",
 )
 # Ops that only place elements, each of them somewhere: they commute with everything elementwise.
 PLACING = frozenset(

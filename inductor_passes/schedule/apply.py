@@ -167,7 +167,7 @@ def _land_coalesced(
 
 
 class _Writer:
-    """New nodes with their values' shapes and the user's line of what they replace."""
+    """New nodes with their values' shapes and the user's line and annotations of what they replace."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
@@ -182,8 +182,9 @@ class _Writer:
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """One call; its value is computed on the fake values of its inputs."""
         node = self._graph.call_function(target, args, kwargs)
-        if self._like is not None and self._like.stack_trace is not None:
-            node.stack_trace = self._like.stack_trace
+        for key in ("stack_trace", "custom"):
+            if self._like is not None and self._like.meta.get(key) is not None:
+                node.meta[key] = self._like.meta[key]
         given, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
         node.meta["val"] = target(*given, **named)
         self.made.append(node)

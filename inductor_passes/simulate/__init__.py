@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from inductor_passes.simulate.chrome_trace import chrome_trace
+from inductor_passes.simulate.chrome_trace import chrome_trace, joined
 
 if TYPE_CHECKING:
     from inductor_passes.simulate.timeline import Timeline, simulate
 
-__all__ = ["Timeline", "chrome_trace", "simulate"]
+__all__ = ["Timeline", "chrome_trace", "joined", "simulate"]
 
 
 def __getattr__(name: str) -> object:

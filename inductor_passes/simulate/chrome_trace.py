@@ -5,7 +5,7 @@ Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_passes.records import SpanRecord, TimelineRecord
@@ -49,6 +49,27 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
                 for title, timeline in timelines.items()
             },
         },
+    }
+
+
+def joined(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Traces of several ranks as one: each keeps its processes and arrows apart from the others'."""
+    events: list[dict[str, Any]] = []
+    processes = arrows = 0
+    for trace in traces:
+        for event in trace["traceEvents"]:
+            event = {**event, "pid": event["pid"] + processes}
+            if "id" in event:
+                event["id"] += arrows
+            if event["name"] == "process_sort_index":
+                event["args"] = {"sort_index": event["pid"]}
+            events.append(event)
+        processes = 1 + max((event["pid"] for event in events), default=-1)
+        arrows = 1 + max((event["id"] for event in events if "id" in event), default=-1)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"ranks": [trace["otherData"] for trace in traces]},
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_dist.errors import PlanError
+from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.sharding.plan.planner import Plan
 from dynamo_dist.sharding.plan.record import Spec
 from dynamo_dist.sharding.plan.trace import Line
@@ -58,6 +59,22 @@ class StoredPlan:
     def changes(self) -> int:
         """Steps whose inputs go elsewhere than stock would bring them."""
         return sum(row.stock != row.inputs for row in self.rows)
+
+    def record(self, graph: str) -> PlanRecord:
+        """What a report shows of it."""
+        return PlanRecord(
+            graph=graph,
+            method=self.method,
+            steps=len(self.rows),
+            stock_us=sum(self.stock_us),
+            planned_us=sum(self.planned_us),
+            bound_us=self.bound_us,
+            changes=tuple(
+                PlannedStep(row.text, tuple(map(_said, row.stock)), tuple(map(_said, row.inputs)))
+                for row in self.rows
+                if row.stock != row.inputs
+            ),
+        )
 
 
 def load(path: str) -> dict[str, StoredPlan]:

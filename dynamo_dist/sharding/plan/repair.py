@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist._torch import CacheKeyTag
 from dynamo_dist.errors import PlanError
+from dynamo_dist.reporting import plans
 from dynamo_dist.sharding.plan import _torch, file
 from dynamo_dist.sharding.plan.cost import Prices
 from dynamo_dist.sharding.plan.planner import plan
@@ -48,6 +49,8 @@ def compile_repaired(
         return compile_(gm, inputs)
     name = fingerprint(gm, inputs)
     stored = find_plan(gm, inputs, name, prices, rules, path)
+    if stored is not None:
+        plans.publish(stored.record(name))
     if stored is None or not stored.changes:
         return compile_(gm, inputs)
     script = stored.script()

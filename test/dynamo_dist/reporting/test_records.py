@@ -29,6 +29,7 @@ def test_json_has_the_documented_fields(report):
         "graphs",
         "breaks",
         "recompiles",
+        "plans",
         "facts",
     ]
     assert list(data["breaks"][0]) == [

@@ -4,7 +4,7 @@ import json
 import torch
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate import chrome_trace, simulate
+from inductor_passes.simulate import chrome_trace, joined, simulate
 from inductor_passes.testing import FixedCost, trace
 
 c10d = torch.ops._c10d_functional
@@ -31,6 +31,25 @@ class TestChromeTrace(TestCase):
         record = simulate(trace(program, [16, 16], [2, 16]), FixedCost(8.0, mm=10.0)).record()
         self.record = record
         self.content = chrome_trace({"before": record, "after": record}, rank=3)
+
+    def test_joined_ranks_keep_processes_and_arrows_apart(self):
+        other = chrome_trace({"before": self.record}, rank=4)
+        content = json.loads(json.dumps(joined([self.content, other])))
+        for event in content["traceEvents"]:
+            self.assertEqual(set(event) - {"ph"}, REQUIRED[event["ph"]])
+        names = {
+            e["pid"]: e["args"]["name"]
+            for e in events_of(content, "M")
+            if e["name"] == "process_name"
+        }
+        self.assertEqual(list(names), [0, 1, 2])
+        self.assertEqual([name[-7:] for name in names.values()], ["rank 3)", "rank 3)", "rank 4)"])
+        starts = events_of(content, "s")
+        self.assertEqual(len({event["id"] for event in starts}), len(starts))
+        ends = {event["id"]: event["pid"] for event in events_of(content, "f")}
+        self.assertEqual(ends, {event["id"]: event["pid"] for event in starts})
+        self.assertEqual([of["rank"] for of in content["otherData"]["ranks"]], [3, 4])
+        self.assertEqual(joined([])["traceEvents"], [])
 
     def test_is_json_of_the_documented_form(self):
         content = json.loads(json.dumps(self.content))

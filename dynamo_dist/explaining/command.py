@@ -1,0 +1,143 @@
+"""The command: run the script, gather what its processes saw, print one report.
+
+``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``,
+as ``dynamo_dist.reporting.schema`` describes it; what the script prints goes to standard error then.
+The exit status is the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo_dist.explaining import child, process
+
+if TYPE_CHECKING:
+    from dynamo_dist.reporting import MergedReport, RunReport
+
+# How long rank 0 waits for the reports of other ranks once its own script has ended.
+WAIT_S = 30.0
+_REFUSED = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``explain``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument(
+        "--html", metavar="FILE", help="write the page, one file that works offline"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the timelines for ui.perfetto.dev")
+    parser.add_argument(
+        "--backend",
+        default="",
+        metavar="NAME",
+        help="compile with this backend (dynamo_dist) where the script names none; "
+        "left out, the script runs as it is",
+    )
+    parser.add_argument("--schema", action=_PrintSchema, help="print the JSON schema of --json")
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
+    parser.add_argument("script", help="a Python file that calls torch.compile")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script gets")
+
+
+class _PrintSchema(argparse.Action):
+    """Like ``--help``: prints and ends."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **how)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
+        from dynamo_dist.reporting.schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        parser.exit()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script and report; the script's exit status, or 2 if it cannot be started."""
+    if why := _refusal(arguments):
+        print(json.dumps({"error": why}) if arguments.json else f"error: {why}", file=sys.stderr)
+        return _REFUSED
+    with tempfile.TemporaryDirectory(prefix="dynamo_dist_explain_") as folder:
+        script = ["-m", arguments.script] if arguments.is_module else [arguments.script]
+        environ = {**os.environ, child.FOLDER: folder, child.BACKEND: arguments.backend}
+        command = [*process.interpreter(), *script, *arguments.arguments]
+        with process.running(command, environ, quiet=arguments.json) as wait:
+            status = wait()
+            _report(arguments, folder, status)
+    return process.end_like(status)
+
+
+def _refusal(arguments: argparse.Namespace) -> str:
+    if not arguments.is_module and not Path(arguments.script).is_file():
+        return f"There is no script {arguments.script!r}."
+    installed = importlib.metadata.entry_points(group="torch.backends", name="dynamo_dist")
+    if not installed:
+        return (
+            "dynamo-dist is not installed, so that torch does not call it in the script's processes. "
+            "Install it: pip install -e . in a checkout."
+        )
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        return (
+            "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so that torch calls no extension in the script's "
+            "processes. Unset it."
+        )
+    return ""
+
+
+def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
+    """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank 0."""
+    from dynamo_dist.explaining import journal, ranks
+    from dynamo_dist.reporting import Fact, RunReport, merge
+
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    found = journal.read(folder, (rank, world_size)) or [RunReport(rank, world_size)]
+    ended = Fact("exit status", _status_text(status), "", "the script's")
+    found = [dataclasses.replace(report, facts=(ended, *report.facts)) for report in found]
+    store = ranks.agent_store() if world_size > 1 else None
+    if store is not None and rank != 0:
+        ranks.give(store, found[0])
+        return
+    if store is not None:
+        found += ranks.take(store, range(1, world_size), WAIT_S)
+    alone = store is None and world_size > 1
+    _show(arguments, merge(found), f".rank{rank}" if alone else "")
+
+
+def _status_text(status: int) -> str:
+    return str(status) if status >= 0 else f"killed by {signal.Signals(-status).name}"
+
+
+def _show(arguments: argparse.Namespace, merged: MergedReport, infix: str) -> None:
+    """Files and text. ``infix`` tells the files of ranks apart that nobody brings together."""
+    from dynamo_dist.reporting import render_html, render_text
+    from dynamo_dist.reporting.write import trace
+
+    report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
+    if arguments.html:
+        _write(arguments.html, infix, render_html(report))
+    if arguments.trace:
+        _write(arguments.trace, infix, json.dumps(trace(merged)))
+    if arguments.json:
+        print(json.dumps(merged.to_json(), indent=2))
+    else:
+        render_text(report)
+
+
+def _write(name: str, infix: str, text: str) -> None:
+    path = Path(name)
+    path = path.with_name(f"{path.stem}{infix}{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"error: {path} was not written: {error.strerror}.", file=sys.stderr)

@@ -1,0 +1,125 @@
+"""What an explained process has seen so far, on disk: nothing is lost if the process dies.
+
+Each process appends lines of JSON to a file of its own, ``{"kind": KIND, "data": {...}}``. A later line
+about the same thing replaces the earlier; a last line that was cut off is not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dynamo_dist.reporting.records import (
+    BreakRecord,
+    Fact,
+    PlanRecord,
+    RecompileRecord,
+    RunReport,
+    known_fields,
+)
+from inductor_passes.records import GraphRecord
+
+Record = GraphRecord | BreakRecord | RecompileRecord | PlanRecord | Fact
+# Kind -> how a record is read back, and what of it tells which one it is.
+_KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "graphs": (GraphRecord, GraphRecord.from_json, lambda r: r.graph_id),
+    "breaks": (
+        BreakRecord,
+        lambda data: known_fields(BreakRecord, data),
+        lambda r: (r.kind, r.reason, r.user_line),
+    ),
+    "recompiles": (
+        RecompileRecord,
+        lambda data: known_fields(RecompileRecord, data),
+        lambda r: (r.function, r.user_line, r.guard),
+    ),
+    "plans": (PlanRecord, PlanRecord.from_json, lambda r: r.graph),
+    "facts": (Fact, lambda data: known_fields(Fact, data), lambda r: r.name),
+}
+_PROCESS = ("rank", "world_size", "torch_version", "plugin_version")
+
+
+class Journal:
+    """Writes the file of this process; a forked child writes one of its own. Threads may share it."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+        self._lock = threading.Lock()
+        self._process: dict[str, Any] = {}
+
+    def process(self, **known: Any) -> None:
+        """Who is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``."""
+        if known != self._process:
+            self._process = known
+            self._append("process", known)
+
+    def record(self, record: Record) -> None:
+        """Add a record, or replace the one before it."""
+        kind = next(kind for kind, (cls, _, _) in _KINDS.items() if isinstance(record, cls))
+        data = record.to_json() if isinstance(record, GraphRecord) else dataclasses.asdict(record)
+        self._append(kind, data)
+
+    def _append(self, kind: str, data: Mapping[str, Any]) -> None:
+        line = json.dumps({"kind": kind, "data": data}) + "\n"
+        with (
+            self._lock,
+            (self._folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file,
+        ):
+            file.write(line)
+
+
+def read(folder: str | os.PathLike[str], default: tuple[int, int] = (0, 1)) -> list[RunReport]:
+    """A report for each rank that wrote anything, by rank; processes of one rank are put together.
+
+    ``default``: rank and number of ranks of a process that never said, because it ended too early.
+    """
+    files = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    by_rank: dict[int, RunReport] = {}
+    for report in (_report(_lines(path), default) for path in files):
+        before = by_rank.get(report.rank)
+        by_rank[report.rank] = report if before is None else _together(before, report)
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the process died while it wrote
+        yield entry["kind"], entry["data"]
+
+
+def _report(lines: Iterable[tuple[str, Any]], default: tuple[int, int]) -> RunReport:
+    process: dict[str, Any] = dict(zip(_PROCESS, default, strict=False))
+    seen: dict[str, dict[Any, Any]] = {kind: {} for kind in _KINDS}
+    for kind, data in lines:
+        if kind == "process":
+            process.update({name: data[name] for name in _PROCESS if name in data})
+        elif kind in _KINDS:
+            _, parse, key = _KINDS[kind]
+            record = parse(data)
+            seen[kind][key(record)] = record
+    records: dict[str, Any] = {kind: tuple(found.values()) for kind, found in seen.items()}
+    topologies = dict.fromkeys(g.topology for g in records["graphs"] if g.topology)
+    return RunReport(**process, **records, topology=", ".join(topologies))
+
+
+def _together(one: RunReport, other: RunReport) -> RunReport:
+    """Two processes of one rank; of what both measured the later counts."""
+    facts = {fact.name: fact for fact in (*one.facts, *other.facts)}
+    later = other if other.world_size >= one.world_size else one
+    return dataclasses.replace(
+        later,
+        topology=one.topology or other.topology,
+        graphs=one.graphs + other.graphs,
+        breaks=one.breaks + other.breaks,
+        recompiles=one.recompiles + other.recompiles,
+        plans=one.plans + other.plans,
+        facts=tuple(facts.values()),
+    )

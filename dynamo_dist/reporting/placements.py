@@ -1,0 +1,30 @@
+"""Which change of placement caused a collective, noted on the node while DTensor is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynamo_dist._torch import Change
+from dynamo_dist.reporting import _torch
+from inductor_passes.source_lines import CAUSE, CAUSE_IN_BACKWARD
+
+
+def changes() -> list[Change]:
+    """What enabling does, so that a cached graph's record has it too."""
+    return [*_torch.redistribute_changes(describe, CAUSE, CAUSE_IN_BACKWARD)]
+
+
+def describe(current: Any, target: Any, op: str) -> str:
+    """``Shard(0) -> Replicate() on tp, for aten.mm.default``: each mesh dimension that changes."""
+    mesh = current.mesh
+    names = mesh.mesh_dim_names or [f"mesh dim {i}" for i in range(mesh.ndim)]
+    parts = [
+        f"{_said(old)} -> {_said(new)} on {name}"
+        for name, old, new in zip(names, current.placements, target.placements, strict=True)
+        if old != new
+    ]
+    return ", ".join(parts) + (f", for {op}" if op else "")
+
+
+def _said(placement: Any) -> str:
+    return repr(placement).replace("dim=", "")

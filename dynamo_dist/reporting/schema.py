@@ -1,0 +1,82 @@
+"""The JSON schema of reports, made from the records: what they hold is what it says.
+
+``python -m dynamo_dist explain --schema`` prints it; ``docs/report.schema.json`` is a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+from dynamo_dist.reporting import records
+from inductor_passes import records as graph_records
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+_VERSIONS = {
+    records.RunReport: records.SCHEMA_VERSION,
+    graph_records.GraphRecord: graph_records.SCHEMA_VERSION,
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema of what ``explain --json`` prints: all ranks of a run, merged.
+
+    One rank's ``report.json`` is ``#/$defs/RunReport``.
+    """
+    definitions: dict[str, Any] = {}
+    report = _reference(records.RunReport, definitions)
+    ranks = {"type": "array", "items": {"type": "integer"}}
+    value = _object({"value": {"type": "string"}, "ranks": ranks})
+    difference = _object(
+        {"what": {"type": "string"}, "values": {"type": "array", "items": value}},
+        "Something on which ranks disagree: each value with the ranks that have it.",
+    )
+    merged = _object(
+        {
+            "schema": {"const": records.SCHEMA_VERSION},
+            "world_size": {"type": "integer"},
+            "missing": ranks,
+            "differences": {"type": "array", "items": difference},
+            "reports": {"type": "array", "items": report, "minItems": 1},
+        },
+        "Reports of the ranks of one run, by rank. missing: ranks that gave none.",
+    )
+    return {"$schema": DIALECT, "title": "dynamo_dist report", **merged, "$defs": definitions}
+
+
+def _reference(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    name = cls.__name__
+    if name not in definitions:
+        definitions[name] = {}  # taken, should it name itself
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: _of(hints[f.name], definitions) for f in dataclasses.fields(cls)}
+        if cls in _VERSIONS:
+            fields = {"schema": {"const": _VERSIONS[cls]}, **fields}
+        definitions[name] = _object(fields, " ".join((cls.__doc__ or "").split()))
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    if hint in _PLAIN:
+        return {"type": _PLAIN[hint]}
+    if dataclasses.is_dataclass(hint):
+        return _reference(typing.cast(type, hint), definitions)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple:
+        return {"type": "array", "items": _of(arguments[0], definitions)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _of(arguments[1], definitions)}
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_of(argument, definitions) for argument in arguments]}
+    raise TypeError(f"A record has a field of type {hint}, which the schema cannot express.")
+
+
+def _object(properties: dict[str, Any], description: str = "") -> dict[str, Any]:
+    """Every field is there; a reader ignores others, which later versions may add."""
+    described = {"description": description} if description else {}
+    return {**described, "type": "object", "properties": properties, "required": [*properties]}

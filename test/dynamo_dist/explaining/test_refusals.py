@@ -1,0 +1,45 @@
+"""What ``explain`` cannot start, and what it prints without starting anything."""
+
+import argparse
+import json
+
+import pytest
+
+from dynamo_dist.explaining import command
+from dynamo_dist.reporting.schema import json_schema
+
+
+def parsed(*arguments):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_there_is_no_such_script(capsys):
+    assert command.run(parsed("no_such.py")) == 2
+    assert capsys.readouterr().err == "error: There is no script 'no_such.py'.\n"
+
+
+def test_torch_loads_no_extension(monkeypatch, capsys):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert command.run(parsed(__file__)) == 2
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD is off" in capsys.readouterr().err
+
+
+def test_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ())
+    assert command.run(parsed(__file__)) == 2
+    assert "dynamo-dist is not installed" in capsys.readouterr().err
+
+
+def test_what_follows_the_script_is_the_script_s():
+    arguments = parsed("--html", "out.html", "train.py", "--json", "-m")
+    assert (arguments.json, arguments.html, arguments.is_module) == (False, "out.html", False)
+    assert arguments.arguments == ["--json", "-m"]
+
+
+def test_the_schema_is_printed(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parsed("--schema")
+    assert not ended.value.code
+    assert json.loads(capsys.readouterr().out) == json_schema()
