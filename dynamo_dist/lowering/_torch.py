@@ -11,6 +11,7 @@ import torch
 import torch._C._distributed_c10d as _distributed_c10d
 import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.builder as _builder
+import torch._dynamo.variables.higher_order_ops as _higher_order_ops
 import torch._functorch.partitioners as _partitioners
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
@@ -24,11 +25,17 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from dynamo_dist._torch import Change as Change
-from dynamo_dist._torch import SetAttribute, SetItem
+from dynamo_dist._torch import SetAttribute, SetItem, WrapAttribute
 from dynamo_dist.trackers._torch import VALUE_MATCH, realized
 from dynamo_dist.trackers._torch import build as build
 from dynamo_dist.trackers._torch import build_callable as build_callable
@@ -72,8 +79,17 @@ def reduce_scatter_of(group: Any) -> Any:
     return getattr(group, name) if hasattr(group, name) else group._reduce_scatter_base
 
 
-class ObjectTracker(VariableTracker):
-    """An object that exists while tracing only; its members and its way out are the subclass's hooks."""
+class ObjectTracker(BackwardHookVariable):
+    """An object that exists while tracing only; its members and its way out are the subclass's hooks.
+
+    It is true. Up to 2.12 stock's hooks are the one class that no table holds and every condition takes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        VariableTracker.__init__(self, **options)
+
+    def as_proxy(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} is no value of a graph")
 
     def attribute(self, tx: Any, name: str) -> Any:
         """Hook: the tracker of an attribute, bound methods included."""
@@ -270,6 +286,63 @@ def drop_dead_chains() -> list[Change]:
             _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()
         )
     ]
+
+
+def return_no_aliases() -> list[Change]:
+    """Let the forward of an autograd function return what it made once, not again by another name.
+
+    Up to 2.11 every tensor it made is returned from it, what an in-place op gave too. That is the very
+    tensor that the op wrote to; its gradients then go to the last of its names, and are lost. Later
+    torches leave aliases out, which is what the argument asks for.
+    """
+    traced = _higher_order_ops.AutogradFunctionApplyVariable.trace_forward_graph
+    argument = "filter_aliased_intermediates"
+    if argument in inspect.getsource(traced):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def speculate(*args: Any, **kwargs: Any) -> Any:
+            if (
+                kwargs.get("tracer") is not None
+            ):  # an autograd function; only its forward has extra outputs
+                kwargs[argument] = True
+            return stock(*args, **kwargs)
+
+        return speculate
+
+    return [
+        WrapAttribute(_higher_order_ops, "speculate_subgraph_with_auto_output_flattening", changed)
+    ]
+
+
+def write_to_in_flight() -> list[Change]:
+    """Let in-place ops on a tensor in flight that enters a graph write to the tensor itself.
+
+    From 2.12 on AOTAutograd waits for such inputs before the graph. Up to 2.11 the graph does, and what
+    it waits for is another tensor, so that a write to that is lost.
+    """
+    if hasattr(ViewAndMutationMeta, "act_input_indices"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def dispatch(
+            func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func._schema.is_mutable:
+                for tensor in tree_leaves((args, kwargs)):
+                    if not isinstance(tensor, AsyncCollectiveTensor) or tensor.completed:
+                        continue
+                    if isinstance(tensor.elem, FunctionalTensor):
+                        tensor.elem.copy_(tensor.trigger_wait())
+                    elif isinstance(tensor.elem, FakeTensor):
+                        tensor.completed = True  # what the graph made of it is written back
+            return stock(func, types, args, kwargs)
+
+        return staticmethod(dispatch)
+
+    return [WrapAttribute(AsyncCollectiveTensor, "__torch_dispatch__", changed)]
 
 
 # Calls on a tensor that tell of its sizes, or make one like it, without reading it.

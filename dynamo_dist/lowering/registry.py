@@ -227,6 +227,8 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *found,
         *_torch.keep_in_its_pass(ops.NAMESPACE),
         *_torch.drop_dead_chains(),
+        *_torch.return_no_aliases(),
+        *_torch.write_to_in_flight(),
         *_on_op("wait_tensor", tracker.wait_tensor),
         *_torch.on_function(work.start, tracker.start),
         *_torch.on_function(state.next_serial, _next_serial),

@@ -87,10 +87,6 @@ def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
     return [WrapAttribute(BackwardHookVariable, "create", changed)]
 
 
-class HooksTracker(ObjectTracker, BackwardHookVariable):
-    """A tracker of hooks that stock takes for its own where a program asks whether there are any."""
-
-
 def is_tensor(tracker: Any) -> bool:
     """Whether it tracks a tensor."""
     return isinstance(realized(tracker), TensorVariable)

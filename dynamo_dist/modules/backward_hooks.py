@@ -89,12 +89,17 @@ def replaced(args: Any, at: tuple[int, ...], tensors: Any) -> Any:
     return tuple(items) if type(args) is tuple else type(args)(*items)
 
 
-class ModuleHooksVariable(_torch.HooksTracker):
+class ModuleHooksVariable(_torch.ObjectTracker):
     """The hooks of one call of a module: an object of the graph that is passed from node to node."""
 
     def __init__(self, module: Any, hooks: Any, pre_hooks: Any, proxy: Any) -> None:
-        super().__init__(proxy, module, hooks, pre_hooks)
+        super().__init__()
+        self.module, self.user_hooks, self.user_pre_hooks = module, hooks, pre_hooks
+        self.proxy = proxy
         self.inputs: list[Any] = []
+
+    def as_proxy(self) -> Any:
+        return self.proxy
 
     def traced_type(self) -> type:
         return BackwardHook

@@ -250,6 +250,13 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
         return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
     changes: list[Change] = [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
+    if (
+        HAS_OPAQUE_TYPES
+    ):  # as keys of dictionaries; 2.11 knows how, and from 2.13 on stock hashes them
+        changes.append(SetAttribute(owner, "is_python_equal", _is_same_class))
+    if HAS_OPAQUE_TYPES and hasattr(owner, "get_python_hash"):
+        changes.append(SetAttribute(owner, "get_python_hash", lambda self: hash(self.value)))
+        changes.append(SetAttribute(owner, "is_python_hashable", lambda self: True))
     if stock_compare is not None:
         changes.append(SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)))
     elif hasattr(owner, "get_real_python_backed_value"):  # 2.12 compares classes by it, or breaks
@@ -257,11 +264,16 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
     return changes
 
 
+def _is_same_class(self: Any, other: Any) -> bool:
+    return self.value is other.as_python_constant()
+
+
 def extend_builtins() -> list[Change]:
-    """``str``, ``hash`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
+    """``str``, ``hash``, ``type`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
 
     Stock prints an opaque object's stand-in up to 2.13, has no ``hash`` of one up to 2.12, and from 2.15 on
-    asks ``isinstance`` which object it is, which would guard its identity.
+    asks ``isinstance`` which object it is, which would guard its identity. Up to 2.11 the class of an object
+    that was made while tracing gets another kind of tracker than the class by its name, and so is never it.
     """
 
     def answer_str(tx: Any, arg: Any) -> Any:
@@ -275,11 +287,19 @@ def extend_builtins() -> list[Change]:
         values = constants([classes], {})
         return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
 
+    def answer_type(tx: Any, arg: Any) -> Any:
+        cls = type(arg.real)
+        named = getattr(importlib.import_module(cls.__module__), cls.__qualname__, None)
+        if HAS_OPAQUE_TYPES or arg.source is not None or named is not cls:
+            return None
+        return build(tx, cls, imported_source(tx, cls.__module__, cls.__qualname__))
+
     return [
         SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
         for name, answer in (
             ("call_str", answer_str),
             ("call_hash", answer_hash),
+            ("call_type", answer_type),
             ("call_isinstance", answer_isinstance),
         )
     ]
@@ -443,6 +463,11 @@ def imported_source(tx: Any, module: str, *path: str) -> Any:
     for name in path:
         source = AttrSource(source, name)
     return source
+
+
+def build_type(tx: Any, tracker: Any) -> Any:
+    """The tracker of ``type(object)``, as the program gets it from ``type``."""
+    return build(tx, type).call_function(tx, [tracker], {})
 
 
 def build_by_weakref(tx: Any, value: object) -> Any:

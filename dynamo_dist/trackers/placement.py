@@ -17,6 +17,10 @@ class PlacementVariable(_torch.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
     def attribute(self, tx: Any, name: str) -> Any:
+        if (
+            name == "__class__"
+        ):  # up to 2.11 stock's is another kind of tracker than that of ``Shard``
+            return _torch.build_type(tx, self)
         if is_torchs_own(self.real) and not hasattr(self.real, name):
             _torch.missing_attribute(tx, self.real, name)
         if not self._is_constant_method(name):

@@ -176,6 +176,27 @@ def c10d_has_no_gradient(x):
     return y
 
 
+class ReduceBothWays(torch.autograd.Function):
+    """Its forward and its backward write to what they return."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+@program
+def autograd_function_that_writes_to_its_result(x):
+    return ReduceBothWays.apply(x) * 2
+
+
 def run(function, needs_grad):
     torch.manual_seed(0)
     leaf = torch.randn(8, 4, requires_grad=needs_grad)
@@ -239,6 +260,23 @@ def test_a_work_leaves_a_graph_that_is_not_the_whole_function(mesh, enabled):
         x, work = compiled(torch.ones(3), breaks)
         assert work.wait()
         torch.testing.assert_close(x, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda a: a.mul_(2) + 1,
+        lambda a: (a.view(2, 2).add_(1), a[1:].zero_(), a.sin())[2],
+        lambda a: a.copy_(torch.ones(4)) * a.mul_(a + 1),
+    ],
+    ids=["itself", "views", "twice"],
+)
+def test_writes_to_a_tensor_in_flight_reach_it(write, mesh, enabled):
+    ends = []
+    for function in (write, torch.compile(write, backend="aot_eager", fullgraph=True)):
+        in_flight = funcol.all_reduce(torch.arange(4.0), "sum", dist.group.WORLD)
+        ends.append((function(in_flight) + 0, in_flight.wait()))
+    torch.testing.assert_close(ends[1], ends[0])
 
 
 def test_another_reduce_op_is_another_graph(mesh, enabled, compiled):

@@ -60,6 +60,8 @@ QUESTIONS = {
     "eq": lambda p: (p == Shard(1), p != Shard(1), p == 3, p in [Shard(1), Replicate()]),
     "dunders": lambda p: (p.__eq__(Shard(1)), p.__hash__() == hash(p), p.__repr__()),
     "type": lambda p: (type(p) is Shard, type(p) in (Shard, Partial), type(p).__name__),
+    "class": lambda p: (p.__class__ is Shard, p.__class__ is type(p), {Shard: 1}.get(type(p), 2)),
+    "class_of_new": lambda p: (Shard(1).__class__ is type(p), type(Shard(1)) is Shard),
     "isinstance": lambda p: (isinstance(p, Shard), isinstance(p, (Replicate, Partial))),
     "match": lambda p: matched(p),
     "hasattr": lambda p: (hasattr(p, "dim"), hasattr(p, "is_shard"), hasattr(p, "nope")),
