@@ -15,7 +15,7 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, _dispatch, _redistribute
+from torch.distributed.tensor import DTensor, Placement, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
@@ -31,6 +31,9 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
+)
 from torch.utils import _pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._sympy.interp import sympy_interp
@@ -226,6 +229,25 @@ def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
     return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
 
 
+def as_stock(
+    op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The call as it would be answered if ``handler``, which makes it, were not there."""
+    handlers = dispatcher()._custom_op_handlers
+    handlers.pop(op, None)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        handlers[op] = handler
+
+
+def decided_operators() -> list[OpOverload]:
+    """Those for which torch has a strategy, in its order, and no handler."""
+    tables = propagator()
+    known = {**tables.op_strategy_funcs, **tables.op_single_dim_strategy_funcs}
+    return [op for op in known if op not in dispatcher()._custom_op_handlers]
+
+
 def stock_strategy(op: OpOverload) -> Strategy | None:
     """The strategy that ``register_op_strategy`` gave ``op``, if any."""
     return propagator().op_strategy_funcs.get(op)
@@ -245,10 +267,14 @@ def is_decided(op: OpOverload) -> bool:
 
 
 def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
-    """Every argument that is no tensor is part of the keys of eager's cache."""
+    """Every argument that is no tensor is part of the keys of eager's cache.
+
+    Not numbers that are written to a tensor: they change no layout, and complex ones have no hash there.
+    """
     arguments = op._schema.arguments
     positional = [not a.kwarg_only for a in arguments]
-    plain = ["Tensor" not in str(a.type) for a in arguments]
+    left_out = ("Tensor", "number") if op._schema.is_mutable else ("Tensor",)
+    plain = [not any(kind in str(a.type) for kind in left_out) for a in arguments]
     first = next(
         (i for i, (p, q) in enumerate(zip(positional, plain, strict=True)) if p and q),
         len(arguments),
@@ -280,6 +306,36 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
             return answer(error, op, args, kwargs)
 
     return [SetAttribute(OpDispatcher, stock.__name__, propagate)]
+
+
+def only_reachable_strategies(
+    is_reachable: Callable[[Sequence[Placement], Sequence[Placement]], bool],
+) -> list[Change]:
+    """Have torch choose a strategy whose layouts it can bring the arguments to, if there is one.
+
+    It prices what it cannot do as any other, and fails later. With none left, no strategy decides.
+    """
+    stock = _sharding_prop._select_min_cost_strategy
+
+    def reachable(each: OpSpec, schema: OpSchema) -> bool:
+        return all(
+            is_reachable(
+                now.placements, (each.input_specs or [each.output_spec] * (at + 1))[at].placements
+            )
+            for at, now in enumerate(schema.args_spec)
+        )
+
+    @functools.wraps(stock)
+    def select(strategy: OpStrategy, schema: OpSchema | None = None) -> OpSpec:
+        chosen = stock(strategy, schema)
+        if schema is None or reachable(chosen, schema):
+            return chosen
+        kept = [each for each in strategy.strategies if reachable(each, schema)]
+        if not kept:
+            raise NotImplementedError(f"{schema.op}: torch cannot redistribute to what it needs")
+        return stock(OpStrategy(kept), schema)
+
+    return [SetAttribute(_sharding_prop, stock.__name__, select)]
 
 
 def without_derived_strategies() -> list[Change]:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import _torch
-from dynamo_dist.sharding.layout import tensor_strategies
+from dynamo_dist.sharding.layout import shapes_and_placements, tensor_strategies
 
 
 def checked(op: _torch.OpOverload, function: _torch.Strategy) -> _torch.Strategy:
@@ -26,7 +26,7 @@ def checked(op: _torch.OpOverload, function: _torch.Strategy) -> _torch.Strategy
             raise
         except Exception as error:
             raise StrategyError(
-                f"The strategy of {op} failed for {_layouts(inputs)}: {error!r}.",
+                f"The strategy of {op} failed for {shapes_and_placements(inputs)}: {error!r}.",
                 "It must give an OpStrategy for every layout.",
                 "Let it offer the spec in which all is replicated where it knows no other.",
             ) from error
@@ -36,7 +36,7 @@ def checked(op: _torch.OpOverload, function: _torch.Strategy) -> _torch.Strategy
             return found
         if not isinstance(found, _torch.OpStrategy) or not found.strategies:
             raise StrategyError(
-                f"The strategy of {op} returned {found!r} for {_layouts(inputs)}.",
+                f"The strategy of {op} returned {found!r} for {shapes_and_placements(inputs)}.",
                 "It must return an OpStrategy with at least one OpSpec, or a TupleStrategy.",
                 "Let it always offer the spec in which all is replicated.",
             )
@@ -56,7 +56,7 @@ def _check_meshes(op: _torch.OpOverload, found: Any, inputs: Sequence[Any]) -> N
         for spec in (*_outputs(each), *(each.input_specs or ())):
             if spec is not None and spec.mesh not in meshes:
                 raise StrategyError(
-                    f"The strategy of {op} returned a spec of mesh {spec.mesh} for {_layouts(inputs)} on "
+                    f"The strategy of {op} returned a spec of mesh {spec.mesh} for {shapes_and_placements(inputs)} on "
                     f"{meshes[0]}.",
                     "A result lives on the mesh of the arguments.",
                     "Make specs with the mesh of the schema's arguments.",
@@ -70,7 +70,7 @@ def _check_numbers(op: _torch.OpOverload, found: Any, inputs: Sequence[Any]) -> 
         wanted = sum("Tensor" in each for each in returns)
         if len(outputs) != wanted and not (len(outputs) == 1 and wanted > 1):
             raise StrategyError(
-                f"The strategy of {op} returned {len(outputs)} output specs for {_layouts(inputs)}, "
+                f"The strategy of {op} returned {len(outputs)} output specs for {shapes_and_placements(inputs)}, "
                 f"expected {wanted}.",
                 f"The operator returns {wanted} tensors.",
                 "Give output_specs one entry for each, None for one that is not computed.",
@@ -78,7 +78,7 @@ def _check_numbers(op: _torch.OpOverload, found: Any, inputs: Sequence[Any]) -> 
     if found.input_specs is not None and len(found.input_specs) != len(inputs):
         raise StrategyError(
             f"The strategy of {op} returned {len(found.input_specs)} input specs for "
-            f"{_layouts(inputs)}, expected {len(inputs)}.",
+            f"{shapes_and_placements(inputs)}, expected {len(inputs)}.",
             "Each tensor argument has a layout.",
             "Give input_specs one entry for each tensor argument, in order.",
         )
@@ -88,7 +88,7 @@ def _check_dims(op: _torch.OpOverload, found: Any, inputs: Sequence[Any]) -> Non
     for spec, now in zip(found.input_specs or (), inputs, strict=False):
         if len(spec.placements) != spec.mesh.ndim:
             raise StrategyError(
-                f"The strategy of {op} returned placements {spec.placements} for {_layouts(inputs)} on a "
+                f"The strategy of {op} returned placements {spec.placements} for {shapes_and_placements(inputs)} on a "
                 f"mesh of {spec.mesh.ndim} dimensions.",
                 "There is one placement for each dimension of the mesh.",
                 "Give as many placements as the mesh has dimensions.",
@@ -97,7 +97,7 @@ def _check_dims(op: _torch.OpOverload, found: Any, inputs: Sequence[Any]) -> Non
             if isinstance(placement, Shard) and not 0 <= placement.dim < len(now.shape):
                 raise StrategyError(
                     f"The strategy of {op} shards dimension {placement.dim} of an argument of "
-                    f"shape {tuple(now.shape)} for {_layouts(inputs)}.",
+                    f"shape {tuple(now.shape)} for {shapes_and_placements(inputs)}.",
                     "The argument has no such dimension.",
                     "Shard dimensions from 0 on that the argument has.",
                 )
@@ -150,7 +150,3 @@ def _outputs(found: Any) -> list[Any]:
     if specs is None:
         return []
     return list(specs) if isinstance(specs, (list, tuple)) else [specs]
-
-
-def _layouts(inputs: Sequence[Any]) -> str:
-    return ", ".join(f"{tuple(spec.shape)} in {spec.placements}" for spec in inputs)

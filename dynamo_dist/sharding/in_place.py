@@ -1,4 +1,4 @@
-"""Calls that eager must see on the DTensor itself: its shape changed in place, its one number read."""
+"""Calls that eager answers before any strategy: a shape changed in place, one number read, a factor."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     return op(whole._local_tensor)
 
 
+def times_number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache cannot hold."""
+    return torch.ops.aten.mul.Tensor(*args, **kwargs)
+
+
 def changes() -> list[_torch.Change]:
     """What enabling does for them."""
     return [
@@ -45,6 +50,7 @@ def changes() -> list[_torch.Change]:
             for op, functional in zip(_torch.overloads(name), _torch.overloads(view), strict=True)
             for change in _torch.on_dispatch(op, as_view(functional))
         ),
+        *_torch.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
         *_torch.on_dispatch(torch.ops.aten._local_scalar_dense.default, number),
         # 2.11 decides nothing for it, and gathering detaches.
         *(

@@ -7,6 +7,7 @@ independent from mesh dimension to mesh dimension, which is what makes the expan
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -64,7 +65,7 @@ def strategy(rows: Rows, empty_shards: bool = False) -> _torch.Strategy:
             schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, empty_shards
         )
 
-    return decide
+    return functools.wraps(rows)(decide)
 
 
 def tensor_strategies(schema: _torch.OpSchema) -> list[_torch.OpStrategy]:
@@ -76,6 +77,11 @@ def tensor_strategies(schema: _torch.OpSchema) -> list[_torch.OpStrategy]:
             children = list(value)
         found += [child for child in children if isinstance(child, _torch.OpStrategy)]
     return found
+
+
+def shapes_and_placements(specs: Sequence[Any]) -> str:
+    """Global shapes and placements, for messages."""
+    return ", ".join(f"{tuple(spec.shape)} in {spec.placements}" for spec in specs)
 
 
 def describe(schema: _torch.OpSchema, inputs: Sequence[_torch.OpStrategy]) -> Call:
@@ -124,7 +130,7 @@ def expand(
         ):
             continue
         if not all(
-            _reachable(now.placements, each) for now, each in zip(current, arguments, strict=True)
+            is_reachable(now.placements, each) for now, each in zip(current, arguments, strict=True)
         ):
             continue
         if any(arguments[at] != current[at].placements for at in fixed):
@@ -153,10 +159,15 @@ def expand(
     return _torch.OpStrategy(found)
 
 
-def _reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
-    """Whether torch can redistribute so: not into another pending reduction, nor from shards into one."""
+def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
+    """Whether torch can redistribute so: not into another pending reduction, nor from shards into one.
+
+    A product or a bitwise reduction cannot be pending of what every rank has.
+    """
     return all(
-        not isinstance(to, Partial) or now_at == to or isinstance(now_at, Replicate)
+        not isinstance(to, Partial)
+        or now_at == to
+        or (isinstance(now_at, Replicate) and to.reduce_op in ("sum", "avg", "min", "max"))
         for now_at, to in zip(now, wanted, strict=True)
     )
 

@@ -12,10 +12,12 @@ from dynamo_dist.sharding import (
     convolution,
     elementwise,
     embedding,
+    failures,
     fallback,
     in_place,
     indexing,
     layout,
+    lists,
     partial,
     reduction,
     views,
@@ -48,7 +50,9 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             for name, rows in family.items()
             for op in _torch.overloads(name)
             for change in _torch.on_strategy(
-                op, layout.strategy(rows, family in EMPTY_SHARDS), _torch.schema_info(op)
+                op,
+                failures.of_ours(layout.strategy(rows, family in EMPTY_SHARDS)),
+                _torch.schema_info(op),
             )
         ),
         *(
@@ -57,13 +61,17 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             for name, wrap in family.items()
             for op in _torch.overloads(name)
             if (stock := _torch.stock_strategy(op)) is not None
-            for change in _torch.on_strategy(op, wrap(stock), _torch.schema_info(op))
+            for change in _torch.on_strategy(
+                op, failures.of_ours(wrap(failures.of_torch(stock))), _torch.schema_info(op)
+            )
         ),
         *as_strided.changes(),
         *in_place.changes(),
+        *lists.changes(),
         *_torch.replicas_in_backward(),
         *_torch.resolved_before_collectives(),
         *_torch.track_symbolic_results(),
+        *_torch.only_reachable_strategies(layout.is_reachable),
         *_torch.without_derived_strategies(),
         *_torch.on_failed_propagation(fallback.instead),
         _torch.ClearCaches(),

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+import dynamo_dist
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.verifying.ranks import join, split
 
@@ -59,6 +60,37 @@ def test_shape_changed_in_place(ranks):
 
 def test_a_number_read_from_a_pending_sum(ranks):
     assert split(torch.tensor([3.0]), ranks, [Partial()]).item() == pytest.approx(3.0)
+
+
+def planted(call):
+    return {}["no such key"]
+
+
+def test_an_error_in_a_strategy_of_ours_is_no_gather(ranks, monkeypatch):
+    from dynamo_dist.sharding import registry
+
+    dynamo_dist.disable()
+    monkeypatch.setitem(registry.indexing.ROWS, "aten.searchsorted.Tensor", planted)
+    dynamo_dist.enable()
+    with pytest.raises(StrategyError) as caught:
+        torch.searchsorted(split(torch.arange(8), ranks, [Shard(0)]), torch.tensor(3))
+    assert str(caught.value).startswith(
+        f"{__name__}.planted, which decides for aten.searchsorted.Tensor, failed for (8,) in "
+        "(Shard(dim=0),), () in (Replicate(),): KeyError('no such key'). This is an error in dynamo_dist."
+    )
+
+
+def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
+    from dynamo_dist.sharding import _torch
+
+    dynamo_dist.disable()
+    op = torch.ops.aten.view.default
+    monkeypatch.setitem(_torch.propagator().op_strategy_funcs, op, planted)
+    dynamo_dist.enable()
+    x = torch.arange(8.0)
+    found = split(x, ranks, [Shard(0)]).view(4, 2)
+    assert found.placements == (Replicate(),)
+    assert torch.equal(join(found), x.view(4, 2))
 
 
 def test_two_meshes_are_refused_by_name(grid):

@@ -1,0 +1,55 @@
+"""Errors inside strategies: torch's leave a call undecided, ours are raised.
+
+An error of ours could be answered by gathering too, with right numbers. It would stay hidden then, and
+cost a collective and memory on every call; raised, it names what to report and how to go on without.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.sharding import _torch
+from dynamo_dist.sharding.fallback import Decompose
+from dynamo_dist.sharding.layout import shapes_and_placements, tensor_strategies
+
+# What a strategy says when it does not decide, and what sizes that are not known yet make of it.
+UNDECIDED = (NotImplementedError, Decompose, StrategyError, _torch.GuardOnDataDependentSymNode)
+
+
+def of_torch(decide: _torch.Strategy) -> _torch.Strategy:
+    """``decide`` of torch, whose errors say that it does not know the layout."""
+
+    @functools.wraps(decide)
+    def asked(schema: _torch.OpSchema) -> Any:
+        try:
+            return decide(schema)
+        except UNDECIDED:
+            raise
+        except Exception as error:
+            raise NotImplementedError(f"torch's strategy of {schema.op}: {error}") from error
+
+    return asked
+
+
+def of_ours(decide: _torch.Strategy) -> _torch.Strategy:
+    """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it fails."""
+
+    @functools.wraps(decide)
+    def asked(schema: _torch.OpSchema) -> Any:
+        try:
+            return decide(schema)
+        except UNDECIDED:
+            raise
+        except Exception as error:
+            specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
+            raise StrategyError(
+                f"{decide.__module__}.{decide.__qualname__}, which decides for {schema.op}, failed for "
+                f"{shapes_and_placements(specs)}: {error!r}.",
+                "This is an error in dynamo_dist.",
+                "Report it with this message. To go on, redistribute the arguments to Replicate first, "
+                "or register a strategy with dynamo_dist.sharding.register_strategy.",
+            ) from error
+
+    return asked

@@ -1,0 +1,85 @@
+"""Operators on lists in which some entries are DTensors and others plain tensors.
+
+A tensor-parallel plan leaves norms and biases plain, and an optimizer puts them in lists with sharded
+weights. Torch refuses such a list. Here the operator runs once on the entries without a DTensor, as
+plain tensors are used anywhere else, and once on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from dynamo_dist.sharding import _torch
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results in the order of the lists; plain entries have plain results.
+
+    A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones. Entries
+    in which a DTensor meets a plain tensor of more than one element are torch's to refuse.
+    """
+    given = (*args, *kwargs.values())
+    entries = [
+        [values[at] for values in given if _is_list(values) and len(values) == len(args[0])]
+        for at in range(len(args[0]))
+    ]
+    plain = [at for at, entry in enumerate(entries) if not any(map(_is_distributed, entry))]
+    if not plain:
+        return _torch.as_stock(op, handler, args, kwargs)
+    distributed = sorted({*range(len(entries))} - {*plain})
+    found = {}
+    for kept in filter(None, (plain, distributed)):
+        some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
+        if kept is plain:
+            some_args, some_kwargs = _torch.tree_map_only(DTensor, _whole, (some_args, some_kwargs))
+            results = op(*some_args, **some_kwargs)
+        else:
+            results = _torch.as_stock(op, handler, some_args, some_kwargs)
+        found.update(zip(kept, results or (), strict=False))
+    return [found[at] for at in sorted(found)] or None
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _is_distributed(value: object) -> bool:
+    return isinstance(value, DTensor)
+
+
+def _only(kept: Sequence[int], length: int, call: Call) -> Call:
+    """The call with these entries alone of each list of this length."""
+
+    def some(value: Any) -> Any:
+        return [value[at] for at in kept] if _is_list(value) and len(value) == length else value
+
+    args, kwargs = call
+    return tuple(map(some, args)), {name: some(value) for name, value in kwargs.items()}
+
+
+def _whole(tensor: DTensor) -> torch.Tensor:
+    return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for every operator on lists of which each entry is computed for itself."""
+    undecided = (f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS)
+    ops = dict.fromkeys(_torch.decided_operators())
+    ops.update(dict.fromkeys(op for name in undecided for op in _torch.overloads(name)))
+    return [
+        change
+        for op in ops
+        if op.name().startswith(("aten::_foreach_", "aten::_fused_"))
+        and "List[Tensor]" in str(op._schema.arguments[0].type)
+        and len(op._schema.returns) <= 1
+        for change in _torch.on_dispatch(op, handler)
+    ]
+
+
+_KINDS = ("default", "tensor_lr")
