@@ -33,7 +33,7 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not plain:
         return _torch.as_stock(op, handler, args, kwargs)
     distributed = sorted({*range(len(entries))} - {*plain})
-    found = {}
+    found: dict[int, Any] = {}
     for kept in filter(None, (plain, distributed)):
         some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
         if kept is plain:
