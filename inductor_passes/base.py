@@ -66,6 +66,9 @@ class GraphPass(abc.ABC):
     fallback: ClassVar[bool] = False
     # Promise checked after every run: the launches of a group keep their order.
     keeps_launch_order: ClassVar[bool] = True
+    # Makes launches fewer, smaller or others: not run where other ranks may hold another graph, because
+    # what is found in one need not be in the other.
+    changes_launches: ClassVar[bool] = False
     # Skipped on graphs without a collective, so that those compile to stock's code.
     needs_collectives: ClassVar[bool] = True
 

@@ -28,6 +28,7 @@ from inductor_passes.errors import (
 from inductor_passes.invariants import Communication, check_communication
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
 from inductor_passes.schedule.options import ScheduleOptions
 from inductor_passes.schedule.schedule import Schedule
 from inductor_passes.simulate import simulate
@@ -61,12 +62,15 @@ def run_passes(
     ]
     if not has_launch and not passes:
         return None
+    unlike = ranks_differ or launches_show_that_ranks_differ(graph)
     before = simulate(graph, cost)
     records: list[PassRecord] = []
     for pass_ in passes:
         settled = next((r.name for r in records if r.schedule is not None), None)
-        if pass_.fallback and settled:
-            reason = f"{settled} has set the order"
+        reason = f"{settled} has set the order" if pass_.fallback and settled else ""
+        if pass_.changes_launches and unlike:
+            reason = "other ranks may hold another graph"
+        if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
             records.append(run_pass(pass_, graph, on_error=options.on_pass_error))

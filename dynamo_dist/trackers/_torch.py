@@ -625,6 +625,14 @@ def is_registered_group(group: Any) -> bool:
         return False
 
 
+def groups_of_mesh(mesh: Any) -> tuple[Any, ...]:
+    """The groups of a mesh's dimensions; none where it was made without, or this rank is no member."""
+    try:
+        return tuple(mesh.get_all_groups())
+    except (RuntimeError, ValueError, KeyError, LookupError, AttributeError):
+        return ()
+
+
 def no_modes() -> Any:
     """Inside, tensors are real, whatever fake or dispatch mode is on. Seen in 2.11 to 2.15."""
 

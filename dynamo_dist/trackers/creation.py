@@ -37,7 +37,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.groups: Made = {}
-        self.meshes: Made = {}
+        # With the default group of its time: after another start, names stand for other groups.
+        self.meshes: dict[Hashable, tuple[DeviceMesh, Any]] = {}
         self.concatenated: Made = {}
 
     def apply(self) -> None:
@@ -60,8 +61,8 @@ class Memory:
         """Remember a mesh by what it is made of."""
         with _torch.no_modes():
             key = mesh_key(mesh.device_type, mesh.mesh, mesh.mesh_dim_names)
-        if not _is_alive_mesh(self.meshes.get(key)):
-            self.meshes[key] = mesh
+        if self._alive_mesh(key) is None:
+            self.meshes[key] = mesh, dist.group.WORLD
 
     def group(self, arguments: Mapping[str, Any]) -> Any:
         """The equal group, ``NON_GROUP_MEMBER`` where this rank is none of its members, or None."""
@@ -73,8 +74,15 @@ class Memory:
         self, device_type: str, ranks: torch.Tensor, names: tuple[str, ...] | None
     ) -> DeviceMesh | None:
         """The equal mesh, or None."""
-        found = self.meshes.get(mesh_key(device_type, ranks, names))
-        return found if _is_alive_mesh(found) else None
+        return self._alive_mesh(mesh_key(device_type, ranks, names))
+
+    def _alive_mesh(self, key: Hashable) -> DeviceMesh | None:
+        mesh, world = self.meshes.get(key, (None, None))
+        if mesh is None or world is not dist.group.WORLD:
+            return None
+        groups = _torch.groups_of_mesh(mesh)
+        alive = groups and all(_torch.is_registered_group(group) for group in groups)
+        return mesh if alive else None
 
 
 MEMORY = Memory()
@@ -105,10 +113,6 @@ def _is_alive(group: Any) -> bool:
     if group is None or group is dist.GroupMember.NON_GROUP_MEMBER:
         return group is not None and dist.is_initialized()
     return _torch.is_registered_group(group)
-
-
-def _is_alive_mesh(mesh: Any) -> bool:
-    return mesh is not None and all(_torch.is_registered_group(g) for g in mesh.get_all_groups())
 
 
 def changes() -> list[_torch.Change]:

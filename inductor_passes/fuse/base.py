@@ -63,6 +63,7 @@ class Fusion(GraphPass):
     """
 
     numerics = Numerics.REASSOCIATING
+    changes_launches = True
     collective: ClassVar[str]
 
     def __init__(

@@ -23,6 +23,8 @@ class Rewrite(GraphPass):
               inputs; launches that stay keep their order; a second run changes nothing.
     """
 
+    changes_launches = True
+
     def requires(self, graph: fx.Graph) -> None:
         check_functional(graph, self.name)
 

@@ -50,7 +50,7 @@ def is_fence(node: fx.Node) -> bool:
 
 
 def shows_that_ranks_differ(graph: fx.Graph) -> bool:
-    """Whether the graph itself says that other ranks may hold a different one.
+    """Whether the graph itself says that other ranks may decide differently by what sizes they see.
 
     Symbolic sizes count: their hints are what this rank happened to see.
     """
@@ -59,9 +59,15 @@ def shows_that_ranks_differ(graph: fx.Graph) -> bool:
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         if any(isinstance(size, torch.SymInt) for size in sizes):
             return True
-        if role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node)):
-            return True
-    return False
+    return launches_show_that_ranks_differ(graph)
+
+
+def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
+    """Whether a launch is of a kind that is another one on another rank, or splits unevenly."""
+    return any(
+        role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node))
+        for node in graph.nodes
+    )
 
 
 def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -> list[set[int]]:

@@ -6,8 +6,8 @@ from inductor_passes import registry
 from inductor_passes.attachment import Attachment, attach
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import InvariantError, OptionError, PassFailedError
-from inductor_passes.pipeline import run_pass
-from inductor_passes.testing import dump, trace
+from inductor_passes.pipeline import run_pass, run_passes
+from inductor_passes.testing import dump, fake_group, trace
 
 c10d = torch.ops._c10d_functional
 
@@ -240,3 +240,25 @@ def test_uuid_follows_the_shapes_of_groups():
             return uuid()
 
     assert with_group(list(range(8))) != with_group(list(range(0, 64, 8)))
+
+
+def two_norms(x, y):
+    return [c10d.wait_tensor(c10d.all_reduce(t.sum(), "sum", "0")) for t in (x, y)]
+
+
+def swapped_too(x, y):
+    pieces = c10d.wait_tensor(c10d.all_to_all_single(x, [2, 14], [14, 2], "0"))
+    return [*two_norms(x, y), pieces]
+
+
+@pytest.mark.parametrize(
+    ("program", "told", "launches"),
+    [(two_norms, False, 1), (two_norms, True, 2), (swapped_too, False, 3)],
+)
+def test_launches_stay_where_other_ranks_may_hold_another_graph(program, told, launches):
+    with fake_group(2):
+        graph = trace(program, *SHAPES)
+        record = run_passes(graph, ranks_differ=told)
+    assert len(record.collectives) == launches
+    (merge,) = [each for each in record.passes if each.name == "merge_tiny"]
+    assert (merge.status == "skipped") == (launches > 1)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
@@ -149,3 +150,21 @@ def test_a_mesh_of_other_dimensions_concatenates_anew(cube):
     other = init_device_mesh("cpu", (2, 1, 4), mesh_dim_names=("pp", "dp", "tp"))
     assert torch.equal(function(X, other, "tp"), X + 4)
     assert torch.equal(function(X, other, "dp"), X + 1)
+
+
+def test_a_mesh_of_a_destroyed_world_is_not_used():
+    shape, names = (2, 4), ("dp", "tp")
+    init_device_mesh("cpu", shape, mesh_dim_names=names)
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    dist.new_group([0, 1, 2])  # takes the name of a group of the mesh before
+    assert MEMORY.mesh("cpu", torch.arange(8).view(shape), names) is None
+    again = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    assert MEMORY.mesh("cpu", torch.arange(8).view(shape), names) is again
+
+
+def test_a_mesh_is_made_where_the_groups_of_an_equal_one_are_gone():
+    init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    DeviceMesh("cpu", torch.arange(8).view(2, 4), mesh_dim_names=("dp", "tp"), _init_backend=False)
