@@ -17,14 +17,19 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. argparse exits with 2 on a bad command line."""
-    parser = argparse.ArgumentParser(prog="python -m dynamo_dist")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The command line, with every command's options."""
+    made = argparse.ArgumentParser(prog="python -m dynamo_dist")
+    subparsers = made.add_subparsers(dest="command", required=True)
     for name, (module, summary) in COMMANDS.items():
         command = importlib.import_module(module)
         command.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
-    arguments = parser.parse_args(argv)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status. argparse exits with 2 on a bad command line."""
+    arguments = parser().parse_args(argv)
     run = importlib.import_module(COMMANDS[arguments.command][0]).run
     return int(run(arguments))
 

@@ -1,0 +1,163 @@
+"""Write the pages of docs/ that the code tells: reference.md and graph-breaks.md.
+
+    python tools/docs/reference.py           # write them
+    python tools/docs/reference.py --check   # exit with 1 if one is not what the code says
+
+What is said of a thing stands once, in its docstring; a test keeps the pages and the code together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import jinja2
+
+import dynamo_dist.__main__ as of_dynamo_dist
+import dynamo_dist.errors
+import inductor_passes.__main__ as of_inductor_passes
+import inductor_passes.errors
+from dynamo_dist import config
+from dynamo_dist.autoload import LOG_NAMES
+from dynamo_dist.reporting.catalog import CATALOG
+from inductor_passes import pin, registry
+from inductor_passes.cost import topology_file
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.schedule.options import ScheduleOptions
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[1] / "docs"
+ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
+VARIABLES = {
+    config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
+    config.AGREEMENT_SECONDS: "How long a rank waits for others to have compiled the same graph; 0 compares nothing.",
+}
+
+
+def prose(text: str) -> str:
+    """A docstring's paragraph as Markdown on one line."""
+    return " ".join(text.split()).replace("``", "`")
+
+
+def summary(documented: object) -> str:
+    """The first paragraph of a docstring."""
+    return prose((inspect.getdoc(documented) or "").split("\n\n")[0])
+
+
+def described(options: type) -> Iterator[tuple[str, str, str]]:
+    """Name, meaning and default of each field, from the lines ``name: meaning`` of the docstring."""
+    entries = {}
+    for names, meaning in ENTRY.findall(inspect.getdoc(options) or ""):
+        entries.update(dict.fromkeys(names.split(", "), prose(meaning)))
+    for field in dataclasses.fields(options):
+        default = field.default
+        if default is dataclasses.MISSING:
+            default = "{}"
+        yield field.name, entries[field.name], f"{default!r}" if default != "{}" else default
+
+
+def passes() -> Iterator[dict[str, str]]:
+    """Every pass of ours, in the order in which they run."""
+    for pass_ in registry.DEFAULT_PASSES:
+        notes = []
+        if pass_.fallback:
+            notes.append("only where nothing before it has ordered the whole graph")
+        if not pass_.needs_collectives:
+            notes.append("on graphs without a collective too")
+        yield {
+            "name": pass_.name,
+            "numerics": pass_.numerics.value,
+            "summary": summary(pass_),
+            "note": "; ".join(notes),
+        }
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command's name and its ``--help``, in a terminal of 100 columns."""
+    for module in (of_dynamo_dist, of_inductor_passes):
+        parser = module.parser()
+        (choices,) = (
+            a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)
+        )
+        for name, sub in choices.items():
+            sub.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+            yield f"{parser.prog} {name}", sub.format_help().rstrip()
+
+
+def errors(module: ModuleType) -> list[tuple[str, str]]:
+    """The exceptions of a module and what each is for."""
+    found = [
+        c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__
+    ]
+    return [(c.__name__, summary(c)) for c in found]
+
+
+def topology() -> str:
+    """The shape of a topology file, as its reader states it."""
+    text = inspect.getdoc(topology_file) or ""
+    return textwrap.dedent(text.split("::\n\n")[1].split("\n\nwhere")[0])
+
+
+def breaks() -> Iterator[tuple[str, str, str]]:
+    """Name, cause and fix of every break that the catalog knows; a break's own words stand as names."""
+    for cause in CATALOG:
+        yield cause.name, re.sub(r"\$(\w+)", r"*\1*", cause.why), cause.fix
+
+
+def render() -> dict[str, str]:
+    """File name -> text of every page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+    )
+    reference = environment.get_template("reference.md.j2").render(
+        options=described(PassOptions),
+        schedule=described(ScheduleOptions),
+        passes=passes(),
+        pin=pin.NAME,
+        commands=commands(),
+        variables=VARIABLES,
+        logs=LOG_NAMES,
+        plugin_group=registry.PLUGIN_GROUP,
+        errors={
+            "dynamo_dist.errors": errors(dynamo_dist.errors),
+            "inductor_passes.errors": errors(inductor_passes.errors),
+        },
+        topology=topology(),
+    )
+    graph_breaks = environment.get_template("graph-breaks.md.j2").render(breaks=breaks())
+    return {
+        name: text.rstrip() + "\n"
+        for name, text in (("reference.md", reference), ("graph-breaks.md", graph_breaks))
+    }
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = 0
+    for name, text in render().items():
+        page = DOCS / name
+        if not check:
+            page.write_text(text)
+        elif page.read_text() != text:
+            print(f"{name} is not what the code says: run python tools/docs/reference.py")
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())
