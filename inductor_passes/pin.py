@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from inductor_passes import _torch
-from inductor_passes.collectives import is_launch, is_wait
+from inductor_passes.collectives import is_launch, is_wait, waits_of
 from inductor_passes.cost import CostModel
 from inductor_passes.reorder.sink_waits import is_view
 
@@ -67,16 +67,17 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     after: dict[fx.Node, list[fx.Node]] = {}
     last: fx.Node | None = None  # the launch or wait passed most recently
     since: list[fx.Node] = []  # anchors passed since
-    in_flight = 0
+    to_come: set[fx.Node] = set()  # the waits of what is in flight: one a tensor if it is coalesced
     for node in list(graph.nodes):
         if is_launch(node) or is_wait(node):
             before = [*since, *([last] if last is not None else [])]
             if before:
                 after[node] = before
-            in_flight += 1 if is_launch(node) else -1
+            to_come.update(waits_of(node) if is_launch(node) else ())
+            to_come.discard(node)
             last, since = node, []
         elif _is_anchor(node, cost):
-            if last is not None and in_flight > 0 and not _reads(node, {last, *since}):
+            if last is not None and to_come and not _reads(node, {last, *since}):
                 after[node] = [last]
             since.append(node)
     if not any(is_launch(node) for node in graph.nodes):

@@ -45,6 +45,19 @@ def test_launches_waits_and_the_compute_between_are_tied():
     }
 
 
+def prefetched_after_a_bucket(x, u, v, w):
+    fu, fv = c10d.all_gather_into_tensor_coalesced([u, v], 8, "0")
+    fu, fv = c10d.wait_tensor(fu), c10d.wait_tensor(fv)
+    b = c10d.all_gather_into_tensor(w, 8, "0")
+    return (x @ fu @ fv) @ c10d.wait_tensor(b)
+
+
+def test_a_launch_of_several_tensors_is_one_in_flight():
+    found, _ = ties(prefetched_after_a_bucket, [16, 16], [2, 16], [2, 16], [2, 16])
+    # Else the product could run in front of the launch that it is to hide.
+    assert found["mm"] == ["all_gather_into_tensor"]
+
+
 def test_numbers_stay():
     _, module = ties(prefetched, [16, 16], [2, 16], [2, 16])
     x, v, w = torch.randn(16, 16), torch.randn(2, 16), torch.randn(2, 16)
