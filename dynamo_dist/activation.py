@@ -45,7 +45,7 @@ def enable() -> None:
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.randomness import registry as randomness
-    from dynamo_dist.reporting import placements
+    from dynamo_dist.reporting import logs, placements
     from dynamo_dist.runtime import guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
@@ -67,6 +67,7 @@ def enable() -> None:
                 *sharding.changes(config),
                 *registration.changes(),
                 *placements.changes(),
+                logs.LogDecisions(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
             ]
         )

@@ -19,11 +19,20 @@ LOG_NAMES = {
     "dist": ["dynamo_dist", "inductor_passes"],
 }
 
+# What may stand there besides: one kind of line each, and what torch's help says of it.
+ARTIFACTS = {
+    "dist_breaks": "Graph breaks as reports have them: your line, the cause, a fix as code",
+    "dist_collectives": "Each collective: your line, change of placement, bytes, predicted and exposed time",
+    "dist_fuse": "Which collectives were fused into kernels, which not, and why",
+    "dist_plan": "Placements that the planner has changed, and what that is worth",
+    "dist_schedule": "One line for each graph that was scheduled",
+}
+
 log = logging.getLogger(__name__)
 
 
 def register_log_names() -> None:
-    """Register ``LOG_NAMES`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
+    """Register ``LOG_NAMES`` and ``ARTIFACTS`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
 
     Listens where ``python -m dynamo_dist explain`` started the process.
 
@@ -35,6 +44,8 @@ def register_log_names() -> None:
         if log_names_are_in_time(_internal):
             for alias, loggers in LOG_NAMES.items():
                 _internal.register_log(alias, list(loggers))
+            for artifact, description in ARTIFACTS.items():
+                _internal.register_artifact(artifact, description, visible=True)
     except Exception as error:
         log.debug("no short names for TORCH_LOGS: %r", error)
     if "DYNAMO_DIST_EXPLAIN" in os.environ:

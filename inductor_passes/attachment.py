@@ -18,9 +18,9 @@ from inductor_passes.checks import check_groups
 from inductor_passes.collectives import is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
 from inductor_passes.kernels import availability
+from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
-from inductor_passes.schedule.log import log_schedule
 from inductor_passes.uneven import has_uneven_inputs
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ class Attachment:
         check_groups(graph)
         name = _torch.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
+        _torch.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         record = run_passes(
             graph,
             self.options,
@@ -73,7 +74,7 @@ class Attachment:
         recorder.compiled(record)
         if not recorder.is_followed():  # else whoever follows has more to add first
             reporters.write(self.options.report)
-            log_schedule(record)
+            log_graph(record)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
             record.phase,
@@ -83,7 +84,7 @@ class Attachment:
             record.after.exposed_us,
             record.topology,
         )
-        _torch.trace_artifact(f"inductor_passes_{phase}_graph", lambda: str(graph))
+        _torch.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
     def ranks_differ(self) -> bool:
         """Whether other ranks may hold another graph than the one in work."""

@@ -14,9 +14,9 @@ from torch import fx
 from inductor_passes import _torch, recorder, reporters
 from inductor_passes.attach import config_patches
 from inductor_passes.generated_code import order_kept
+from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
-from inductor_passes.schedule.log import log_schedule
 from inductor_passes.uneven import has_uneven_values
 
 _makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
@@ -62,7 +62,7 @@ def compile_graph(
             reporters.write(own.report)
         while ready:
             record = ready.pop(0)
-            log_schedule(record)
+            log_graph(record)
             if on_graph is not None:
                 on_graph(record)
 

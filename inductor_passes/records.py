@@ -85,7 +85,7 @@ class ScheduleRecord:
     @property
     def gap(self) -> float:
         """How far above the bound the makespan is, as a share of the bound."""
-        return self.makespan_after_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
+        return max(0.0, self.makespan_after_us / self.bound_us - 1) if self.bound_us > 0 else 0.0
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ScheduleRecord:

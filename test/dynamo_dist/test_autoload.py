@@ -1,5 +1,6 @@
 """The autoload hook: names for TORCH_LOGS, and never a failed ``import torch``."""
 
+import importlib.util
 import logging
 import os
 import subprocess
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from dynamo_dist import autoload, versions
+from dynamo_dist.reporting import logs
+from inductor_passes import logs as passes_logs
 
 INSTALLED = any(p.name == "dynamo_dist" for p in metadata.entry_points(group="torch.backends"))
 IN_TIME = versions.parse(torch.__version__) >= (2, 13)
@@ -25,14 +28,25 @@ def registered(monkeypatch):
     monkeypatch.setattr(
         _internal, "register_log", lambda alias, names: calls.update({alias: names})
     )
+    monkeypatch.setattr(
+        _internal,
+        "register_artifact",
+        lambda name, description, visible: calls.update({name: description}),
+    )
     monkeypatch.setattr(autoload, "log_names_are_in_time", lambda internal: True)
     return calls
 
 
 def test_names_are_registered(registered):
     autoload.register_log_names()
-    assert registered == autoload.LOG_NAMES
+    assert registered == {**autoload.LOG_NAMES, **autoload.ARTIFACTS}
     assert registered["dist"] == ["dynamo_dist", "inductor_passes"]
+
+
+def test_every_artifact_has_a_module():
+    assert autoload.ARTIFACTS.keys() == {*passes_logs.MODULES, *logs.MODULES}
+    for module in (*passes_logs.MODULES.values(), *logs.MODULES.values()):
+        assert importlib.util.find_spec(module) is not None
 
 
 def test_late_names_are_not_registered(registered, monkeypatch):
