@@ -1,0 +1,62 @@
+"""What the pages of docs/ and the README name is there: files, messages, anchors."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
+PATH = re.compile(
+    r"`?((?:tools|test|dynamo_dist|inductor_passes|docs)/[\w./-]+\.(?:py|sh|md|json))`?"
+)
+
+
+def spoken(node):
+    """The words of a string in the sources; what is filled in is "…"."""
+    if isinstance(node, ast.JoinedStr):
+        parts = (v.value if isinstance(v, ast.Constant) else "…" for v in node.values)
+        return "".join(map(str, parts))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[\d.]*[sdrf]", "…", node.value)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def messages():
+    sources = [
+        p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
+    ]
+    return [spoken(node) for path in sources for node in ast.walk(ast.parse(path.read_text()))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page):
+    text = page.read_text()
+    missing = [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    for target, anchor in LINK.findall(text):
+        file = page.parent / target if target else page
+        if not file.exists():
+            missing.append(target)
+        elif anchor and anchor not in anchors(file):
+            missing.append(f"{target}#{anchor}")
+    assert missing == []
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def test_messages_of_the_troubleshooting_page_are_ours(messages):
+    headings = re.findall(
+        r"^### `(.*)`$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE
+    )
+    assert len(headings) > 10
+    wanted = {h: re.compile(".*".join(map(re.escape, h.split("…"))), re.DOTALL) for h in headings}
+    assert [h for h, pattern in wanted.items() if not any(map(pattern.search, messages))] == []
