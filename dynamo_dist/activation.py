@@ -46,7 +46,7 @@ def enable() -> None:
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.randomness import registry as randomness
     from dynamo_dist.reporting import logs, placements
-    from dynamo_dist.runtime import guards, wrapping
+    from dynamo_dist.runtime import gradients, guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
     from dynamo_dist.trackers import registry
@@ -64,6 +64,7 @@ def enable() -> None:
                 *randomness.changes(),
                 *guards.changes(),
                 *wrapping.changes(),
+                *gradients.changes(),
                 *sharding.changes(config),
                 *registration.changes(),
                 *placements.changes(),

@@ -17,6 +17,7 @@ from dynamo_dist.config import DistConfig, agreement_seconds
 from dynamo_dist.runtime.agreement import check_agreement
 
 if TYPE_CHECKING:
+    from inductor_passes.pass_options import PassOptions
     from inductor_passes.records import GraphRecord
 
 
@@ -40,33 +41,35 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
+    from dynamo_dist.runtime.gradients import direct
     from dynamo_dist.runtime.guards import lighten
+    from dynamo_dist.runtime.inputs import merge
     from inductor_passes.compile import compile_graph as compile_with_passes
+    from inductor_passes.pass_options import DIRECT_GRADIENTS, split
 
-    lighten()
+    own, _ = split(options or {})  # an unknown option is an error before anything is done
+    example_inputs = merge(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_with_passes(
-            gm, inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
-        )
+        with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
+            return compile_with_passes(
+                gm, inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
+            )
 
-    plan = (options or {}).get("plan", "off")
-    if plan == "off":
+    if own.plan == "off":
         return compile_(gm, example_inputs)
-    return _compile_repaired(gm, example_inputs, compile_, options or {})
+    return _compile_repaired(gm, example_inputs, compile_, own)
 
 
 def _compile_repaired(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     compile_: Callable[..., Callable[..., Any]],
-    options: Mapping[str, Any],
+    own: PassOptions,
 ) -> Callable[..., Any]:
     from dynamo_dist.sharding.plan.prices import prices_of
     from dynamo_dist.sharding.plan.repair import compile_repaired
-    from inductor_passes.pass_options import split
 
-    own, _ = split(options)  # an unknown option is an error before anything is planned
     return compile_repaired(
         gm,
         inputs,

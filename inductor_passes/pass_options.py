@@ -15,6 +15,9 @@ from inductor_passes.schedule.options import ScheduleOptions
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 ON_PASS_ERROR = ("raise", "skip")
+# What `disable` takes beside passes; the second belongs to the backend "dynamo_dist".
+DIRECT_GRADIENTS = "direct_gradients"
+NO_PASSES = (pin.NAME, DIRECT_GRADIENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,8 @@ class PassOptions:
 
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
-    disable: names of passes, or ``pin_order``, to leave out.
+    disable: names of passes to leave out; ``pin_order``; ``direct_gradients`` to leave gradients of
+        DTensor parameters to autograd.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
@@ -44,7 +48,7 @@ class PassOptions:
     on_pass_error: str = "raise"
 
     def __post_init__(self) -> None:
-        known = (*registry.registered_passes(), pin.NAME)
+        known = (*registry.registered_passes(), *NO_PASSES)
         for name in (*(self.passes or ()), *self.disable):
             if name not in known:
                 raise registry.unknown_pass(name, known)
@@ -109,7 +113,7 @@ def _coerce(key: str, value: Any) -> Any:
 
 
 def _names_fix() -> str:
-    return f"Known passes are {', '.join((*registry.registered_passes(), pin.NAME))}."
+    return f"Known passes are {', '.join((*registry.registered_passes(), *NO_PASSES))}."
 
 
 def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Private torch names of guards and of DTensor's wrapping.
+"""Private torch names of guards, of DTensor's wrapping and of gradients.
 
 Seen in torch 2.11 to 2.15; what a torch lacks leaves stock's way in place.
 """
@@ -6,11 +6,13 @@ Seen in torch 2.11 to 2.15; what a torch lacks leaves stock's way in place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 import torch._dynamo.guards as _guards
 import torch._dynamo.source as _sources
+from torch import fx
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
@@ -21,6 +23,7 @@ from dynamo_dist._torch import Change, SetAttribute, WrapAttribute
 
 Check = Callable[[Any], bool]
 
+# Seen from 2.12 on, like ClosureSource; without it hooks keep stock's guards.
 _CELL = getattr(_sources, "CellContentsSource", None)
 
 
@@ -85,6 +88,43 @@ def cell_of(guard: Any) -> Any:
     return found
 
 
+def function_of(cell: Any) -> Any:
+    """The source of the function in whose closure a cell is; None if it is not read from there."""
+    closure = getattr(cell.base, "base", None)
+    return closure.base if isinstance(closure, _sources.ClosureSource) else None
+
+
+def index_of(cell: Any) -> int:
+    """Which of the function's cells it is."""
+    index: int = cell.base.index
+    return index
+
+
+def same_or(value: object, check: Check) -> Check:
+    """Whether an object is ``value``, or equals it, or passes ``check``.
+
+    A Python function would cost a frame for each call of a guard; this compares identities in C.
+    """
+    return [value, _Passing(check)].__contains__
+
+
+class _Passing:
+    """Equal to whatever passes a check."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+
+    def __eq__(self, now: object) -> bool:
+        return self.check(now)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def is_code_match(guard: Any) -> bool:
+    """Whether the guard is on a function, that it has the same code."""
+    return bool(guard.create_fn_name() == "CLOSURE_MATCH")
+
+
 def member_names(source: Any) -> set[str]:
     """The attributes on the way from the frame's variables to ``source``."""
     return {step.member for step in _chain(source) if isinstance(step, _sources.AttrSource)}
@@ -130,6 +170,23 @@ def CHECK_MATCH(builder: Any, guard: Any, *, check: Check) -> None:
     builder.get_guard_manager(guard).add_lambda_guard(check, code, guard.user_stack)
 
 
+def inputs_follow(gm: fx.GraphModule) -> bool:
+    """Whether Dynamo will load what placeholders ``gm`` has once the backend is done with it.
+
+    ``OutputGraph.graphargs`` reads them off the graph, which was seen in 2.11 to 2.15.
+    """
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:  # outside of a frame
+        return False
+    return output.graph is gm.graph and len(output.graphargs) == len(output.placeholders)
+
+
+def source_of_input(placeholder: fx.Node) -> Any:
+    """Where Dynamo loads an input of its graph from; None if it does not say."""
+    return getattr(placeholder.meta.get("grapharg"), "source", None)
+
+
 # --- Wrapping --------------------------------------------------------------------------------------
 
 
@@ -143,3 +200,140 @@ def wrap_with(unflatten: Callable[..., DTensor]) -> Change:
 
 
 stock_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
+
+
+# --- Gradients -------------------------------------------------------------------------------------
+
+Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+_AccumulateGrad: Any = getattr(torch._C._functions, "AccumulateGrad", None)
+_hook_owner: Any = getattr(torch.autograd.function, "_HookMixin", None)
+
+
+class WrappedGradient(NamedTuple):
+    """A gradient that is a DTensor: its place among the inputs, those of its parts among the outputs."""
+
+    position: int
+    local: int
+    mesh: int
+    meta: Any
+
+    def unflatten(self, local: torch.Tensor, mesh: Any) -> DTensor:
+        """The DTensor, as stock makes it."""
+        inner = {"_local_tensor": local, "device_mesh": mesh}
+        size, stride = torch.Size(self.meta.outer_size), tuple(self.meta.outer_stride)
+        return DTensor.__tensor_unflatten__(inner, self.meta.meta, size, stride)
+
+
+class GradientLayout(NamedTuple):
+    """Where a backward graph's outputs go: number of ``inputs``, those that get a tensor as it is, and DTensors."""
+
+    inputs: int
+    plain: tuple[tuple[int, int], ...]
+    wrapped: tuple[WrappedGradient, ...]
+
+
+def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Change]:
+    """``make(stock, layout)`` stands for the function that turns a backward's outputs into gradients.
+
+    Empty where this torch has no such function, or lacks what ``make`` needs to tell that nobody looks
+    at a gradient. ``codegen_backward_subclass_fns`` was seen in 2.13 to 2.15.
+    """
+    try:
+        from torch._functorch._aot_autograd import subclass_codegen as owner
+    except ImportError:
+        return []
+    needed = (
+        _AccumulateGrad,
+        getattr(_hook_owner, "_register_hook", None),
+        getattr(owner, "codegen_backward_subclass_fns", None),
+        getattr(torch._C, "_current_autograd_node", None),
+        getattr(torch._C, "_will_engine_execute_node", None),
+    )
+    if None in needed:
+        return []
+
+    def wrapped(stock: Any) -> Any:
+        def build(grad_input_metas: Any = None) -> Any:
+            unwrap, wrap = stock(grad_input_metas)
+            layout = None if wrap is None else _layout(grad_input_metas)
+            return unwrap, wrap if layout is None else make(wrap, layout)
+
+        return build
+
+    return [
+        WrapAttribute(owner, "codegen_backward_subclass_fns", wrapped),
+        SetAttribute(_hook_owner, "_register_hook", staticmethod(_register_or_tell)),
+    ]
+
+
+def _layout(metas: Sequence[Any]) -> GradientLayout | None:
+    """None unless every gradient is a tensor or a DTensor of known size."""
+    plain, wrapped, at = [], [], 0
+    for position, meta in enumerate(metas):
+        attrs = getattr(meta, "attrs", None)
+        if attrs is None:
+            plain.append((position, meta.unwrapped_idx))
+            at = max(at, meta.unwrapped_idx + 1)
+            continue
+        sizes = (*meta.outer_size, *meta.outer_stride)
+        if (
+            meta.original_subclass_type is not DTensor
+            or list(attrs) != ["_local_tensor", "device_mesh"]
+            or any(hasattr(attr, "attrs") for attr in attrs.values())
+            or not all(type(size) is int and size >= 0 for size in sizes)
+        ):
+            return None
+        wrapped.append(WrappedGradient(position, at, at + 1, meta))
+        at += 2
+    return GradientLayout(len(metas), tuple(plain), tuple(wrapped)) if wrapped else None
+
+
+def current_node() -> Any:
+    """The autograd node that runs in this thread; None outside backward, or while disabled."""
+    if _hook_owner._register_hook is not _register_or_tell:
+        return None
+    return torch._C._current_autograd_node()
+
+
+def leaf_of(target: Any) -> Any:
+    """The DTensor for which an autograd node accumulates; None if it is no such node or hooks are on it."""
+    if type(target) is not _AccumulateGrad:
+        return None
+    leaf = target.variable
+    plain = type(leaf) is DTensor and not leaf._backward_hooks
+    return leaf if plain and not leaf._post_accumulate_grad_hooks else None
+
+
+def will_run(node: Any) -> bool:
+    """Whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its input."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return False
+
+
+class _Told(Exception):
+    pass
+
+
+_ASK = object()
+_stock_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
+
+
+def _register_or_tell(hooks: Any, hook: Any) -> Any:
+    """Stock's way to add ``hook`` to those of a node, or to tell which there are."""
+    if hook is _ASK:
+        raise _Told(bool(hooks))
+    return _stock_register_hook(hooks, hook)
+
+
+def has_hooks(node: Any) -> bool:
+    """Whether hooks from Python are on an autograd node, which does not say; nothing is registered."""
+    for register in (node.register_hook, node.register_prehook):
+        try:
+            register(_ASK)
+        except _Told as told:
+            if told.args[0]:
+                return True
+    return False

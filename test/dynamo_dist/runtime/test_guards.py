@@ -13,7 +13,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from dynamo_dist.runtime import _torch
-from dynamo_dist.runtime.guards import identity_first, is_equal, is_settled, lighten
+from dynamo_dist.runtime.closures import is_equal, is_settled
+from dynamo_dist.runtime.guards import identity_first, lighten
 
 
 @pytest.fixture
@@ -185,19 +186,52 @@ def test_a_function_is_as_settled_as_what_it_closes_over():
     assert not is_settled(reads)
 
 
-def test_the_check_is_asked_about_an_object_once(mesh):
+def test_the_check_is_not_asked_about_the_object_itself(mesh):
     asked = []
-    tp, same, dp = mesh["tp"], mesh["tp"], mesh["dp"]
+    tp, same, dp = (mesh[name] for name in ("tp", "tp", "dp"))
+    spec, equal, other = (weight(each, Shard(0))._spec for each in (tp, tp, dp))
 
     def check(value):
         asked.append(value)
-        return value == tp
+        return value == (spec if isinstance(value, type(spec)) else tp)
 
     guard = identity_first(tp, check)
     assert guard(tp) and asked == []
-    assert not guard(dp) and not guard(dp) and len(asked) == 2
-    assert guard(same) and guard(same) and len(asked) == 2 + (same is not tp)
+    assert guard(same) and not guard(dp) and len(asked) == 1 + (same is not tp)
+    asked.clear()
+    guard = identity_first(spec, check)
+    assert guard(spec) and guard(equal) and asked == []
+    assert not guard(other) and asked == [other]
     assert identity_first([1], check) is check
+
+
+def test_a_cell_that_is_emptied_recompiles(compiles):
+    model = nn.Linear(4, 4)
+    hook, _ = scaled((2.0,))
+    model.register_forward_hook(hook)
+    step, _ = compiles(model)
+    x = torch.ones(1, 4)
+    step(x)
+    del hook.__closure__[0].cell_contents
+    with pytest.raises(Exception, match="scale"):
+        step(x)
+
+
+def test_another_code_recompiles(compiles):
+    model = nn.Linear(4, 4)
+    hook, _ = scaled((2.0,))
+    model.register_forward_hook(hook)
+    step, guards = compiles(model)
+    x = torch.ones(1, 4)
+    step(x)
+
+    def other():
+        scale = None
+        return lambda module, args, output: scale(output) + 1
+
+    hook.__code__ = other().__code__
+    assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
 
 
 def test_outside_a_compile_stocks_way_is_in_place():

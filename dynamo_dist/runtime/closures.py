@@ -1,0 +1,148 @@
+"""What module hooks close over, compared in one go.
+
+Stock guards a hook leaf by leaf down to the placements in its closure, for every hook of a tensor
+parallel style. Next to nothing of it can change while the closure's cells hold the same objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.runtime import _torch
+
+log = logging.getLogger(__name__)
+
+_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
+
+
+class Closures:
+    """The hooks, among what guards are on, whose closures are settled.
+
+    checks: source -> check that stands for the guards whose ``id``s are ``implied``.
+    contents: source of a cell -> what it holds.
+    """
+
+    def __init__(self, guards: Any) -> None:
+        self.checks: dict[Any, _torch.Check] = {}
+        self.contents: dict[Any, object] = {}
+        self.implied: set[int] = set()
+        self._codes: list[tuple[FunctionType, CodeType]] = []
+        self._cells: list[tuple[CellType, object]] = []
+        self._partials: list[functools.partial[Any]] = []
+        below: dict[Any, list[Any]] = defaultdict(list)
+        for guard in guards.inner:
+            cell = _torch.cell_of(guard)
+            if cell is not None and _HOOKS & _torch.member_names(cell):
+                below[_torch.function_of(cell)].append(guard)
+        for source, under in below.items():
+            try:
+                self._add(source, under)
+            except LookupError as unknown:
+                log.debug("stock's guards stay on %s", unknown)
+        self.implied |= {
+            id(guard)
+            for guard in guards.inner
+            if _torch.is_code_match(guard) and guard.originating_source in self.checks
+        }
+        if self.checks:
+            last, check = self.checks.popitem()
+            self.checks[last] = lambda function: self.are_as_they_were() and check(function)
+
+    def _add(self, source: Any, under: list[Any]) -> None:
+        function = None if source is None else _torch.value_of(source)
+        cells = {cell: _torch.value_of(cell) for cell in map(_torch.cell_of, under)}
+        if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
+            return
+        held = {_torch.index_of(cell): value for cell, value in cells.items()}
+        for index, value in held.items():
+            self._cells.append((_cells(function)[index], value))
+            if isinstance(value, functools.partial):
+                self._partials.append(value)
+        self._codes.append((function, function.__code__))
+        self.checks[source] = _torch.same_or(
+            function, functools.partial(is_same_hook, function.__code__, held)
+        )
+        self.contents |= cells
+        self.implied |= set(map(id, under))
+
+    def are_as_they_were(self) -> bool:
+        """Whether nothing was bound anew or changed in place in the hooks that were traced."""
+        try:
+            for cell, value in self._cells:
+                now = cell.cell_contents
+                if now is not value and not is_equal(value, now):
+                    return False
+        except ValueError:  # the cell is empty now
+            return False
+        for function, code in self._codes:
+            if function.__code__ is not code:
+                return False
+        return not any(partial.keywords for partial in self._partials)
+
+
+def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Any) -> bool:
+    """Whether a function has this code and its cells, by index, hold what these are."""
+    if type(hook) is not FunctionType or hook.__code__ is not code:
+        return False
+    cells = _cells(hook)
+    try:
+        return all(is_equal(value, cells[index].cell_contents) for index, value in held.items())
+    except ValueError:  # a cell is empty
+        return False
+
+
+def _cells(function: FunctionType) -> tuple[CellType, ...]:
+    return function.__closure__ or ()
+
+
+def is_settled(value: object) -> bool:
+    """Whether nothing that tracing reads from ``value`` can change while it is the same object.
+
+    Numbers and strings count only inside another value: on their own, stock's guard is one comparison.
+    """
+    if isinstance(value, functools.partial):
+        exact = type(value) is functools.partial and not value.keywords
+        return exact and all(map(_is_constant, (value.func, *value.args)))
+    return isinstance(value, (DeviceMesh, Placement, FunctionType)) and _is_constant(value)
+
+
+def _is_constant(value: object) -> bool:
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None and not value.__dict__
+    if isinstance(value, tuple):
+        return all(map(_is_constant, value))
+    return value is None or isinstance(value, (bool, int, float, str, type, Placement, DeviceMesh))
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether ``b`` is what the settled ``a`` is; functions made anew by the same line are equal."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, functools.partial):
+        return is_equal(a.func, b.func) and is_equal(a.args, b.args) and not b.keywords
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(is_equal, a, b))
+    if isinstance(a, FunctionType):
+        return a.__code__ is b.__code__ and a.__globals__ is b.__globals__ and _is_bare(a, b)
+    return bool(a == b)
+
+
+def _is_bare(*functions: FunctionType) -> bool:
+    """Whether their code and globals alone say what they do."""
+    return not any(
+        function.__closure__
+        or function.__dict__
+        or function.__defaults__
+        or function.__kwdefaults__
+        for function in functions
+    )
