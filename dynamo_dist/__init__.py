@@ -40,8 +40,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "sharding":
-        return importlib.import_module("dynamo_dist.sharding")
+    if name in ("sharding", "trackers"):
+        return importlib.import_module(f"dynamo_dist.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -40,7 +40,7 @@ def enable() -> None:
     versions.check()
     config = DistConfig.from_env()
 
-    from dynamo_dist import _torch
+    from dynamo_dist import _torch, plugins
     from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
@@ -49,11 +49,12 @@ def enable() -> None:
     from dynamo_dist.runtime import gradients, guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
-    from dynamo_dist.trackers import registry
+    from dynamo_dist.trackers import hooks, registry
 
     with _torch.compile_lock:
         if _applied:
             return
+        plugins.read_plugins()
         _apply(
             [
                 _torch.BackendEntryPoint(BACKEND),
@@ -67,6 +68,7 @@ def enable() -> None:
                 *gradients.changes(),
                 *sharding.changes(config),
                 *registration.changes(),
+                *hooks.changes(),
                 *placements.changes(),
                 logs.LogDecisions(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),

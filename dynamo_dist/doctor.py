@@ -121,11 +121,16 @@ def _probes() -> tuple[Probe, ...]:
 
 def _passes() -> tuple[tuple[str, ...], tuple[Degraded, ...]]:
     import inductor_passes
+    from dynamo_dist import plugins
+    from inductor_passes.plugins import OFF
 
     names = tuple(inductor_passes.registered_passes())
     return names, tuple(
-        Degraded(f"plugin {name}", why, "Repair it or uninstall its package.")
-        for name, why in inductor_passes.plugin_failures().items()
+        Degraded(f"plugin {name}", why, f"Repair it, uninstall its package, or set {OFF}={name}.")
+        for name, why in (
+            *inductor_passes.plugin_failures().items(),
+            *plugins.plugin_failures().items(),
+        )
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import logging
 import os
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from inductor_passes import _torch, pin, recorder, registry, reporters
+from inductor_passes import _torch, pin, plugins, recorder, registry, reporters
 from inductor_passes.base import GraphPass
 from inductor_passes.checks import check_groups
 from inductor_passes.collectives import is_launch
@@ -131,16 +130,12 @@ def source_digest() -> str:
 
 
 def third_party_digest(pass_: registry.Registered) -> str:
-    """Name, source file and configuration of a registered pass; defaults are in ``source_digest``."""
+    """Name, sources and configuration of a registered pass; defaults are in ``source_digest``."""
     cls = pass_ if isinstance(pass_, type) else type(pass_)
     if cls in registry.DEFAULT_PASSES:
         return pass_.name
-    try:
-        source = inspect.getsource(inspect.getmodule(cls) or cls)
-    except (OSError, TypeError):
-        source = ""
     config = pass_.digest() if isinstance(pass_, GraphPass) else ""
-    return f"{pass_.name} {config} {hashlib.sha256(source.encode()).hexdigest()}"
+    return f"{pass_.name} {config} {plugins.source_digest(cls.__module__)}"
 
 
 @functools.cache

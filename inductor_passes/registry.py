@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
+from inductor_passes.cost.topology import forget_topologies, registered_topologies
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
+from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule import Schedule
-
-log = logging.getLogger(__name__)
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
@@ -123,22 +122,23 @@ def read_plugins() -> None:
     if _plugins_read:
         return
     _plugins_read = True
-    for entry in sorted(importlib.metadata.entry_points(group=PLUGIN_GROUP)):
-        try:
-            plugin = entry.load()
-            if isinstance(plugin, GraphPass) or (
-                isinstance(plugin, type) and issubclass(plugin, GraphPass)
-            ):
-                register(plugin)
-            else:
-                plugin()
-        except Exception as error:  # whatever a third party's import does must not stop a compile
-            _plugin_failures[entry.name] = f"{type(error).__name__}: {error}"
-            log.warning(
-                "The plugin %s (%s) could not be loaded and is left out: %s: %s. Uninstall it, or "
-                "ask its author for a version that works with this torch.",
-                entry.name,
-                entry.value,
-                type(error).__name__,
-                error,
-            )
+    _plugin_failures.update(load_plugins(PLUGIN_GROUP, _use, _save))
+
+
+def _use(plugin: Any) -> None:
+    """A pass is registered at the end; a function is called, and registers what it has where it wants."""
+    is_pass = isinstance(plugin, type) and issubclass(plugin, GraphPass)
+    if is_pass or isinstance(plugin, GraphPass):
+        register(plugin)
+    else:
+        plugin()
+
+
+def _save() -> Callable[[], None]:
+    passes, topologies = list(_third_party), registered_topologies()
+
+    def restore() -> None:
+        _third_party[:] = passes
+        forget_topologies(but=topologies)
+
+    return restore

@@ -69,6 +69,17 @@ def changes(ops: Sequence[_torch.OpOverload] | None = None) -> list[_torch.Chang
     return [*found, _torch.ClearCaches()]
 
 
+def save() -> Callable[[], None]:
+    """Note what is registered now; the function returned goes back to it."""
+    before = dict(_registered)
+
+    def restore() -> None:
+        _registered.clear()
+        _registered.update(before)
+
+    return restore
+
+
 def _digest(op: _torch.OpOverload, function: _torch.Strategy) -> str:
     function = inspect.unwrap(function)
     try:

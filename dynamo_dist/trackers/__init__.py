@@ -1,1 +1,17 @@
 """How Dynamo sees process groups, device meshes and placements while this package is enabled."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dynamo_dist.trackers.hooks import trace_instead
+
+__all__ = ["trace_instead"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("dynamo_dist.trackers.hooks").trace_instead

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from inductor_passes.errors import TopologyError
 _DATA = Path(__file__).parent / "data"
 _DEFAULTS = {"cuda": "h100x8"}
 _FALLBACK_DTYPE = "float32"
+_registered: dict[str, Path] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,34 @@ def shipped_topologies() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _DATA.glob("*.json")))
 
 
+def register_topology(name: str, path: str | os.PathLike[str]) -> None:
+    """Have ``load_topology(name)`` read ``path``, so that users can name it in ``options``.
+
+    Raises TopologyError if the file is bad or the name is taken by another one.
+    """
+    taken = _registered.get(name, Path(path)) != Path(path)
+    if name in shipped_topologies() or taken:
+        raise TopologyError(
+            f"A topology named {name!r} is there already.",
+            "A name must mean the same machine on every rank.",
+            f"Choose another; taken are {', '.join((*shipped_topologies(), *_registered))}.",
+        )
+    load_topology(path)
+    _registered[name] = Path(path)
+
+
+def registered_topologies() -> tuple[str, ...]:
+    """Names that ``register_topology`` has added."""
+    return tuple(_registered)
+
+
+def forget_topologies(but: Sequence[str] = ()) -> None:
+    """Undo ``register_topology``, except for the names in ``but``."""
+    for name in registered_topologies():
+        if name not in but:
+            del _registered[name]
+
+
 def default_topology(device_type: str) -> str:
     """The topology taken when the user names none.
 
@@ -130,7 +160,7 @@ def default_topology(device_type: str) -> str:
 
 
 def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
-    """Read a shipped topology by name, or a JSON file by path.
+    """Read a shipped or registered topology by name, or a JSON file by path.
 
     Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
     a key that we do not know, or a figure that is no positive number.
@@ -140,9 +170,10 @@ def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
 
 
 def topology_text(name_or_path: str | os.PathLike[str]) -> str:
-    """The JSON of a shipped topology or of a file. Raises TopologyError if there is none."""
+    """The JSON of a shipped or registered topology or of a file. Raises TopologyError if there is none."""
     text = os.fspath(name_or_path)
-    path = _DATA / f"{text}.json" if text in shipped_topologies() else Path(text)
+    shipped = text in shipped_topologies()
+    path = _DATA / f"{text}.json" if shipped else _registered.get(text, Path(text))
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -151,8 +182,8 @@ def topology_text(name_or_path: str | os.PathLike[str]) -> str:
 
 
 def _fix() -> str:
-    shipped = ", ".join(shipped_topologies())
-    return f"Shipped topologies: {shipped}; or give the path of a JSON file of the same form."
+    known = ", ".join((*shipped_topologies(), *_registered))
+    return f"Known topologies: {known}; or give the path of a JSON file of the same form."
 
 
 def _build(file: topology_file.Section) -> Topology:

@@ -4,6 +4,11 @@ import pytest
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from inductor_passes.cost import default_topology, load_topology, shipped_topologies
+from inductor_passes.cost.topology import (
+    forget_topologies,
+    register_topology,
+    registered_topologies,
+)
 from inductor_passes.errors import TopologyError
 
 
@@ -104,6 +109,20 @@ class TestLoad(TestCase):
         self.assertIsNone(topology.all_reduce_in_node)
         self.assertEqual(dict(topology.sources)["device.kernel_us"], "a test")
 
+    def test_a_registered_name(self):
+        path, other = self.write(small_topology()), self.path.with_name("other.json")
+        self.addCleanup(forget_topologies, registered_topologies())
+        register_topology("ours", path)
+        register_topology("ours", path)  # the same again is nothing new
+        self.assertEqual(load_topology("ours"), load_topology(path))
+        for name in ("ours", "h100x8"):
+            with self.assertRaisesRegex(TopologyError, "is there already"):
+                register_topology(name, other)
+        with self.assertRaisesRegex(TopologyError, r"other\.json"):
+            register_topology("other", other)
+        with self.assertRaisesRegex(TopologyError, "Known topologies: .*h200x8, ours;"):
+            load_topology("other")
+
     def test_rates_of_other_dtypes(self):
         topology = load_topology("h100x8")
         self.assertEqual(topology.matmul_rate("float8_e4m3fn"), topology.matmul_rate("float8"))
@@ -118,7 +137,7 @@ class TestLoad(TestCase):
             load_topology("h100x9")
         self.assertExpectedInline(
             str(caught.value),
-            """Cannot read topology 'h100x9': No such file or directory. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Cannot read topology 'h100x9': No such file or directory. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_folder_instead_of_a_file(self):
@@ -133,25 +152,25 @@ class TestLoad(TestCase):
     def test_not_json(self):
         self.assertExpectedInline(
             self.message('{"name": "x",}'),
-            """Topology file 'FILE' is not JSON: Expecting property name enclosed in double quotes at line 1, column 14. Correct the file. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' is not JSON: Expecting property name enclosed in double quotes at line 1, column 14. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_not_an_object(self):
         self.assertExpectedInline(
             self.message([1]),
-            """Topology file 'FILE': the whole file is [1], but it must be an object. Correct the file. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE': the whole file is [1], but it must be an object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_key_given_twice(self):
         self.assertExpectedInline(
             self.message('{"name": "x", "name": "y"}'),
-            """Topology file 'FILE' has 'name' twice in one object. Only one of the two could count. Remove one. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has 'name' twice in one object. Only one of the two could count. Remove one. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_missing_field(self):
         self.assertExpectedInline(
             self.changed(None, "device", "memory_gb_per_s"),
-            """Topology file 'FILE' lacks the field 'device.memory_gb_per_s'. Without it no time can be predicted. Add it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' lacks the field 'device.memory_gb_per_s'. Without it no time can be predicted. Add it. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_missing_rate_of_float32(self):
@@ -162,13 +181,13 @@ class TestLoad(TestCase):
     def test_unknown_field(self):
         self.assertExpectedInline(
             self.changed(figure(1.0), "links", "gigabytes"),
-            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, measured, protocols. Correct or remove it. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, measured, protocols. Correct or remove it. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_negative_rate(self):
         self.assertExpectedInline(
             self.changed(figure(-3.0), "links", "inter_node_gb_per_s"),
-            """Topology file 'FILE': field 'links.inter_node_gb_per_s.value' is -3.0, but it must be a finite number above zero. Correct the file. Shipped topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE': field 'links.inter_node_gb_per_s.value' is -3.0, but it must be a finite number above zero. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_impossible_numbers(self):

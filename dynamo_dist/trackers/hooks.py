@@ -1,0 +1,62 @@
+"""``trace_instead``: what Dynamo traces where a program calls a function that it cannot trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dynamo_dist import _torch as core
+from dynamo_dist import activation
+from dynamo_dist.errors import ConfigError
+from dynamo_dist.trackers import _torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_hooks: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+
+def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Have the decorated function traced wherever a compiled program calls ``function``.
+
+    It takes the same arguments, and gives the same values out of operations that a graph can hold:
+    functional collectives, a custom operator. Eager code calls ``function`` as before. In force now and
+    after each ``enable()``; a second one for ``function`` takes the place of the first. Raises
+    ConfigError if either is not callable.
+    """
+
+    def register(replacement: _Function) -> _Function:
+        for given in (function, replacement):
+            if not callable(given):
+                raise ConfigError(
+                    f"trace_instead got {given!r}, which is no function.",
+                    "It replaces the calls of one function by those of another.",
+                    "Pass the function that the program calls, and decorate the one to trace.",
+                )
+        with core.compile_lock:
+            _hooks[id(function)] = (function, replacement)
+            if activation.is_enabled():
+                activation.apply_also(_change(function, replacement))
+        return replacement
+
+    return register
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for the functions that were registered."""
+    return [change for pair in _hooks.values() for change in _change(*pair)]
+
+
+def save() -> Callable[[], None]:
+    """Note what is registered now; the function returned goes back to it."""
+    before = dict(_hooks)
+
+    def restore() -> None:
+        _hooks.clear()
+        _hooks.update(before)
+
+    return restore
+
+
+def _change(function: Any, replacement: Any) -> list[_torch.Change]:
+    return _torch.on_function(
+        function, lambda tx, args, kwargs: _torch.call_traced(tx, replacement, args, kwargs)
+    )
