@@ -104,8 +104,16 @@ def work():
     return {"error": error, "bits": bits}
 
 
+def meet():
+    """Return when every rank is here: a rank that is still starting must not seem dead."""
+    (FOLDER / f"here.{RANK}").touch()
+    while not all((FOLDER / f"here.{r}").exists() for r in range(WORLD)):
+        time.sleep(0.01)
+
+
 def mourn():
-    space = shared_workspace("all_reduce", spin_limit=300)
+    space = shared_workspace("all_reduce", spin_limit=3_000)
+    meet()
     if RANK == WORLD - 1:
         return {"error": "died"}
     start = time.monotonic()
