@@ -13,6 +13,7 @@ import torch
 import torch._dynamo.variables.builder as _builder
 import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
 import torch._functorch._aot_autograd.functional_utils as _functional_utils
+import torch._prims_common as _prims_common
 import torch.distributed.device_mesh as _device_mesh
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
 import torch.distributed.tensor.parallel.loss as _loss
@@ -25,13 +26,14 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dynamo_dist._torch import Change as Change
 from dynamo_dist._torch import SetAttribute
+from dynamo_dist.trackers._torch import HAS_OPAQUE_TYPES, realized
 from dynamo_dist.trackers._torch import build as build
 from dynamo_dist.trackers._torch import build_list as build_list
 from dynamo_dist.trackers._torch import call_traced as call_traced
@@ -41,7 +43,9 @@ from dynamo_dist.trackers._torch import graph_break as graph_break
 from dynamo_dist.trackers._torch import items_of as items_of
 from dynamo_dist.trackers._torch import on_function as on_function
 from dynamo_dist.trackers._torch import python_object as python_object
-from dynamo_dist.trackers._torch import realized
+
+TRACES_PLACEMENTS = HAS_OPAQUE_TYPES  # their methods, and graphs hold them; up to 2.11 neither
+_partition_value: Any = vars(Partial)["_partition_value"]
 
 
 def storage_key(tensor: torch.Tensor) -> Any:
@@ -55,6 +59,43 @@ def has_tensors(tree: Any) -> bool:
 
 
 tree_map = _pytree.tree_map
+
+
+def can_partition(kind: type) -> bool:
+    """Whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
+    return TRACES_PLACEMENTS or getattr(kind, "_partition_value", None) in (None, _partition_value)
+
+
+def partition_value(placement: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    """Traced: what this rank holds of ``tensor`` as a partial value."""
+    if TRACES_PLACEMENTS:
+        return placement._partition_value(tensor, mesh, mesh_dim)
+    return _partition_value(placement, tensor, mesh, mesh_dim)
+
+
+def on_full_tensor(function: Callable[..., Any]) -> list[Change]:
+    """Trace ``function`` for ``full_tensor(grad_placements=...)`` where stock has no method for it, up to 2.11.
+
+    Placements are no values of that stock's graphs.
+    """
+    if TRACES_PLACEMENTS or hasattr(TensorVariable, "method_full_tensor"):
+        return []
+
+    def method_full_tensor(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        return call_traced(tx, function, [self, *args], kwargs) if args or kwargs else None
+
+    return [SetAttribute(TensorVariable, "method_full_tensor", method_full_tensor)]
+
+
+def on_contiguous_strides(function: Callable[..., Any]) -> list[Change]:
+    """Trace ``function`` where ``zeros``, ``ones``, ``empty`` and ``full`` lay out a tensor of a given size.
+
+    In torch's own Python for it stands what 2.11 refuses to trace; from 2.12 on it traces.
+    """
+    found = getattr(_prims_common, "make_contiguous_strides_for", None)
+    if found is None or TRACES_PLACEMENTS:
+        return []
+    return on_function(found, lambda tx, args, kwargs: call_traced(tx, function, args, kwargs))
 
 
 def overload(name: str, overload: str) -> Any:

@@ -10,7 +10,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.dtensor import _torch
 
@@ -64,6 +64,15 @@ def spec_of(tensor: DTensor) -> Any:
     return _torch.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
 
 
+def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor:
+    """Traced: ``tensor.full_tensor(grad_placements=...)``, the global tensor on every rank."""
+    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    return whole.to_local(grad_placements=grad_placements)
+
+
 def changes() -> list[_torch.Change]:
     """What enabling does for attributes."""
-    return _torch.on_tensor_attributes(has_attribute, attribute)
+    return [
+        *_torch.on_tensor_attributes(has_attribute, attribute),
+        *_torch.on_full_tensor(full_tensor),
+    ]

@@ -7,7 +7,7 @@ call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,9 +77,22 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return _torch.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Traced: the strides of a contiguous tensor of this size."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step = step * max(length, 1)
+    return tuple(reversed(strides))
+
+
 CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for ``from_local``."""
-    return _torch.on_function(DTensor.from_local, from_local)
+    """What enabling does for ``from_local`` and for the sizes of new tensors."""
+    return [
+        *_torch.on_function(DTensor.from_local, from_local),
+        *_torch.on_contiguous_strides(contiguous_strides),
+    ]

@@ -27,9 +27,11 @@ from dynamo_dist.dtensor import _torch
 
 
 def distribute(
-    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], src: int
+    tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], src: int | None
 ) -> DTensor:
     """Traced: the DTensor of ``tensor``, global shape, as the rank ``src`` of each mesh dimension has it.
+
+    None stands for every rank for itself: nothing is sent.
 
     Raises, like torch's, RuntimeError for a tensor that is no leaf and ValueError for another number
     of placements than mesh dimensions.
@@ -50,17 +52,29 @@ def distribute(
     for mesh_dim, placement in enumerate(placements):
         if isinstance(placement, Shard):
             dim = placement.dim + tensor.ndim if placement.dim < 0 else placement.dim
-            local = scattered(local, dim, mesh, mesh_dim, src)
+            if src is None:
+                local = own_part(local, dim, mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim))
+            else:
+                local = scattered(local, dim, mesh, mesh_dim, src)
             found.append(Shard(dim))
         else:
-            local = local.contiguous()
-            dist.broadcast(local, group=mesh.get_group(mesh_dim), group_src=src)
+            if src is not None:
+                local = local.contiguous()
+                dist.broadcast(local, group=mesh.get_group(mesh_dim), group_src=src)
             if isinstance(placement, Partial):
-                local = placement._partition_value(local, mesh, mesh_dim)
+                local = _torch.partition_value(placement, local, mesh, mesh_dim)
             found.append(placement)
     return DTensor.from_local(
         local, mesh, found, run_check=False, shape=tensor.size(), stride=tensor.stride()
     )
+
+
+def own_part(tensor: torch.Tensor, dim: int, count: int, here: int) -> torch.Tensor:
+    """Traced: part ``here`` of ``count`` along a dimension; the last parts may be shorter, or empty."""
+    size = tensor.size(dim)
+    length = (size + count - 1) // count
+    start = min(here * length, size)
+    return tensor.narrow(dim, start, min(length, size - start)).contiguous()
 
 
 def scattered(
@@ -97,7 +111,7 @@ _SIGNATURE = inspect.signature(
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Ours for plain tensors and a source rank; stock traces what needs no communication."""
+    """Ours for plain tensors and a source rank; stock traces what needs no communication, from 2.12 on."""
     try:
         bound = _SIGNATURE.bind(*args, **kwargs)
     except TypeError:
@@ -107,7 +121,8 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     tensor = given["tensor"]
     src = given["src_data_rank"]
     src = src if isinstance(src, int) else src.as_python_constant()
-    if src is None or given["device_mesh"] is None or _torch.is_tensor_of(tensor, DTensor):
+    is_stocks = src is None and _torch.TRACES_PLACEMENTS
+    if is_stocks or given["device_mesh"] is None or _torch.is_tensor_of(tensor, DTensor):
         return None
     if _torch.requires_grad(tensor):
         return None  # ends in the constructor, which says why that cannot be traced
@@ -117,7 +132,7 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         placements = _torch.build_list(tx, [_torch.build(tx, Replicate()) for _ in range(ndim)])
     for placement in _torch.items_of(tx, placements):
         kind = type(_torch.python_object(placement))
-        if not issubclass(kind, (Shard, Replicate, Partial)):
+        if not issubclass(kind, (Shard, Replicate, Partial)) or not _torch.can_partition(kind):
             _torch.graph_break(
                 "Tensor distributed from one rank in an unusual placement",
                 f"distribute_tensor(..., placements with {kind.__name__})",

@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from dynamo_dist._torch import Change as Change
@@ -293,27 +294,44 @@ def return_no_aliases() -> list[Change]:
 
     Up to 2.11 every tensor it made is returned from it, what an in-place op gave too. That is the very
     tensor that the op wrote to; its gradients then go to the last of its names, and are lost. Later
-    torches leave aliases out, which is what the argument asks for.
+    torches leave out what shares memory with an input or another output.
     """
-    traced = _higher_order_ops.AutogradFunctionApplyVariable.trace_forward_graph
-    argument = "filter_aliased_intermediates"
-    if argument in inspect.getsource(traced):
+    owner = _higher_order_ops.AutogradFunctionApplyVariable
+    name: Any = getattr(owner, "_HOP_NAME", None)
+    if name is None or "filter_aliased" in inspect.getsource(owner.trace_forward_graph):
         return []
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
-        def speculate(*args: Any, **kwargs: Any) -> Any:
-            if (
-                kwargs.get("tracer") is not None
-            ):  # an autograd function; only its forward has extra outputs
-                kwargs[argument] = True
-            return stock(*args, **kwargs)
+        def collect(tx: Any, subtracer: Any, outputs: Any, *rest: Any) -> list[Any]:
+            found: list[Any] = stock(tx, subtracer, outputs, *rest)
+            if subtracer.source_target != name:
+                return found
+            value = "example_value"
+            nodes = tx.output.graph.find_nodes(op="placeholder")
+            nodes += [output.as_proxy().node for output in outputs]
+            seen = {key for node in nodes for key in _storages(node.meta.get(value))}
+            kept = []
+            for tracker in found:
+                keys = _storages(tracker.as_proxy().node.meta.get(value))
+                if not keys & seen:
+                    kept.append(tracker)
+                    seen |= keys
+            return kept
 
-        return speculate
+        return collect
 
-    return [
-        WrapAttribute(_higher_order_ops, "speculate_subgraph_with_auto_output_flattening", changed)
-    ]
+    return [WrapAttribute(_higher_order_ops, "collect_intermediate_outputs", changed)]
+
+
+def _storages(value: Any) -> set[Any]:
+    """The storages of a tensor, those inside a subclass's wrapper too; none of what is no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return set()
+    if not is_traceable_wrapper_subclass(value):
+        return {StorageWeakRef(value.untyped_storage())}
+    names, _ = value.__tensor_flatten__()
+    return {key for name in names for key in _storages(getattr(value, name))}
 
 
 def write_to_in_flight() -> list[Change]:

@@ -47,7 +47,7 @@ PLANS = {
 def test_one_graph_serves_all_sizes(cls):
     with fake_mesh(8) as mesh:
         torch.manual_seed(0)
-        module = parallelize_module(cls(), mesh, PLANS[cls])
+        module = parallelize_module(cls(), mesh, PLANS[cls], src_data_rank=None)
         compiled = torch.compile(module, backend="aot_eager", fullgraph=True, dynamic=True)
         torch._dynamo.utils.counters.clear()
         for batch, length in ((2, 4), (3, 6), (5, 9)):
