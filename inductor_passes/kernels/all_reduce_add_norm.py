@@ -9,6 +9,8 @@ rank sums a share of the rows. Adding in the order of ranks gives every rank ide
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -16,12 +18,14 @@ import triton.language as tl
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels.all_reduce import TWO_SHOT_BYTES
 from inductor_passes.kernels.all_reduce import reference as sum_reference
+from inductor_passes.kernels.norm import E4M3_MAX, SMALLEST, Norm
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_reduce_add_norm"
 # A row is held in registers, by at most 1024 threads of 64 registers.
 MAX_ROW = 16384
-E4M3_MAX = tl.constexpr(448.0)
+LARGEST = tl.constexpr(E4M3_MAX)
+FLOOR = tl.constexpr(SMALLEST)
 
 
 @triton.jit
@@ -111,7 +115,7 @@ def all_reduce_add_norm_kernel(
             y += tl.load(shift_ptr + col, mask=inside, other=0.0).to(tl.float32)
         if scale_ptr is not None:
             largest = tl.max(tl.abs(tl.where(inside, y, 0.0)), axis=0)
-            scale = tl.maximum(largest, 1e-12) / E4M3_MAX
+            scale = tl.maximum(largest, FLOOR) / LARGEST
             tl.store(scale_ptr + first_row + row, scale)
             y = y / scale
         tl.store(y_ptr + own, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -119,46 +123,32 @@ def all_reduce_add_norm_kernel(
 
 
 def launch_all_reduce_add_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    workspace: Workspace,
-    *,
-    layer: bool,
-    out_dtype: torch.dtype,
-    two_shot: bool,
+    x: torch.Tensor, norm: Norm, workspace: Workspace, *, two_shot: bool
 ) -> list[torch.Tensor]:
-    """Run the kernel; y, total, mean (empty unless ``layer``), rstd, scale (empty unless float8).
+    """Run the kernel; y, total, mean (empty unless a layer norm), rstd, scale (empty unless float8).
 
-    ``x`` and ``residual`` are contiguous ``[rows, D]``: this rank's, or those of virtual ranks stacked.
+    ``x`` and ``norm.residual`` are contiguous ``[rows, D]``: this rank's, or those of virtual ranks stacked.
     """
     rows, d = x.shape
-    y = torch.empty_like(x, dtype=out_dtype)
-    total = torch.empty_like(x)
-    quantised = out_dtype == torch.float8_e4m3fn
-    stat = x.new_empty(rows, 1, dtype=torch.float32)
-    mean, rstd, scale = (torch.empty_like(stat) for _ in range(3))
-    none = stat.new_empty(0)
+    outs = norm.outputs(x)
+    y, total, mean, rstd, scale = outs
     block = triton.next_power_of_2(d)
     all_reduce_add_norm_kernel[(workspace.programs, workspace.local_ranks)](
         x,
-        residual,
-        bias,
-        weight,
-        shift,
+        norm.residual,
+        norm.bias,
+        norm.weight,
+        norm.shift,
         y,
         total,
-        mean if layer else None,
+        mean if norm.layer else None,
         rstd,
-        scale if quantised else None,
+        scale if norm.quantised else None,
         workspace.peers,
         workspace.state,
         rows // workspace.local_ranks,
         d,
-        eps,
+        norm.eps,
         workspace.half_bytes,
         WORLD=workspace.world,
         PROGRAMS=workspace.programs,
@@ -168,7 +158,7 @@ def launch_all_reduce_add_norm(
         num_warps=warps(block),
         launch_cooperative_grid=workspace.local_ranks > 1,
     )
-    return [y, total, mean if layer else none, rstd, scale if quantised else none]
+    return outs
 
 
 def warps(block: int) -> int:
@@ -192,23 +182,8 @@ def all_reduce_add_rmsnorm(
     the reciprocal root ``[..., 1]`` in float32, and with ``out_dtype`` float8_e4m3fn a scale for each row
     (else an empty tensor): y times scale is the norm.
     """
-    y, total, _, rstd, scale = _run(
-        x, residual, bias, weight, None, eps, out_dtype, group_name, layer=False
-    )
-    return y, total, rstd, scale
-
-
-@all_reduce_add_rmsnorm.register_fake
-def _(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, total, _, rstd, scale = _fake(x, out_dtype, layer=False)
+    norm = Norm(residual, bias, weight, None, eps, out_dtype)
+    y, total, _, rstd, scale = _run(x, norm, group_name)
     return y, total, rstd, scale
 
 
@@ -224,124 +199,44 @@ def all_reduce_add_layernorm(
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]`` before the root."""
-    y, total, mean, rstd, scale = _run(
-        x, residual, bias, weight, shift, eps, out_dtype, group_name, layer=True
-    )
+    norm = Norm(residual, bias, weight, shift, eps, out_dtype, layer=True)
+    y, total, mean, rstd, scale = _run(x, norm, group_name)
     return y, total, mean, rstd, scale
+
+
+@all_reduce_add_rmsnorm.register_fake
+def _(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    *_, out_dtype, _ = given
+    y, total, _, rstd, scale = Norm(out_dtype=out_dtype).outputs(x)
+    return y, total, rstd, scale
 
 
 @all_reduce_add_layernorm.register_fake
-def _(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, total, mean, rstd, scale = _fake(x, out_dtype, layer=True)
-    return y, total, mean, rstd, scale
+def _(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
+    *_, out_dtype, _ = given
+    return tuple(Norm(out_dtype=out_dtype, layer=True).outputs(x))
 
 
-def _fake(x: torch.Tensor, out_dtype: torch.dtype, *, layer: bool) -> list[torch.Tensor]:
-    none = x.new_empty((0,), dtype=torch.float32)
-    quantised = out_dtype == torch.float8_e4m3fn
-    mean, rstd, scale = (x.new_empty((*x.shape[:-1], 1), dtype=torch.float32) for _ in range(3))
-    y = x.new_empty(x.shape, dtype=out_dtype)
-    total = x.new_empty(x.shape)
-    return [y, total, mean if layer else none, rstd, scale if quantised else none]
-
-
-def _run(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-    *,
-    layer: bool,
-) -> list[torch.Tensor]:
+def _run(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:
     size = x.numel() * x.element_size()
     two_shot = size > TWO_SHOT_BYTES
     workspace = None
     if x.shape[-1] <= MAX_ROW:
         workspace = find_workspace(FAMILY, x, group_name, size * (2 if two_shot else 1))
     if workspace is None:
-        outs = reference(x, residual, bias, weight, shift, eps, out_dtype, group_name, layer=layer)
-    else:
-        flat = [None if t is None else _rows(t, x.shape[-1]) for t in (x, residual)]
-        assert flat[0] is not None
-        outs = launch_all_reduce_add_norm(
-            flat[0],
-            flat[1],
-            bias,
-            weight,
-            shift,
-            eps,
-            workspace,
-            layer=layer,
-            out_dtype=out_dtype,
-            two_shot=two_shot,
-        )
+        return reference(x, norm, group_name)
+    flat = norm._replace(residual=None if norm.residual is None else _rows(norm.residual))
+    outs = launch_all_reduce_add_norm(_rows(x), flat, workspace, two_shot=two_shot)
     shapes = [x.shape, x.shape, *[(*x.shape[:-1], 1)] * 3]
     return [
         out.view(shape) if out.numel() else out for out, shape in zip(outs, shapes, strict=True)
     ]
 
 
-def _rows(tensor: torch.Tensor, d: int) -> torch.Tensor:
-    return tensor.reshape(-1, d).contiguous()
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
 
 
-def reference(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-    *,
-    layer: bool,
-) -> list[torch.Tensor]:
-    """The same from torch's own collective and eager operations, in float32 where the kernel is."""
-    return norm_reference(
-        sum_reference(x, group_name), residual, bias, weight, shift, eps, out_dtype, layer=layer
-    )
-
-
-def norm_reference(
-    summed: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    *,
-    layer: bool,
-) -> list[torch.Tensor]:
-    """What follows the sum."""
-    exact = summed.float()
-    for term in (bias, residual):
-        exact = exact if term is None else exact + term.float()
-    total = exact.to(summed.dtype)
-    centred = total.float()
-    mean = scale = centred.new_empty(0)
-    if layer:
-        mean = centred.mean(-1, keepdim=True)
-        centred = centred - mean
-    rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
-    y = centred * rstd
-    y = y if weight is None else y * weight.float()
-    y = y if shift is None else y + shift.float()
-    if out_dtype == torch.float8_e4m3fn:
-        scale = y.abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX.value
-        y = y / scale
-    return [y.to(out_dtype), total, mean, rstd, scale]
+def reference(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:
+    """The same from torch's own collective and eager operations."""
+    return norm.of(sum_reference(x, group_name))

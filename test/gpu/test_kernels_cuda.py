@@ -53,7 +53,8 @@ def test_all_reduce(space, two_shot):
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize("out_dtype", [BF16, torch.float8_e4m3fn])
 def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
-    from inductor_passes.kernels import all_reduce_add_norm as norm
+    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
+    from inductor_passes.kernels.norm import Norm
 
     if out_dtype != BF16 and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("float8 needs capability 8.9")
@@ -62,17 +63,14 @@ def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
     residual = torch.randn(rows, d, device="cuda", dtype=BF16)
     weight, shift = torch.randn(2, d, device="cuda", dtype=BF16)
     shift = shift if layer else None
-    kind = {"layer": layer, "out_dtype": out_dtype}
+    terms = Norm(residual, None, weight, shift, out_dtype=out_dtype, layer=layer)
     area = space("all_reduce_add_norm")
-    stacked = residual.repeat(WORLD, 1)
-    outs = norm.launch_all_reduce_add_norm(
-        x, stacked, None, weight, shift, 1e-5, area, two_shot=two_shot, **kind
-    )
+    stacked = terms._replace(residual=residual.repeat(WORLD, 1))
+    outs = launch_all_reduce_add_norm(x, stacked, area, two_shot=two_shot)
     torch.cuda.synchronize()
     area.raise_if_failed()
     summed = x.view(WORLD, rows, d).float().sum(0).to(BF16)
-    layer_args = (residual, None, weight, shift, 1e-5, torch.float32)
-    wanted = norm.norm_reference(summed, *layer_args, layer=layer)
+    wanted = terms._replace(out_dtype=torch.float32).of(summed)
     y = outs[0][:rows].float()
     y = y * outs[4][:rows] if outs[4].numel() else y
     close(y, wanted[0], 2e-2 if out_dtype == BF16 else 0.07)

@@ -13,9 +13,10 @@ from gpu_link import Link
 
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
-from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import reduce_chunks as chunks
 from inductor_passes.kernels import workspace as spaces
+from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
+from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import capability_of, multiprocessors, tiles_for
 
 BF16 = torch.bfloat16
@@ -147,6 +148,7 @@ def measure_norm(copy_rate: float, rows: int = 4096, d: int = 8192) -> dict[str,
     x = torch.randn(WORLD * rows, d, device="cuda", dtype=BF16)
     residual = torch.randn(rows, d, device="cuda", dtype=BF16).repeat(WORLD, 1)
     weight = torch.randn(d, device="cuda", dtype=BF16)
+    terms = Norm(residual, weight=weight, out_dtype=BF16)
 
     def space(family: str) -> spaces.Workspace:
         programs = multiprocessors(x.device) // WORLD  # all of them resident at once
@@ -156,18 +158,7 @@ def measure_norm(copy_rate: float, rows: int = 4096, d: int = 8192) -> dict[str,
     results: list[torch.Tensor] = []
 
     def fused() -> None:
-        results[:] = norm.launch_all_reduce_add_norm(
-            x,
-            residual,
-            None,
-            weight,
-            None,
-            1e-5,
-            fused_space,
-            layer=False,
-            out_dtype=BF16,
-            two_shot=False,
-        )
+        results[:] = launch_all_reduce_add_norm(x, terms, fused_space, two_shot=False)
 
     @torch.compile
     def add_norm(summed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,9 +171,7 @@ def measure_norm(copy_rate: float, rows: int = 4096, d: int = 8192) -> dict[str,
     times = {"fused": median_us(fused), "separate": median_us(separate)}
     fused_space.raise_if_failed()
     summed = x.view(WORLD, rows, d).float().sum(0)
-    wanted = norm.norm_reference(
-        summed, residual[:rows], None, weight, None, 1e-5, BF16, layer=False
-    )
+    wanted = terms._replace(residual=residual[:rows]).of(summed)
     y = results[0].view(WORLD, rows, d)
     # Each rank reads its input, writes its buffer, reads all, reads the residual, writes total and y.
     moved = WORLD * rows * d * 2 * (2 + WORLD + 1 + 2)

@@ -13,6 +13,7 @@ from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import reduce_chunks as chunks
+from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -60,23 +61,14 @@ def test_all_reduce_add_norm(world, dtype, full, layer, two_shot):
     )
     shift = shift if layer else None
     space = workspace("all_reduce_add_norm", world)
+    terms = Norm(residual, bias, weight, shift, 1e-5, dtype, layer)
     stacked = None if residual is None else residual.repeat(world, 1)
     with Schedule(seed=1):
         outs = norm.launch_all_reduce_add_norm(
-            x,
-            stacked,
-            bias,
-            weight,
-            shift,
-            1e-5,
-            space,
-            layer=layer,
-            out_dtype=dtype,
-            two_shot=two_shot,
+            x, terms._replace(residual=stacked), space, two_shot=two_shot
         )
     space.raise_if_failed()
-    summed = x.view(world, rows, d).float().sum(0)
-    wanted = norm.norm_reference(summed, residual, bias, weight, shift, 1e-5, dtype, layer=layer)
+    wanted = terms.of(x.view(world, rows, d).float().sum(0))
     for got, want in zip(outs, wanted, strict=True):
         assert got.numel() == want.numel() * world
         if got.numel():
@@ -89,12 +81,12 @@ def test_quantised_norm():
     torch.manual_seed(0)
     x, weight = torch.randn(2 * 3, 64), torch.randn(64)
     space = workspace("all_reduce_add_norm", 2)
-    kind = {"layer": False, "out_dtype": torch.float8_e4m3fn}
+    terms = Norm(weight=weight)
     with Schedule():
         y, _, _, _, scale = norm.launch_all_reduce_add_norm(
-            x, None, None, weight, None, 1e-5, space, two_shot=False, **kind
+            x, terms._replace(out_dtype=torch.float8_e4m3fn), space, two_shot=False
         )
-    wanted = norm.norm_reference(x[:3] + x[3:], None, None, weight, None, 1e-5, F32, layer=False)
+    wanted = terms.of(x[:3] + x[3:])
     assert y.dtype == torch.float8_e4m3fn
     # Three bits of mantissa: steps of one eighth. The interpreter halves a number whose mantissa rounds
     # up to the next power of two, one in a few dozen; a device does not.

@@ -17,6 +17,7 @@ from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels.device import INTERPRETER
+from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import Tiles
 from inductor_passes.kernels.workspace import Workspace, bytes_needed
 
@@ -49,18 +50,8 @@ def all_reduce(space, call):
 def add_norm(space, call):
     x = [of_rank(r, call, 3, 20) for r in range(WORLD)]
     residual, weight = of_rank(50, call, 3, 20), of_rank(51, call, 20)
-    y, *_ = norm.launch_all_reduce_add_norm(
-        x[RANK],
-        residual,
-        None,
-        weight,
-        None,
-        1e-5,
-        space,
-        layer=False,
-        out_dtype=torch.float32,
-        two_shot=call % 2 == 0,
-    )
+    terms = Norm(residual, weight=weight)
+    y, *_ = norm.launch_all_reduce_add_norm(x[RANK], terms, space, two_shot=call % 2 == 0)
     total = sum(x) + residual
     return y, torch.nn.functional.rms_norm(total, (20,), weight, 1e-5)
 
