@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from dynamo_dist._torch import Change
 from dynamo_dist.runtime import _torch
 
-# Compiled graphs that are gone leave their entries; beyond this many all are dropped.
+# Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
+# plugin is disabled, all are dropped.
 _MOST = 16384
 
 
@@ -33,7 +34,17 @@ _made: dict[int, _Made] = {}
 
 def changes() -> list[Change]:
     """What to apply while the plugin is enabled."""
-    return [_torch.wrap_with(unflatten)]
+    return [_torch.wrap_with(unflatten), _Forget()]
+
+
+class _Forget:
+    """Undone with the rest: what was made while enabled is held no longer."""
+
+    def apply(self) -> None:
+        _made.clear()
+
+    def undo(self) -> None:
+        _made.clear()
 
 
 def unflatten(

@@ -14,6 +14,16 @@ from inductor_passes import recorder
 from inductor_passes.testing import fake_group
 
 state = sys.argv[1]
+added = []
+foreach_add = torch._foreach_add_
+
+
+def count(sums, addends):
+    added.append(len(sums))
+    foreach_add(sums, addends)
+
+
+torch._foreach_add_ = count
 
 
 def step(x, w, group):
@@ -21,20 +31,33 @@ def step(x, w, group):
     return torch.relu(y) * group.size()
 
 
+def train(x, w):
+    """Two steps, so that the second adds to what the first left; the gradient's sum."""
+    fn = torch.compile(lambda x, w: (x @ w).square().sum().to_local(), backend="dynamo_dist")
+    leaf = torch.nn.Parameter(w)
+    for _ in range(2):
+        fn(x, leaf).backward()
+    return leaf.grad.to_local()
+
+
 with fake_group(4):
     mesh = init_device_mesh("cpu", (4,))
     torch.manual_seed(0)
     x = DTensor.from_local(torch.randn(8, 16), mesh, [Shard(1)], run_check=False)
     w = DTensor.from_local(torch.randn(16, 16), mesh, [Shard(0)], run_check=False)
-    backend = {"stock": "inductor", "enabled": "dynamo_dist", "disabled": "inductor"}[state]
+    backend = {"stock": "inductor", "enabled": "dynamo_dist", "disabled": "inductor"}.get(state)
     if state == "disabled":
         dynamo_dist.enable()
         dynamo_dist.disable()
     with recorder.gathered() as records:
-        out = torch.compile(step, backend=backend, fullgraph=True)(x, w, dist.group.WORLD)
+        if state == "training":
+            out = train(x, w)
+        else:
+            out = torch.compile(step, backend=backend, fullgraph=True)(x, w, dist.group.WORLD)
     print(
         json.dumps(
             {
+                "added_at_once": sum(added),
                 "hits": counters["aot_autograd"]["autograd_cache_hit"],
                 "misses": counters["aot_autograd"]["autograd_cache_miss"],
                 "records": [[r.phase, len(r.collectives), r.order_kept] for r in records],

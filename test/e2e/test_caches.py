@@ -34,3 +34,10 @@ def test_three_states_share_one_cache_folder(tmp_path):
     assert first["enabled"]["records"] == again["enabled"]["records"] == [["inference", 1, True]]
     assert first["stock"]["records"] == again["disabled"]["records"] == []
     assert len({r["checksum"] for r in (*first.values(), *again.values())}) == 1
+
+
+def test_a_training_step_from_the_cache_adds_its_gradients_itself(tmp_path):
+    first, again = (run("training", tmp_path) for _ in range(2))
+    assert (first["hits"], again["hits"]) == (0, 1)
+    assert first["added_at_once"] == again["added_at_once"] == 1
+    assert first["checksum"] == again["checksum"]

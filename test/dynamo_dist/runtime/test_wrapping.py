@@ -1,9 +1,13 @@
 """One spec for each output of a compiled graph, as long as its sizes and mesh are the same."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+import dynamo_dist
 from dynamo_dist.runtime.wrapping import unflatten
 
 
@@ -49,6 +53,16 @@ def test_gradients_of_a_compiled_step_share_specs_over_calls(tensor, enabled):
         specs.append(weight.grad._spec)
     assert specs[1] is specs[2]
     assert specs[0] == specs[1] and weight.grad.placements == (Shard(0),)
+
+
+def test_nothing_is_held_after_disable(mesh):
+    made = distribute_tensor(torch.ones(8, 3), mesh["tp"], [Shard(0)], src_data_rank=None)
+    with dynamo_dist.enabled():
+        spec = weakref.ref(DTensor.__tensor_unflatten__(*pieces(made))._spec)
+        gc.collect()
+        assert spec() is not None
+    gc.collect()
+    assert spec() is None
 
 
 def test_dynamic_sizes(mesh, enabled):
