@@ -1,13 +1,16 @@
-"""Private torch names of random operators: the partitioner's pass over those that are recomputed."""
+"""Private torch names of random operators: what AOTAutograd's partitioner does with them."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+import torch._functorch.compile_utils as _compile_utils
 import torch._functorch.partitioners as _partitioners
+import torch._prims.rng_prims as _rng_prims
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dynamo_dist._torch import Change as Change
 from dynamo_dist._torch import SetAttribute
@@ -39,3 +42,34 @@ def save_states_before_objects() -> list[Change]:
 
 def _is_object(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), FakeScriptObject)
+
+
+def rng_operator() -> Any:
+    """The graph's operator that draws a shard's numbers at its offset; None before torch 2.12 or so."""
+    return getattr(_rng_prims, "run_dtensor_rng_op", None)
+
+
+def draw_once() -> list[Change]:
+    """Draws of DTensors on CUDA are neither merged nor repeated, which would change what is drawn.
+
+    They are calls of one higher-order operator, without the tag by which AOTAutograd knows random
+    operators: it merges two draws of equal arguments into one, and in a checkpointed block draws anew
+    for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
+    """
+    operator = rng_operator()
+    if operator is None:
+        return []
+    stock = _partitioners.force_save_effectful_ops
+
+    @functools.wraps(stock)
+    def force_save(joint: fx.GraphModule) -> None:
+        stock(joint)
+        for node in joint.graph.find_nodes(op="call_function", target=operator):
+            items = node.users if isinstance(node.meta.get("val"), (tuple, list)) else ()
+            for each in (node, *items):
+                each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    return [
+        SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
+        SetAttribute(_compile_utils, "rand_ops", [*_compile_utils.rand_ops, operator]),
+    ]

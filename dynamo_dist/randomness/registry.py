@@ -7,4 +7,4 @@ from dynamo_dist.randomness import _torch
 
 def changes() -> list[_torch.Change]:
     """Everything to apply, in order; nothing is applied here."""
-    return _torch.save_states_before_objects()
+    return [*_torch.save_states_before_objects(), *_torch.draw_once()]

@@ -200,7 +200,9 @@ def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
             made = DeviceMesh._concatenate(meshes)
     except RuntimeError as error:
         _torch.raise_in_program(tx, error)
-    key = tuple(group.group_name for group in made.get_all_groups()), made.mesh_dim_names
+    # With the default group of its time: after another start, names stand for other groups.
+    names = tuple(group.group_name for group in made.get_all_groups())
+    key = dist.group.WORLD, names, made.mesh_dim_names
     return found_or_break(tx, MEMORY.concatenated.setdefault(key, made), "DeviceMesh._concatenate")
 
 

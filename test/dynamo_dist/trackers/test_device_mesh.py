@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from dynamo_dist import versions
+from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
 OLD = versions.parse(torch.__version__) < (2, 12)
@@ -136,3 +137,9 @@ def test_a_slice_of_a_mesh_in_a_graph_is_an_operator_that_inductor_takes(mesh):
     )
     assert y.device_mesh == mesh["tp"]
     assert targets and all(isinstance(target, torch._ops.OpOverload) for target in targets)
+
+
+def test_the_same_mesh_again_after_its_groups_were_destroyed():
+    for _ in range(2):
+        with fake_mesh(2, 4, names=("dp", "tp")) as mesh:
+            assert mesh.size() == 8
