@@ -9,6 +9,8 @@ no cycle can appear.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from inductor_passes.schedule.problem import Problem
 
 AT_START = -1  # the group of inputs and views of inputs: they cost nothing and stand first
@@ -49,9 +51,11 @@ def _views(problem: Problem) -> list[int]:
     """Groups after views and waits have joined what they view; each is named by its first node."""
     group: list[int] = []
     for i, node in enumerate(problem.nodes):
-        before = {group[d] for d in node.deps} - {AT_START}
+        deps: Iterable[int] = node.deps
         if node.launch is not None:
-            before.add(group[node.launch])
+            # What the launch reads may be named to be kept until then; the launch is behind it anyway.
+            deps = {*node.deps, node.launch} - set(problem.nodes[node.launch].deps)
+        before = {group[d] for d in deps} - {AT_START}
         if node.kind == "input" or (not before and is_view(problem, i)):
             group.append(AT_START)
         elif len(before) == 1 and (node.launch is not None or is_view(problem, i)):

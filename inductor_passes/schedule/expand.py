@@ -10,7 +10,7 @@ from inductor_passes.schedule.tasks import Tasks
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Run ``tasks``: one of compute, or the launches of one bucket. ``waits``: wait for that bucket."""
+    """Run ``tasks``: one of compute, or the launches of one bucket. ``waits``: wait for those."""
 
     tasks: tuple[int, ...]
     waits: bool = False

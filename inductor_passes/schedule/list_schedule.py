@@ -31,7 +31,7 @@ def list_schedule(
 class _Run:
     """One schedule in the making.
 
-    Numbers from ``tasks.count`` on stand for the waits of buckets. Entries of the queues that have been
+    Numbers from ``tasks.count`` on stand for waits: of buckets, and of launches that keep what they read. Entries of the queues that have been
     run from elsewhere stay behind and are skipped.
     """
 
@@ -51,6 +51,7 @@ class _Run:
         bound = [t for t in range(tasks.count) if tasks.launch[t] < 0 and not tasks.floating[t]]
         self.by_urgency = sorted(bound, key=latest.__getitem__)
         self.left = tasks.count
+        self.keeping = 0  # launches in flight that free memory when they are done
         self.steps: list[Step] = []
         self.stalls: dict[int, float] = {}
         self.finish = [0.0] * tasks.count
@@ -85,6 +86,8 @@ class _Run:
                 self._run_compute(chosen)
             elif self.arriving:
                 self._stand_still()
+            elif waiting := [at for c, at in enumerate(self.free) if self._queued(c, at)]:
+                self.clock = min(waiting)  # what queues there may then go together
             elif self.left:
                 self._force()
         makespan = max([self.clock, *self.free])
@@ -97,6 +100,12 @@ class _Run:
             late = max(self.tasks.preds[t], key=lambda p: self.finish[p])
             self.stalls[late] = self.stalls.get(late, 0.0) + at - self.clock
         self.clock = max(self.clock, at)
+
+    def _queued(self, c: int, at: float) -> bool:
+        """Whether channel c, free from ``at``, is busy while launches queue for it."""
+        return at > self.clock and any(
+            not self.done[t] for queue in (self.bound[c], self.loose[c]) for _, t in queue
+        )
 
     def _update(self) -> None:
         """Take in what the clock, the frontier and progress have made available."""
@@ -178,9 +187,9 @@ class _Run:
         return chosen
 
     def _fits(self, t: int) -> bool:
-        """What the program does next always runs; what runs ahead of it must leave it room."""
+        """What the program does next runs if no launch in flight will free memory; all else needs room."""
         room = self.limit - self.memory.live
-        return t == self.frontier or self.tasks.transient[t] <= room
+        return self.tasks.transient[t] <= room or (t == self.frontier and not self.keeping)
 
     def _oldest_that_fits(self) -> int:
         """Short of memory, go by the program's order: it is known to fit in the end."""
@@ -300,14 +309,22 @@ class _Run:
         self.free[c] = max(self.clock, self.free[c]) + bucket.link_us
         for t in bucket.members:
             self.finish[t] = self.free[c]
-        if merged:
+        keeps = self._keeps(bucket)
+        self.keeping += keeps
+        if merged or keeps:
             readers = [s for t in bucket.members for s in tasks.succs[t] if tasks.us[s]]
             urgency = min((self.latest[s] for s in readers), default=INF)
-            self.waits.append((urgency, bucket, tasks.problem.unpack_us(launches)))
+            unpack_us = tasks.problem.unpack_us(launches) if merged else 0.0
+            self.waits.append((urgency, bucket, unpack_us))
             number = tasks.count + len(self.waits) - 1
             heappush(self.arriving, (self.free[c], number))
         else:
             self._complete(bucket.members[0], self.free[c])
+
+    def _keeps(self, bucket: Bucket) -> bool:
+        """Whether memory is free only after the wait, which so is a step of its own."""
+        tasks = self.tasks
+        return any(tasks.kept[t] or tasks.kept_inside[t] for t in bucket.members)
 
     def _run_compute(self, t: int) -> None:
         tasks = self.tasks
@@ -315,8 +332,11 @@ class _Run:
             _, bucket, unpack_us = self.waits[t - tasks.count]
             self.clock += unpack_us
             self.steps.append(Step(tuple(bucket.members), waits=True))
-            self.memory.hold(-bucket.payload)
+            self.keeping -= self._keeps(bucket)
+            if len(bucket.members) > 1:
+                self.memory.hold(-bucket.payload)
             for member in bucket.members:
+                self.memory.waited(member)
                 self._complete(member, self.clock)
             return
         if tasks.us[t]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from inductor_passes.schedule.tasks import Tasks
 
@@ -17,15 +18,26 @@ class LiveMemory:
         self._users = list(tasks.value_users)
 
     def run(self, t: int) -> None:
-        """Task t runs: what it makes comes to life, and what only it still held dies."""
+        """Task t runs: what it makes comes to life, and what only it still held dies.
+
+        A launch that keeps what it reads holds it until ``waited``.
+        """
         tasks = self._tasks
         self.peak = max(self.peak, self.live + tasks.transient[t])
-        live = self.live + tasks.alloc[t]
-        for v in tasks.uses[t]:
+        self.live += tasks.alloc[t] + tasks.kept_inside[t]
+        kept = tasks.kept[t]
+        self._release(v for v in tasks.uses[t] if v not in kept)
+
+    def waited(self, t: int) -> None:
+        """The launch of task t is done: it holds nothing any more."""
+        self.live -= self._tasks.kept_inside[t]
+        self._release(self._tasks.kept[t])
+
+    def _release(self, values: Iterable[int]) -> None:
+        for v in values:
             self._users[v] -= 1
             if not self._users[v]:
-                live -= tasks.value_bytes[v]
-        self.live = live
+                self.live -= self._tasks.value_bytes[v]
 
     def hold(self, size: int) -> None:
         """The packed copy of a bucket comes to life; negative: it dies."""
@@ -35,8 +47,8 @@ class LiveMemory:
     def would_add(self, t: int) -> int:
         """By how much the live bytes would grow if task t ran now; negative if they would shrink."""
         tasks = self._tasks
-        dying = sum(tasks.value_bytes[v] for v in tasks.uses[t] if self._users[v] == 1)
-        return tasks.alloc[t] - dying
+        dying = (v for v in tasks.uses[t] if self._users[v] == 1 and v not in tasks.kept[t])
+        return tasks.alloc[t] + tasks.kept_inside[t] - sum(tasks.value_bytes[v] for v in dying)
 
 
 class RiseAhead:
@@ -56,6 +68,7 @@ class RiseAhead:
             self._live.append(memory.live)
             self._top.append(memory.live + tasks.transient[t])
             memory.run(t)
+            memory.waited(t)
             self._computed.append(self._computed[-1] + tasks.us[t])
         self.peak = memory.peak
 

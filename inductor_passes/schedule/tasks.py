@@ -21,8 +21,9 @@ class Tasks:
     ``behind[t]``: of a launch, its waits and views of them. ``us[t]``: compute time.
     ``link_us[t]``: time of the launch alone. ``preds[t]``, ``succs[t]``: tasks.
     ``alloc[t]``: bytes that outlive the task. ``transient[t]``: most bytes above what was live before.
-    ``uses[t]``: values it makes or reads; ``value_bytes[v]``, ``value_users[v]``: bytes of value v, and
-    how many tasks hold it.
+    ``uses[t]``: values it makes or reads; ``kept[t]``: of a launch, those of them that its wait names and that
+    so live until then, and ``kept_inside[t]``, bytes of such values that no other task holds.
+    ``value_bytes[v]``, ``value_users[v]``: bytes of value v, and how many tasks hold it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -96,12 +97,19 @@ class Tasks:
         self.value_users: list[int] = []
         self.uses: list[list[int]] = [[] for _ in range(self.count)]
         self.alloc = [0] * self.count
+        self.kept: list[list[int]] = [[] for _ in range(self.count)]
+        self.kept_inside = [0] * self.count
+        kept = [{owner[d] for d in self._named_by_wait(t)} for t in range(self.count)]
         inside = {i for i, tasks in holders.items() if len(tasks) == 1}
+        for t, values in enumerate(kept):
+            self.kept_inside[t] = sum(nodes[i].bytes for i in values & inside)
         for i, tasks in holders.items():
             if i in inside:
                 continue
             for t in tasks:
                 self.uses[t].append(len(self.value_bytes))
+                if i in kept[t]:
+                    self.kept[t].append(len(self.value_bytes))
             self.value_bytes.append(nodes[i].bytes)
             self.value_users.append(len(tasks))
             self.alloc[task_of[i]] += nodes[i].bytes
@@ -112,6 +120,16 @@ class Tasks:
         self.transient = [
             self._transient(self.nodes_of(t), owner, dying[t]) for t in range(self.count)
         ]
+
+    def _named_by_wait(self, t: int) -> set[int]:
+        """What the launch of a task reads and its wait names."""
+        nodes, launch = self.problem.nodes, self.launch[t]
+        waits = [i for i in self.behind[t] if nodes[i].launch == launch]
+        return (
+            set(nodes[launch].deps).intersection(*(nodes[i].deps for i in waits))
+            if waits
+            else set()
+        )
 
     def _transient(self, run: list[int], owner: Sequence[int], dying: set[int]) -> int:
         """Most bytes of a task above what was live before it; it frees ``dying`` as it goes."""

@@ -102,8 +102,10 @@ def measure(rank: int, rounds: int, progress: Progress) -> dict:
     times: dict[str, list[float]] = {name: [] for name in variants}
     results = {}
     progress.phase("timing", rounds)
+    order = list(variants.items())
     for _ in range(rounds):
-        for name, (state, call) in variants.items():
+        order.append(order.pop(0))  # none always follows the same one
+        for name, (state, call) in order:
             with plugin_for(state):
                 dist.barrier()
                 start = time.perf_counter()

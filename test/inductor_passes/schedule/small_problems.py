@@ -35,8 +35,9 @@ def launch(*deps, op="all_gather", group="a", payload=MIB, size=0):
     )  # fmt: skip
 
 
-def wait(of):
-    return Node("wait", "wait", (of,), alias=of, launch=of)
+def wait(of, *kept):
+    """``kept``: what the launch reads, if that is to be held until it is done."""
+    return Node("wait", "wait", (*kept, of), alias=of, launch=of)
 
 
 def output(*deps):
@@ -68,7 +69,7 @@ def problems(draw, most=6):
             group = draw(st.sampled_from(["a", "b"]))
             payload = draw(st.integers(1, 3)) * MIB
             nodes.append(launch(*deps, op=op, group=group, payload=payload, size=size))
-            nodes.append(wait(len(nodes) - 1))
+            nodes.append(wait(len(nodes) - 1, *(deps if draw(st.booleans()) else ())))
         else:
             nodes.append(compute(float(draw(st.integers(0, 20))), *deps, size=size))
         values.append(len(nodes) - 1)

@@ -96,6 +96,39 @@ def test_buckets_are_made_where_floors_bind_and_only_if_allowed():
     assert merged.makespan_us < alone.makespan_us
 
 
+def test_sums_that_queue_on_a_channel_go_together():
+    """Norms of gradients: each is summed over one group, then over another."""
+    nodes, ends = [node_input()], []
+    for _ in range(8):
+        at = len(nodes)
+        nodes.append(compute(1.0, 0))
+        nodes += [launch(at, op="reduce_scatter", payload=MIB // 8), wait(at + 1, at)]
+        more = launch(at + 2, op="reduce_scatter", group="b", payload=MIB // 8)
+        nodes += [more, wait(at + 3, at + 2)]
+        ends.append(at + 4)
+    of = problem(*nodes, output(*ends))
+    solution = solve(of)
+    check(of, solution)
+    # One by one they would hold either channel for 80 us.
+    assert {len(bucket) for bucket in solution.buckets} == {7}
+    assert solution.makespan_us == pytest.approx(31)  # one, then seven; on the second channel, too
+
+
+def test_inputs_that_are_kept_until_the_wait_count_for_the_cap():
+    nodes, ends = [node_input()], []
+    for _ in range(6):
+        at = len(nodes)
+        nodes.append(compute(1.0, 0, size=8 * MIB))
+        nodes += [launch(at, op="reduce_scatter", size=MIB), wait(at + 1, at)]
+        ends.append(at + 2)
+    of = problem(*nodes, output(*ends))
+    # Beside the input that is sent there is room for the next, or for none.
+    for extra, makespan in ((8 * MIB, 61.0), (0, 66.0)):
+        solution = solve(of, extra_memory_ratio=0.0, extra_memory_bytes=extra)
+        check(of, solution)
+        assert solution.makespan_us == makespan
+
+
 def test_a_product_off_the_path_fills_a_wait():
     # Program order runs the weight's gradient (node 2) before the scatter that the path waits for.
     of = problem(
