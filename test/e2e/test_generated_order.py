@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch.distributed.device_mesh import init_device_mesh
 
+import dynamo_dist
 import inductor_passes as ip
 from inductor_passes import recorder
 from inductor_passes.generated_code import order_kept, read_order
@@ -20,6 +22,7 @@ def two_fake_ranks():
     torch._dynamo.reset()
     with fake_group(2), fresh_cache():
         yield
+    dynamo_dist.disable()
     torch._dynamo.reset()
 
 
@@ -78,6 +81,30 @@ def test_order_survives_lowering(program, shapes, grad):
         assert order_kept(record.order, code) is True, (record.order, read_order(code))
     assert any(p.changed for record in records for p in record.passes)
     torch.testing.assert_close(out, program(*inputs))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.silu(self.up(x)))
+
+
+def test_order_survives_lowering_of_a_data_parallel_step():
+    """Gathers merged by the scheduler, with others launched behind them, then the gradients' reductions."""
+    model = torch.nn.Sequential(*(Block(512) for _ in range(4)))
+    dynamo_dist.data_parallel(model, init_device_mesh("cpu", (2,)))
+    compiled = torch.compile(model, backend="dynamo_dist", options={"topology": "h100x8"})
+    with recorder.gathered() as records:
+        _, codes = run_and_get_code(lambda: compiled(torch.randn(64, 512)).sum().backward())
+    assert len(records) == 2
+    for code, record in zip(codes, records, strict=True):
+        assert record.order_kept is order_kept(record.order, code) is True
+    first, second, *_ = [event for event in read_order(codes[0]) if event.startswith("launch")]
+    assert first == second == "launch all_gather"
+    assert "all_gather_into_tensor_coalesced" in codes[0]
 
 
 def test_without_pinning_inductor_undoes_the_order():
