@@ -5,12 +5,17 @@ Seen in torch 2.11 to 2.15.
 
 from __future__ import annotations
 
+import torch._higher_order_ops.wrap as _wrap
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
+
+# Whether checkpointing in a compiled function marks what autograd functions do inside; seen from 2.13 on.
+# A torch before needs a context_fn for that, of which it warns at every compile.
+CHECKPOINT_REACHES_INSIDE = hasattr(_wrap, "_always_prefer_recompute")
 
 
 def join(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:

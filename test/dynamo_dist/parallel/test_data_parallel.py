@@ -1,5 +1,7 @@
 """What the graphs hold, what parameters become, and what is refused; on fake ranks."""
 
+import copy
+
 import expecttest
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dynamo_dist import data_parallel
 from dynamo_dist.errors import DataParallelError
+from dynamo_dist.parallel import _torch
 
 SHOWN = ("mm", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 
@@ -260,3 +263,64 @@ def test_one_number_is_held_by_all(mesh):
     model(torch.ones(3)).sum().backward()
     assert model.scale.grad.to_local() == 3 / 2  # a fake sum over two ranks is one rank's value
     refused(lambda: data_parallel(Scaled(), mesh, mode="hybrid"), "no dimension to shard")
+
+
+def blocks():
+    torch.manual_seed(0)
+    one = (nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64))
+    return nn.Sequential(*(nn.Sequential(*copy.deepcopy(one)) for _ in range(3)))
+
+
+def storage_bytes(tensors):
+    """Bytes of the storages behind ``tensors``, each once; those that are freed hold none."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def local_tensors(parameters):
+    return [p.to_local() for p in parameters]
+
+
+def test_no_more_is_held_than_by_fully_shard(mesh, enabled):
+    """Parameters, gradients, and what forward keeps for backward; of real tensors on fake ranks."""
+    x = torch.randn(128, 64)
+    theirs, seen = blocks(), []
+    for block in theirs:
+        fully_shard(block, mesh=mesh["tp"])
+    fully_shard(theirs, mesh=mesh["tp"])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t), t)[1], lambda t: t):
+        loss = theirs(x).sum()
+    held = {t.untyped_storage()._cdata for t in local_tensors(theirs.parameters())} | {
+        x.untyped_storage()._cdata
+    }
+    kept = storage_bytes([t for t in seen if t.untyped_storage()._cdata not in held])
+    loss.backward()
+
+    ours, kept_by_ours = data_parallel(blocks(), mesh["tp"]), []
+
+    def forward(graph, inputs):
+        (returned,) = graph.graph.find_nodes(op="output")
+        values = [n.meta["val"] for n in returned.args[0][1:] if n.op != "placeholder"]
+        kept_by_ours.append(sum(v.nbytes for v in values if isinstance(v, torch.Tensor)))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=lambda graph, inputs: make_boxed_func(graph.forward),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    torch.compile(ours, backend=backend, fullgraph=True)(x).sum().backward()
+    assert 0 < kept_by_ours[0] <= 1.05 * kept
+    for pick in (lambda p: p, lambda p: p.grad):
+        mine, others = (
+            storage_bytes(local_tensors(map(pick, each.parameters()))) for each in (ours, theirs)
+        )
+        assert 0 < mine <= 1.05 * others
+
+
+def test_checkpointed_gathers_need_no_advice(mesh, enabled, caplog):
+    if cached := getattr(torch._logging, "warning_once", None):
+        cached.cache_clear()  # it warns once a process
+    model = data_parallel(two_layers(), mesh["tp"])
+    training_step(model, torch.ones(3, 8), mesh)
+    warned = "context_fn is passed" in caplog.text
+    assert warned is not _torch.CHECKPOINT_REACHES_INSIDE
