@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch._aot_autograd.graph_capture as _graph_capture
 import torch.fx.traceback as fx_traceback
 
 from dynamo_dist._torch import WrapAttribute
@@ -189,7 +190,7 @@ def redistribute_changes(
     ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where the
     program redistributes. It stands in the node's ``meta["custom"]``, which torch hands on from graph to
     graph, and from a forward's node to its backward's: so what backward traces bears ``backward_key``.
-    ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args``,
+    ``copy_fwd_metadata_to_bw_nodes``, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args``,
     ``torch.fx.traceback.current_meta`` and ``torch._C._current_graph_task_id`` were seen in 2.11 to 2.15.
     """
     from torch.distributed.tensor import _api, _dispatch, _redistribute
@@ -225,7 +226,29 @@ def redistribute_changes(
     return [
         *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
         WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
+        WrapAttribute(
+            _graph_capture,
+            "copy_fwd_metadata_to_bw_nodes",
+            lambda stock: _keep_noted(stock, backward_key),
+        ),
     ]
+
+
+def _keep_noted(stock: Any, key: str) -> Any:
+    """Up to 2.12 what a backward's node gets from its forward's takes the place of what was noted on it."""
+
+    @functools.wraps(stock)
+    def copy_metadata(graph_module: Any) -> None:
+        noted = {
+            node: value
+            for node in graph_module.graph.nodes
+            if (value := (node.meta.get("custom") or {}).get(key)) is not None
+        }
+        stock(graph_module)
+        for node, value in noted.items():
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
+
+    return copy_metadata
 
 
 @contextlib.contextmanager

@@ -5,12 +5,9 @@ import torch
 import torch.distributed.tensor as dt
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from dynamo_dist import versions
+from dynamo_dist.testing import fake_group_fills_results
 
 pytestmark = pytest.mark.usefixtures("enabled")
-
-# Up to 2.12 the fake group leaves what it should scatter unwritten.
-FAKE_GROUP_SCATTERS = versions.parse(torch.__version__) >= (2, 13)
 
 LAYOUTS = {
     "sharded": (Replicate(), Shard(0)),
@@ -105,7 +102,7 @@ def test_each_mesh_dimension_scatters_once(mesh, compiled):
     found = program(x)
     targets = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("scatter" in target for target in targets) == 2
-    if FAKE_GROUP_SCATTERS:
+    if fake_group_fills_results():
         equal(found, distribute_tensor(x, mesh, (Shard(0), Shard(1)), src_data_rank=None) * 2)
 
 

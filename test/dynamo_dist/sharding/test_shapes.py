@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from dynamo_dist.testing import fake_mesh
+from dynamo_dist.testing import fake_group_fills_results, fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
@@ -56,7 +56,7 @@ def test_compiles_to_one_graph_with_eagers_numbers(wide, name, dynamic):
     expected = function(*made)
     found = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=dynamic)(*made)
     assert found.shape == expected.shape
-    if found.placements == expected.placements:
+    if found.placements == expected.placements and fake_group_fills_results():
         assert torch.allclose(found.to_local(), expected.to_local(), atol=1e-5)
     found.sum().backward()
     assert all(each.grad.shape == each.shape for each in made)
