@@ -32,6 +32,8 @@ def describe(
     ]
     schedule = next((p.schedule for p in passes if p.schedule is not None), None)
     why = {item.name: item.reason for item in schedule.exposed} if schedule is not None else {}
+    if schedule is not None and schedule.left_alone:
+        why = {name: "no gain" for name, us in after.exposed_by_launch.items() if us > 0}
     if schedule is not None and schedule.fixed:
         warnings.append(
             f"nothing could be moved past {', '.join(schedule.fixed)}: effects stay in place"

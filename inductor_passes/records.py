@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SCHEMA_VERSION = 1
+LEFT_ALONE = "left alone"
 
 _ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
 OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
@@ -20,8 +21,8 @@ OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
 class CollectiveRecord:
     """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
 
-    ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound`` or ``order``, where the scheduler
-    said it (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where whoever
+    ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound``, ``order`` or ``no gain`` (the
+    program's order was left alone), where the scheduler said it (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where whoever
     traced the program noted one.
     """
 
@@ -81,6 +82,11 @@ class ScheduleRecord:
     seconds: float
     exposed: tuple[ExposedRecord, ...] = ()
     fixed: tuple[str, ...] = ()
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether the program's order stayed, because no other gains enough."""
+        return self.decision.startswith(LEFT_ALONE)
 
     @property
     def gap(self) -> float:

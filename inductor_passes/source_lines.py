@@ -23,7 +23,10 @@ def user_line(node: fx.Node) -> str:
 def cause(node: fx.Node) -> str:
     """What was noted while the program was traced, such as a DTensor's change of placement, or ""."""
     noted = node.meta.get("custom") or {}
-    return str(noted.get(CAUSE_IN_BACKWARD) or noted.get(CAUSE, ""))
+    if str(node.meta.get("partitioner_tag", "")).endswith("backward"):
+        # Up to torch 2.12 a node's own note is lost there, and what it has is its forward's.
+        return str(noted.get(CAUSE_IN_BACKWARD, ""))
+    return str(noted.get(CAUSE, ""))
 
 
 def innermost_user_frame(stack_trace: str) -> str:

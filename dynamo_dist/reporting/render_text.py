@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dynamo_dist.reporting import units
@@ -36,6 +38,8 @@ _SIGNS = {
 # More would not help on a terminal; the page has them all.
 _MOST_COLLECTIVES = 20
 _MOST_NOTES = 10
+# A node's name in a note: without it alike decisions are one.
+_NODE = re.compile(r" %\w+")
 
 
 def render_text(report: RunReport | MergedReport, console: Console | None = None) -> None:
@@ -177,12 +181,8 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     counts = f"{nodes}, {_count(len(graph.collectives), 'collective')}"
     _line(console, "")
     _line(console, f"{title} graph: {counts}; {order_text(graph)}", "bold")
-    for record in graph.passes:
-        _line(console, f"  {_pass_text(record)}")
-        for note in record.notes[:_MOST_NOTES]:
-            _line(console, f"    {note}")
-        if len(record.notes) > _MOST_NOTES:
-            _line(console, f"    and {len(record.notes) - _MOST_NOTES} more decisions", "dim")
+    for text in _passes(graph.passes):
+        _line(console, f"  {text}")
     if graph.schedule is not None:
         _line(console, f"  {schedule_text(graph.schedule)}")
     for warning in graph.warnings:
@@ -227,11 +227,24 @@ def schedule_text(schedule: ScheduleRecord) -> str:
     )
 
 
-def _pass_text(record: PassRecord) -> str:
-    if record.status != "ran":
-        return f"{record.name}: {record.status}, {record.reason}"
-    did = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in record.counters.items())
-    return f"{record.name} ({record.numerics}): {did if record.changed and did else 'changed' if record.changed else 'nothing to do'}"
+def _passes(records: Sequence[PassRecord]) -> list[str]:
+    """What passes did, a line each with their decisions; those that did nothing, by reason."""
+    lines: list[str] = []
+    idle: dict[str, list[str]] = {}
+    for record in records:
+        if record.status == "ran" and record.changed:
+            did = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in record.counters.items())
+            lines.append(f"{record.name} ({record.numerics}): {did or 'changed'}")
+        elif record.status == "ran":
+            idle.setdefault("nothing to do", []).append(record.name)
+        else:
+            idle.setdefault(f"{record.status}, {record.reason}", []).append(record.name)
+        notes = Counter(_NODE.sub("", note) for note in record.notes)
+        lines += [
+            f"{record.name}: {f'{count} x ' if count > 1 else ''}{note}"
+            for note, count in notes.most_common(_MOST_NOTES)
+        ]
+    return [*lines, *(f"{what}: {', '.join(names)}" for what, names in idle.items())]
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

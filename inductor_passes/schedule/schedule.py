@@ -11,7 +11,7 @@ from torch import fx
 
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
-from inductor_passes.records import ExposedRecord, ScheduleRecord
+from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
 from inductor_passes.schedule.apply import Bucket, apply
 from inductor_passes.schedule.extract import Extracted, extract
 from inductor_passes.schedule.hazards import fences, shows_that_ranks_differ
@@ -141,7 +141,7 @@ class Schedule(GraphPass):
             check_schedule(extracted.problem, solution.schedule)
         gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
         if gain < LEAST_GAIN:
-            return solution, f"left alone: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+            return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
         return solution, ""
 
     def _gain(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> float:

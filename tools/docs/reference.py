@@ -25,9 +25,9 @@ import dynamo_dist.errors
 import inductor_passes.__main__ as of_inductor_passes
 import inductor_passes.errors
 from dynamo_dist import config
-from dynamo_dist.autoload import LOG_NAMES
+from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.catalog import CATALOG
-from inductor_passes import pin, registry
+from inductor_passes import pin, plugins, registry
 from inductor_passes.cost import topology_file
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule.options import ScheduleOptions
@@ -38,6 +38,7 @@ ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
 VARIABLES = {
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
     config.AGREEMENT_SECONDS: "How long a rank waits for others to have compiled the same graph; 0 compares nothing.",
+    plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
 }
 
 
@@ -129,6 +130,7 @@ def render() -> dict[str, str]:
         commands=commands(),
         variables=VARIABLES,
         logs=LOG_NAMES,
+        artifacts=ARTIFACTS,
         plugin_group=registry.PLUGIN_GROUP,
         errors={
             "dynamo_dist.errors": errors(dynamo_dist.errors),

@@ -2,11 +2,17 @@
 
 import dataclasses
 import io
+from pathlib import Path
 
 from expecttest import TestCase
 from rich.console import Console
 
 from dynamo_dist.reporting import RunReport, merge, render_text
+from dynamo_dist.reporting.records import PlannedStep, PlanRecord
+from dynamo_dist.reporting.summary import WHY_EXPOSED
+from inductor_passes import describe
+from inductor_passes.records import PassRecord
+from inductor_passes.schedule import reasons
 
 
 def printed(report):
@@ -40,8 +46,8 @@ note: two ranks
 
 forward graph: 5 nodes, 1 collective; order kept in the generated code
   hoist_launches (bitwise): 1 launches hoisted
-  sink_waits (bitwise): nothing to do
-  fuse: skipped, triton is missing
+  nothing to do: sink_waits
+  skipped, triton is missing: fuse
   warning: fuse failed and was left out
   all_gather 1 MiB on tp, predicted 80 us: 80 us -> 20 us exposed
     model.py:12 w = self.weight.full_tensor()""",
@@ -95,3 +101,45 @@ def test_a_terminal_of_few_letters(report):
     text = raw.getvalue().decode("ascii")
     assert "gr??e(x)" in text
     assert text.count("?") == 2
+
+
+def test_alike_collectives_decisions_and_plans_are_put_together(report, graph):
+    (one,) = graph().collectives
+    hidden = dataclasses.replace(one, name="other", kind="all_reduce", exposed_after_us=0.0)
+    exposed = dataclasses.replace(one, cause="Shard(0) -> Replicate() on tp", why_exposed="data")
+    fuse = PassRecord(
+        "fuse",
+        "reassociating",
+        "ran",
+        False,
+        {},
+        0.0,
+        notes=(
+            "declined all_gather %a (m.py:1: f): no GPU",
+            "declined all_gather %b (m.py:1: f): no GPU",
+        ),
+    )
+    made = graph(collectives=(hidden, exposed, exposed), passes=(fuse,), warnings=())
+    steps = (PlannedStep("aten.mm.default", ("R", "S0"), ("S0", "R")),)
+    plan = PlanRecord("f00", "exact", 3, 9.0, 4.0, 4.0, steps)
+    text = printed(report(graphs=(made,), plans=(plan,), breaks=(), recompiles=(), facts=()))
+    TestCase().assertExpectedInline(
+        text.split("\n\n", 1)[1],
+        """\
+plan f00 (exact): 1 of 3 steps changed; 9 us -> 4 us, bound 4 us, modelled
+  aten.mm.default: R, S0 -> S0, R
+
+forward graph: 5 nodes, 3 collectives; order kept in the generated code
+  fuse: 2 x declined all_gather (m.py:1: f): no GPU
+  nothing to do: fuse
+  2 x all_gather 1 MiB on tp, predicted 80 us each: 160 us -> 40 us exposed (it starts once its input is there; nothing independent is left to compute meanwhile)
+    Shard(0) -> Replicate() on tp
+    model.py:12 w = self.weight.full_tensor()
+  all_reduce 1 MiB on tp, predicted 80 us: 80 us exposed -> hidden
+    model.py:12 w = self.weight.full_tensor()""",
+    )
+
+
+def test_why_a_launch_is_exposed_is_known_in_words():
+    said = Path(reasons.__file__).read_text() + Path(describe.__file__).read_text()
+    assert all(f'"{reason}"' in said for reason in WHY_EXPOSED)

@@ -1,7 +1,9 @@
 """Totals."""
 
+import dataclasses
+
 from dynamo_dist.reporting import RunReport
-from dynamo_dist.reporting.summary import graph_titles, order_text, summarize
+from dynamo_dist.reporting.summary import alike, graph_titles, order_text, summarize
 
 
 def test_times_add_up_and_the_largest_peak_counts(report, graph):
@@ -34,3 +36,13 @@ def test_order(graph):
     assert order_text(graph(order_kept=True)) == "order kept in the generated code"
     assert "NOT kept" in order_text(graph(order_kept=False))
     assert order_text(graph(order_kept=None)) == "generated code not looked at"
+
+
+def test_launches_that_differ_in_time_alone_are_one_row(graph):
+    (one,) = graph().collectives
+    longer = dataclasses.replace(one, name="b", exposed_after_us=50.0, why_exposed="channel")
+    other = dataclasses.replace(one, name="c", payload_bytes=1, exposed_after_us=60.0)
+    first, second, third = alike((one, longer, dataclasses.replace(other, stack=""), other))
+    assert (first.count, first.exposed_before_us, first.exposed_after_us) == (2, 160.0, 70.0)
+    assert first.why_exposed == "channel"  # of the one that is exposed most
+    assert {second.first.stack, third.first.stack} == {"", one.stack}
