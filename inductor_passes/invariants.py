@@ -114,12 +114,13 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
     """
     from inductor_passes.errors import PreconditionError
 
+    epilogue = _epilogue(graph)
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         if node.target in allow or is_launch(node) or is_wait(node):
             continue
-        if node.target._schema.is_mutable and not _is_epilogue_copy(node):
+        if node.target._schema.is_mutable and node not in epilogue:
             raise PreconditionError(
                 f"{name} needs a functional graph, but %{node.name} = {node.target}(...) mutates "
                 f"an input{_at(node)}.",
@@ -129,13 +130,17 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
             )
 
 
-def _is_epilogue_copy(node: fx.Node) -> bool:
-    target = node.args[0]
-    return (
-        node.target is torch.ops.aten.copy_.default
-        and isinstance(target, fx.Node)
-        and target.op == "placeholder"
-    )
+def _epilogue(graph: fx.Graph) -> set[fx.Node]:
+    """The copies into graph inputs behind which nothing else stands: no value is read after them."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output":
+            continue
+        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        if not isinstance(target, fx.Node) or target.op != "placeholder":
+            break
+        found.add(node)
+    return found
 
 
 def _at(node: fx.Node) -> str:

@@ -12,6 +12,7 @@ from inductor_passes.collectives import launches, tensor_bytes, waits_of
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.edit import (
     again,
+    aten,
     chain_above,
     emit,
     erase_unused,
@@ -55,6 +56,10 @@ class ReduceBeforeExpand(Rewrite):
                 with graph.inserting_before(wait):
                     arrived = emit(graph, c10d.wait_tensor.default, (reduced,), wait)
                     result = again(graph, chain[:at], arrived)
+                    # An expanded value shares memory among its elements: what views or writes it may not.
+                    if not _has_layout_of(wait, result):
+                        dense = {"memory_format": torch.contiguous_format}
+                        result = emit(graph, aten.clone.default, (result,), wait, dense)
                 replace(wait, result, self.name)
                 graph.erase_node(wait)
             was, now = tensor(chain[0]), tensor(source)
@@ -63,3 +68,8 @@ class ReduceBeforeExpand(Rewrite):
             count += 1
             erase_unused(graph, [launch, chain[0]])
         return PassStats(count > 0, {"launches_shrunk": count, "bytes_saved": saved})
+
+
+def _has_layout_of(old: fx.Node, new: fx.Node) -> bool:
+    was, now = tensor(old), tensor(new)
+    return was is not None and now is not None and was.stride() == now.stride()

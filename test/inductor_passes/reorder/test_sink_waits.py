@@ -134,6 +134,16 @@ return mm_1""",
         self.assertIn("mutates an input", record.reason)
         self.assertEqual(dump(graph), before)
 
+    def test_an_input_written_before_the_end_is_a_mutation(self):
+        def program(x, y):
+            gathered = c10d.wait_tensor(c10d.all_gather_into_tensor(y, 8, "0"))
+            read = x / (1 + gathered)
+            x.copy_(gathered)
+            return read, x.tanh()
+
+        graph = trace(program, [16, 16], [2, 16])
+        self.assertEqual(run_pass(SinkWaits(), graph).status, "skipped")
+
 
 @pytest.mark.parametrize(
     ("broken", "message"),

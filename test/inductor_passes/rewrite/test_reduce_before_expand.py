@@ -49,3 +49,11 @@ def test_a_plain_sum_is_left_alone(on_all_ranks):
 
     record, _, _ = on_all_ranks(ReduceBeforeExpand(), program, [2, 8])
     assert not record.changed
+
+
+def test_what_views_the_sum_finds_it_dense(on_all_ranks):
+    def program(rank, x):
+        return reduced(x.expand(4, -1, -1)).view(8, 8) * 2
+
+    record, _, _ = on_all_ranks(ReduceBeforeExpand(), program, [2, 8], exact=False)
+    assert record.changed
