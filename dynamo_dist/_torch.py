@@ -6,6 +6,7 @@ stands here knows how to look into torch and how to change it, not when or why.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, MutableMapping
 from importlib.metadata import EntryPoint
@@ -140,6 +141,32 @@ class BackendEntryPoint:
             _backends._BACKENDS[name] = self.before
         elif name in _backends._BACKENDS:
             _backends._BACKENDS[name] = self.entry_point
+
+
+def forget_backend(name: str) -> None:
+    """Take back what another thread has registered while this one was loading: stock refuses a second.
+
+    ``_COMPILER_FNS`` was seen in 2.11 to 2.15.
+    """
+    _backends._COMPILER_FNS.pop(name, None)
+
+
+def same_backend_twice() -> Change:
+    """Let several threads register the same backend: each that names it first does, and stock's second fails.
+
+    ``register_backend`` was seen in 2.11 to 2.15.
+    """
+
+    def wrap(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def register(compiler_fn: Any = None, name: str | None = None, tags: Any = ()) -> Any:
+            if name is not None and _backends._COMPILER_FNS.get(name, _MISSING) is compiler_fn:
+                return compiler_fn
+            return stock(compiler_fn, name, tags)
+
+        return register
+
+    return WrapAttribute(_backends, "register_backend", wrap)
 
 
 # Dynamo holds this lock while it traces: under it no table changes in the middle of a trace, and

@@ -58,6 +58,7 @@ def enable() -> None:
         _apply(
             [
                 _torch.BackendEntryPoint(BACKEND),
+                _torch.same_backend_twice(),
                 *registry.changes(config),
                 *lowering.changes(config),
                 *dtensor.changes(config),

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Callable[..., Any]:
     if name == "dynamo_dist":
         activation.enable()
+        from dynamo_dist import _torch
+
+        _torch.forget_backend(name)
         return compile_graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

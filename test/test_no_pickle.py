@@ -1,0 +1,54 @@
+"""Nothing that a user may pass around is read as pickle, which runs what it holds."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted(
+    p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
+)
+MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def unpickles(source):
+    """The lines that import a module which unpickles, or load a tensor file as pickle."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            names = []
+        if any(name.split(".")[0] in MODULES for name in names):
+            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+            ("torch.load", "np.load")
+        ):
+            safe = {"weights_only": True, "allow_pickle": False}
+            given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+            if not any(given.get(name) is value for name, value in safe.items()):
+                yield node.lineno
+
+
+def test_no_source_reads_pickle():
+    found = [f"{path}:{line}" for path in SOURCES for line in unpickles(path.read_text())]
+    assert SOURCES and found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from marshal import loads",
+        "import torch\ntorch.load(f)",
+        "torch.load(f, weights_only=False)",
+    ],
+)
+def test_it_would_be_seen(source):
+    assert list(unpickles(source))
+
+
+def test_weights_alone_are_fine():
+    assert not list(unpickles("torch.load(f, weights_only=True)"))

@@ -1,0 +1,83 @@
+"""What the fuzzer is made of: ranks as threads, programs as data."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+TOOLS = str(Path(__file__).parents[2] / "tools")
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "fuzzing"]:
+        del sys.modules[name]
+
+
+def test_results_arrive_at_the_wait():
+    from fuzzing.group import on_ranks
+
+    def body(rank):
+        value = torch.full((2,), float(rank + 1))
+        work = dist.all_reduce(value, async_op=True)
+        early = bool(value.isnan().all())
+        work.wait()
+        return early, value.tolist()
+
+    assert on_ranks(3, body) == [(True, [6.0, 6.0])] * 3
+
+
+def test_ranks_that_wait_for_each_other_are_told():
+    from fuzzing.group import on_ranks
+
+    def body(rank):
+        if rank == 0:
+            dist.recv(torch.zeros(1), 1)
+        else:
+            dist.barrier()
+
+    found = [str(error) for error in on_ranks(2, body)]
+    assert all("rank 0 waits for message 0 from rank 1" in text for text in found)
+
+
+def test_ranks_that_launch_different_collectives_are_told():
+    from fuzzing.group import LaunchesDiffer, on_ranks
+
+    def body(rank):
+        value = torch.ones(2)
+        dist.all_reduce(value) if rank else dist.broadcast(value, 0)
+
+    found = on_ranks(2, body)
+    assert any(isinstance(error, LaunchesDiffer) for error in found)
+
+
+@pytest.mark.parametrize("kind", ["graph", "c10d", "dtensor", "module"])
+def test_a_program_is_what_its_number_says(kind):
+    from fuzzing import kinds
+
+    program = kinds.draw(7, kind)
+    assert program == kinds.draw(7, kind)
+    assert program.source() != kinds.draw(8, kind).source()
+    compile(program.source(), "program", "exec")
+    assert program.cut(statements=program.statements) == program.cut()
+
+
+def test_a_program_is_cut_down_to_what_fails():
+    from fuzzing import kinds
+    from fuzzing.execute import Verdict
+    from fuzzing.shrink import shrink
+
+    program = next(
+        p for p in (kinds.draw(n, "graph") for n in range(99)) if "all_gather" in p.source()
+    )
+
+    def fails(candidate):
+        return Verdict("mismatch" if "all_gather" in candidate.source() else "ok")
+
+    smaller = shrink(program, fails, "mismatch")
+    assert sum("all_gather" in each.text for each in smaller.statements) == 1
+    assert len(smaller.statements) <= 3 and len(smaller.outputs) == 1

@@ -1,0 +1,214 @@
+"""Programs of ``torch.distributed`` calls on plain tensors: in place, into lists, asynchronous, on several groups."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fuzzing.drawing import MESHES, Draft, settings
+from fuzzing.program import ROWS, Input, Program
+
+WIDTH = 3
+
+
+def draw(seed: int) -> Program:
+    """Each rank has tensors [n, 3] of its own; n is 12, or 24 in the second call of a dynamic program."""
+    choose = Random(seed)
+    mesh = choose.choice(MESHES)
+    draft = Draft(choose)
+    backward = choose.random() < 0.3
+    for at in range(choose.randint(1, 3)):
+        dtype = "float64" if backward else choose.choice(("float64", "float32", "int64"))
+        draft.give(Input(f"x{at}", (ROWS, WIDTH), dtype, spread=True, grad=backward))
+    group = draft.add(f"mesh.get_group({choose.randrange(len(mesh))})", [], None)
+    for _ in range(choose.randint(2, 8)):
+        choose.choice(_DIFFERENTIABLE if backward else _LINES)(draft, group)
+    return Program(
+        "c10d",
+        seed,
+        mesh,
+        tuple(draft.inputs),
+        tuple(draft.statements),
+        draft.outputs(),
+        backward=backward,
+        dynamic=choose.random() < 0.2,
+        settings=settings(choose),
+    )
+
+
+def _value(draft: Draft) -> str:
+    return draft.like((ROWS, WIDTH))
+
+
+def _group(draft: Draft, group: str) -> tuple[str, list[str]]:
+    return draft.choose.choice(((", group={1}", [group]), ("", [])))
+
+
+def _compute(draft: Draft, group: str) -> None:
+    text = draft.choose.choice(
+        (
+            "{0} + {1}",
+            "{0} * 2 - {1}",
+            "{0}.clone()",
+            "torch.where({0} > {1}, {0}, {1})",
+            "{0} * (dist.get_rank() + 1)",
+            "{0} + mesh.size()",
+            "{0}.flip(0) * mesh.get_local_rank(0)",
+            "{0}.cumsum(0) - {1}",
+            "torch.cat([{0}, {1}])[{0}.shape[0] :]",
+        )
+    )
+    draft.add(text, [_value(draft), _value(draft)], (ROWS, WIDTH))
+
+
+def _own(draft: Draft) -> str:
+    """A fresh copy, to be written to: a view of it now and then."""
+    copy = draft.add("{0} * 1", [_value(draft)], (ROWS, WIDTH))
+    return copy
+
+
+def _all_reduce(draft: Draft, group: str) -> None:
+    op = draft.choose.choice(("", ", op=dist.ReduceOp.MAX", ", op=dist.ReduceOp.SUM"))
+    where, more = _group(draft, group)
+    target = draft.choose.choice(("{0}", "{0}", "{0}[1]", "{0}.view(-1)", "{0}[: 4]"))
+    draft.effect(f"dist.all_reduce({target}{op}{where})", [_own(draft), *more])
+
+
+def _all_reduce_async(draft: Draft, group: str) -> None:
+    where, more = _group(draft, group)
+    own = _own(draft)
+    hidden = draft.shapes.pop(own)
+    work = draft.add(f"dist.all_reduce({{0}}, async_op=True{where})", [own, *more], None)
+    for _ in range(draft.choose.randint(0, 2)):
+        draft.choose.choice((_compute, _all_reduce, _gather))(draft, group)
+    draft.effect("{0}.wait()", [work])
+    draft.shapes[own] = hidden
+    draft.add("{0} + 1", [own], hidden)
+
+
+def _gather(draft: Draft, group: str) -> None:
+    parts = draft.add(
+        "[torch.empty_like({0}) for _ in range({1}.size())]", [_value(draft), group], None
+    )
+    draft.effect("dist.all_gather({0}, {1}, group={2})", [parts, _value_like(draft, parts), group])
+    draft.add("{0}[0] - {0}[-1] * 3", [parts], (ROWS, WIDTH))
+
+
+def _value_like(draft: Draft, parts: str) -> str:
+    """What the list was made after: the same type."""
+    return next(s.operands[0] for s in draft.statements if s.target == parts)
+
+
+def _gather_into(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    rows = "{0}.shape[0] * {1}.size(), 3"
+    whole = draft.add(f"{{0}}.new_empty({rows})", [value, group], None)
+    name = draft.choose.choice(("all_gather_into_tensor",))
+    if draft.choose.random() < 0.5:
+        work = draft.add(
+            f"dist.{name}({{0}}, {{1}}, group={{2}}, async_op=True)", [whole, value, group], None
+        )
+        _compute(draft, group)
+        draft.effect("{0}.wait()", [work])
+    else:
+        draft.effect(f"dist.{name}({{0}}, {{1}}, group={{2}})", [whole, value, group])
+    draft.add("{0}[: {1}.shape[0]] + {0}[-{1}.shape[0] :]", [whole, value], (ROWS, WIDTH))
+
+
+def _reduce_scatter(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    wide = draft.add("{0}.repeat({1}.size(), 1) * 2", [value, group], None)
+    own = draft.add("{0} * 1", [value], (ROWS, WIDTH))
+    draft.effect("dist.reduce_scatter_tensor({0}, {1}, group={2})", [own, wide, group])
+
+
+def _broadcast(draft: Draft, group: str) -> None:
+    own = _own(draft)
+    text = draft.choose.choice(
+        ("dist.broadcast({0}, group={1}, group_src=0)", "dist.broadcast({0}, 0)")
+    )
+    draft.effect(text, [own, group])
+
+
+def _exchange(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    own = draft.add("{0} * 1", [value], (ROWS, WIDTH))
+    draft.effect("dist.all_to_all_single({0}, {1}, group={2})", [own, value, group])
+
+
+def _exchange_uneven(draft: Draft, group: str) -> None:
+    """Rank r gives each peer p as many rows as p + 1: shapes differ from rank to rank."""
+    value = _value(draft)
+    gives = draft.add("[p + 1 for p in range({0}.size())]", [group], None)
+    takes = draft.add("[dist.get_rank({0}) + 1] * {0}.size()", [group], None)
+    given = draft.add("{0}[:1].repeat(sum({1}), 1)", [value, gives], None)
+    taken = draft.add("{0}.new_empty(sum({1}), 3)", [value, takes], None)
+    draft.effect(
+        "dist.all_to_all_single({0}, {1}, {2}, {3}, group={4})", [taken, given, takes, gives, group]
+    )
+    draft.add("{0}.sum(0) + {1}", [taken, value], (ROWS, WIDTH))
+
+
+def _funcol(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    text = draft.choose.choice(
+        (
+            "fc.all_reduce({0}, 'sum', {1}) * 2",
+            "fc.all_gather_tensor({0}, 0, {1})[: {0}.shape[0]] * 2",
+            "fc.reduce_scatter_tensor({0}.repeat({1}.size(), 1), 'sum', 0, {1}) * 2",
+            "fc.all_to_all_single({0}, None, None, {1}) * 2",
+        )
+    )
+    draft.add(text, [value, group], (ROWS, WIDTH))
+
+
+def _differentiable(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    text = draft.choose.choice(
+        (
+            "fc.all_gather_tensor_autograd({0}, 0, {1})[: {0}.shape[0]] * 2",
+            "fc.reduce_scatter_tensor_autograd({0}.repeat({1}.size(), 1), 'sum', 0, {1}) * 2",
+            "fc.all_to_all_single_autograd({0}, None, None, {1}) * 2",
+            "dnf.all_reduce({0} * 1, group={1})",
+            "torch.cat(dnf.all_gather({0} * 1, group={1}))[: {0}.shape[0]]",
+        )
+    )
+    draft.add(text, [value, group], (ROWS, WIDTH))
+
+
+def _ring(draft: Draft, group: str) -> None:
+    value = _value(draft)
+    own = draft.add("{0} * 1", [value], None)
+    size, rank = "dist.get_world_size()", "dist.get_rank()"
+    works = draft.add(
+        f"dist.batch_isend_irecv([dist.P2POp(dist.isend, {{1}}, ({rank} + 1) % {size}), "
+        f"dist.P2POp(dist.irecv, {{0}}, ({rank} - 1) % {size})])",
+        [own, value],
+        None,
+    )
+    _compute(draft, group)
+    draft.effect("[work.wait() for work in {0}]", [works])
+    draft.add("{0} + 1", [own], (ROWS, WIDTH))
+
+
+def _barrier(draft: Draft, group: str) -> None:
+    draft.effect("dist.barrier(group={0})", [group])
+
+
+_LINES = (
+    _compute,
+    _compute,
+    _all_reduce,
+    _all_reduce,
+    _all_reduce_async,
+    _all_reduce_async,
+    _gather,
+    _gather_into,
+    _reduce_scatter,
+    _broadcast,
+    _exchange,
+    _exchange_uneven,
+    _funcol,
+    _ring,
+    _barrier,
+)
+_DIFFERENTIABLE = (_compute, _compute, _funcol, _differentiable, _differentiable)
