@@ -420,24 +420,27 @@ def track_symbolic_results() -> list[Change]:
     """Let a trace know the global sizes and strides of results that are new expressions of symbols.
 
     Torch derives them with tracing switched off, and a stride that is a product of two symbols, or the
-    size of a convolution, has then no way into the graph. Computed again from the sizes of the
-    arguments while tracing, it has. Seen in 2.13 to 2.15.
+    size of a convolution, has then no way into the graph. Computed again while tracing, from what the
+    graph has of each symbol, it has. Seen in 2.13 to 2.15.
     """
     stock = ShardingPropagator._propagate_tensor_meta_non_cached
 
     @functools.wraps(stock)
     def propagate(self: Any, schema: OpSchema) -> Any:
         found = stock(self, schema)
-        if get_proxy_mode() is None or found is None:
+        mode = get_proxy_mode()
+        if mode is None or found is None:
             return found
-        symbols: dict[Any, Any] = {}
+        sizes = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
         for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
-            for size in spec.shape if isinstance(spec, DTensorSpec) else ():
-                if isinstance(size, torch.SymInt):
-                    # Of even shards the global size is so many times the symbol.
-                    times, symbol = size.node.expr.as_coeff_Mul()
-                    if symbol.is_Symbol:
-                        symbols.setdefault(symbol, size if times == 1 else size // int(times))
+            sizes += spec.shape if isinstance(spec, DTensorSpec) else ()
+        symbols: dict[Any, Any] = {}
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                # Of even shards the global size is so many times the symbol.
+                times, symbol = size.node.expr.as_coeff_Mul()
+                if symbol.is_Symbol:
+                    symbols.setdefault(symbol, size if times == 1 else size // int(times))
         if isinstance(found, TensorMeta):
             return _tracked(found, symbols)
         tracked = [meta and _tracked(meta, symbols) for meta in found]
