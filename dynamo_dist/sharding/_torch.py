@@ -431,7 +431,7 @@ def track_symbolic_results() -> list[Change]:
         mode = get_proxy_mode()
         if mode is None or found is None:
             return found
-        sizes = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
+        sizes: list[Any] = [entry.value for entry in mode.tracer.sympy_expr_tracker.values()]
         for spec in (*schema.args_spec, *schema.kwargs_schema.values()):
             sizes += spec.shape if isinstance(spec, DTensorSpec) else ()
         symbols: dict[Any, Any] = {}
