@@ -391,6 +391,23 @@ def replicas_in_backward() -> list[Change]:
     ]
 
 
+def plain_tensors_are_written_to() -> list[Change]:
+    """Let an operator write DTensors to a plain tensor where that stands for itself on every rank.
+
+    Torch computes it, and then does not know what to return. Seen in 2.11 to 2.15.
+    """
+    stock = OpDispatcher._dispatch_fast_path_python_tail
+
+    @functools.wraps(stock)
+    def tail(self: Any, op: OpOverload, args: tuple[Any, ...], *rest: Any) -> Any:
+        *_, in_place, _ = rest
+        if in_place and not isinstance(args[0], DTensor):
+            return args[0]
+        return stock(self, op, args, *rest)
+
+    return [SetAttribute(OpDispatcher, stock.__name__, tail)]
+
+
 def resolved_before_collectives() -> list[Change]:
     """Have a conjugation or negation that is only noted on a local tensor done before it is sent.
 

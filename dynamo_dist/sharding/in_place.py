@@ -36,6 +36,16 @@ def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     return op(whole._local_tensor)
 
 
+def resized(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The first elements in memory are kept: of the whole tensor, which every rank has from then on."""
+    target, *rest = args
+    everywhere = [Replicate()] * target.device_mesh.ndim
+    local = op(target.redistribute(placements=everywhere)._local_tensor, *rest, **kwargs)
+    meta = _torch.TensorMeta(local.shape, local.stride(), local.dtype)
+    found = _torch.wrap(local, target.device_mesh, everywhere, meta)
+    return _torch.adopt(op, args, kwargs, target, found)
+
+
 def times_number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache cannot hold."""
     return torch.ops.aten.mul.Tensor(*args, **kwargs)
@@ -50,6 +60,7 @@ def changes() -> list[_torch.Change]:
             for op, functional in zip(_torch.overloads(name), _torch.overloads(view), strict=True)
             for change in _torch.on_dispatch(op, as_view(functional))
         ),
+        *_torch.on_dispatch(torch.ops.aten.resize_.default, resized),
         *_torch.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
         *_torch.on_dispatch(torch.ops.aten._local_scalar_dense.default, number),
         # 2.11 decides nothing for it, and gathering detaches.

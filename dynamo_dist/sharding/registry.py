@@ -19,6 +19,7 @@ from dynamo_dist.sharding import (
     layout,
     lists,
     partial,
+    random_pooling,
     reduction,
     views,
 )
@@ -31,6 +32,7 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     embedding.ROWS,
     indexing.ROWS,
     partial.ROWS,
+    random_pooling.ROWS,
     reduction.ROWS,
     views.ROWS,
 )
@@ -68,7 +70,9 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *as_strided.changes(),
         *in_place.changes(),
         *lists.changes(),
+        *random_pooling.changes(),
         *_torch.replicas_in_backward(),
+        *_torch.plain_tensors_are_written_to(),
         *_torch.resolved_before_collectives(),
         *_torch.track_symbolic_results(),
         *_torch.only_reachable_strategies(layout.is_reachable),

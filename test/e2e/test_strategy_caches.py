@@ -50,32 +50,30 @@ def placements(found):
     return {name: (each["eager"], each["compiled"]) for name, each in found.items()}
 
 
+def hits(found, cache):
+    return [each[cache] for each in found.values()]
+
+
 EXPECTED = {name: (each, each) for name, each in PLACEMENTS.items()}
 
 
 def test_each_set_of_strategies_has_an_entry_of_its_own(first):
     assert placements(first) == EXPECTED
     # Disabled is stock, to the caches too.
-    assert {name: each["aot"] for name, each in first.items()} == {
-        **dict.fromkeys(PLACEMENTS, [0, 1]),
-        "disabled": [1, 0],
-    }
+    assert hits(first, "aot") == [0, 0, 0, 0, 1]
 
 
 def test_another_process_finds_them(first, cache):
     found = run(PLACEMENTS, cache)
     assert placements(found) == EXPECTED
-    assert {name: each["aot"] for name, each in found.items()} == dict.fromkeys(found, [1, 0])
+    assert hits(found, "aot") == [1, 1, 1, 1, 1]
 
 
 def test_inductors_own_cache_serves_none_of_another(tmp_path):
     found = run(PLACEMENTS, tmp_path, TORCHINDUCTOR_AUTOGRAD_CACHE="0")
     assert placements(found) == EXPECTED
-    assert all(each["aot"] == [0, 0] for each in found.values())
-    assert {name: each["inductor"] for name, each in found.items()} == {
-        **dict.fromkeys(PLACEMENTS, [0, 1]),
-        "disabled": [1, 0],
-    }
+    assert hits(found, "aot") == [0, 0, 0, 0, 0]
+    assert hits(found, "inductor") == [0, 0, 0, 0, 1]
 
 
 def test_an_upgrade_is_another_set_of_strategies(first, cache, tmp_path):
@@ -93,4 +91,4 @@ def test_an_upgrade_is_another_set_of_strategies(first, cache, tmp_path):
     )
     found = run(["stock", "enabled"], cache, tmp_path)
     assert placements(found) == {"stock": (SHARDED, SHARDED), "enabled": (WHOLE, WHOLE)}
-    assert (found["stock"]["aot"], found["enabled"]["aot"]) == ([1, 0], [0, 1])
+    assert hits(found, "aot") == [1, 0]

@@ -129,6 +129,7 @@ PROGRAMS = {
         (X, Y),
         ((R, S0), (S0, S1), (S1, R)),
     ),
+    "polar": (lambda x, y: torch.polar(x.exp(), y).imag, (X, Y), ((S0, S0), (S1, R), (P, S0))),
     "half a transform": (lambda x: torch.fft.ihfft(x).real, (X,), ((S0,), (S1,), (P,))),
     "batch norm": (
         lambda x: F.batch_norm(x, None, None, training=True),

@@ -9,6 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import dynamo_dist
 from dynamo_dist.errors import StrategyError
+from dynamo_dist.verifying.compare import same_on_all_ranks
 from dynamo_dist.verifying.ranks import join, split
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -56,6 +57,32 @@ def test_shape_changed_in_place(ranks):
     assert torch.equal(join(found), x[None])
     found.squeeze_(0)
     assert torch.equal(join(found), x)
+
+
+def test_resized_in_place(ranks):
+    x = torch.arange(12.0).view(6, 2)
+    found = split(x, ranks, [Shard(0)])
+    assert found.resize_(2, 4) is found
+    assert (found.shape, found.placements) == ((2, 4), (Replicate(),))
+    assert torch.equal(join(found), torch.arange(8.0).view(2, 4))
+
+
+def test_a_plain_tensor_made_in_a_backward_is_written_to(ranks):
+    made = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            made.append(torch.zeros(gradient.shape).add_(gradient))
+            return gradient * 2
+
+    x = torch.arange(12.0).view(6, 2)
+    Doubled.apply(split(x, ranks, [Shard(0)], True)).backward(split(x, ranks, [Shard(0)]))
+    assert torch.equal(same_on_all_ranks(made[0]), x)
 
 
 def test_a_number_read_from_a_pending_sum(ranks):
