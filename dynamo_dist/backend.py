@@ -44,6 +44,7 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
+    from dynamo_dist.randomness import replicas
     from dynamo_dist.runtime.gradients import direct
     from dynamo_dist.runtime.guards import lighten
     from dynamo_dist.runtime.inputs import merge
@@ -55,9 +56,12 @@ def compile_graph(
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
-            return compile_with_passes(
+            replicas.forget()
+            compiled = compile_with_passes(
                 gm, inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
             )
+            replicas.check(agreement_seconds())
+            return compiled
 
     if own.plan == "off":
         return compile_(gm, example_inputs)

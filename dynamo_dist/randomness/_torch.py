@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch._functorch.compile_utils as _compile_utils
 import torch._functorch.partitioners as _partitioners
 import torch._prims.rng_prims as _rng_prims
 from torch import fx
+from torch._guards import CompileContext
 from torch._library.fake_class_registry import FakeScriptObject
+from torch.distributed._functional_collectives import _are_we_tracing
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dynamo_dist._torch import Change as Change
@@ -73,3 +78,31 @@ def draw_once() -> list[Change]:
         SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
         SetAttribute(_compile_utils, "rand_ops", [*_compile_utils.rand_ops, operator]),
     ]
+
+
+def on_traced_draw(note: Callable[[Any], None]) -> list[Change]:
+    """Call ``note(spec)`` for each random operator on a DTensor that is traced. Seen in 2.11 to 2.15."""
+    stock = getattr(OpDispatcher, "_dispatch_get_local_results_slow_path", None)
+    if stock is None:
+        return []
+
+    @functools.wraps(stock)
+    def results(self: Any, op: Any, args: Any, *rest: Any) -> Any:
+        if op in self._random_ops and _are_we_tracing():
+            note(args[0]._spec)
+        return stock(self, op, args, *rest)
+
+    return [SetAttribute(OpDispatcher, stock.__name__, results)]
+
+
+def random_state(device_type: str) -> torch.Tensor:
+    """The state of the generator that operators of a device type use by default, as bytes on the CPU."""
+    if device_type == "cpu":
+        return torch.get_rng_state()
+    state: torch.Tensor = torch.get_device_module(device_type).get_rng_state()
+    return state.cpu()
+
+
+def compile_id() -> str:
+    """The frame that is being compiled, the same on all ranks."""
+    return str(CompileContext.current_compile_id())

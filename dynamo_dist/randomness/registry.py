@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dynamo_dist.randomness import _torch
+from dynamo_dist.randomness import _torch, replicas
 
 
 def changes() -> list[_torch.Change]:
     """Everything to apply, in order; nothing is applied here."""
-    return [*_torch.save_states_before_objects(), *_torch.draw_once()]
+    return [*_torch.save_states_before_objects(), *_torch.draw_once(), *replicas.changes()]

@@ -17,7 +17,7 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +51,19 @@ class GroupLaunches:
     launches: tuple[str, ...]
 
 
-def check_agreement(graph: str, launches: Mapping[str, Sequence[str]], deadline_s: float) -> None:
+# Makes the error of a group's ranks that differ: graph, group, first rank, its launches, this rank.
+Different = Callable[[str, GroupLaunches, int, Sequence[str], int], RanksDifferError]
+
+
+def check_agreement(
+    graph: str,
+    launches: Mapping[str, Sequence[str]],
+    deadline_s: float,
+    different: Different | None = None,
+) -> None:
     """Compare this rank's launches, by group name, with those of the groups' other ranks.
+
+    ``different`` makes the error of other things than launches that are compared so.
 
     Raises RanksDifferError on every rank of a group whose ranks differ. A rank that does not come within
     ``deadline_s`` is warned of, and the program goes on. Does nothing on fake groups or if
@@ -66,17 +77,22 @@ def check_agreement(graph: str, launches: Mapping[str, Sequence[str]], deadline_
         for name, mine in sorted(launches.items())
         if (ranks := _torch.real_group_ranks(name)) is not None and len(ranks) > 1
     ]
-    agree(store, _torch.global_rank(), graph, groups, deadline_s)
+    agree(store, _torch.global_rank(), graph, groups, deadline_s, different)
 
 
 def agree(
-    store: Store, rank: int, graph: str, groups: Sequence[GroupLaunches], deadline_s: float
+    store: Store,
+    rank: int,
+    graph: str,
+    groups: Sequence[GroupLaunches],
+    deadline_s: float,
+    different: Different | None = None,
 ) -> None:
     """``check_agreement`` with everything given."""
     keys = [_key(graph, group) for group in groups]
     try:
         for key, group in zip(keys, groups, strict=True):
-            _check_in(store, key, rank, graph, group)
+            _check_in(store, key, rank, graph, group, different or _different)
     except RanksDifferError as error:
         for key in keys:
             store.set(f"{key}/verdict", str(error))
@@ -93,7 +109,9 @@ def _key(graph: str, group: GroupLaunches) -> str:
     return f"{key}/{_met[key]}"
 
 
-def _check_in(store: Store, key: str, rank: int, graph: str, group: GroupLaunches) -> None:
+def _check_in(
+    store: Store, key: str, rank: int, graph: str, group: GroupLaunches, different: Different
+) -> None:
     text = json.dumps(group.launches).encode()
     mine = hashlib.sha256(text).hexdigest()
     first_rank, _, theirs = (
@@ -103,7 +121,7 @@ def _check_in(store: Store, key: str, rank: int, graph: str, group: GroupLaunche
         store.set(f"{key}/launches", zlib.compress(text))
     elif theirs != mine:
         launches = json.loads(zlib.decompress(store.get(f"{key}/launches")))
-        raise _different(graph, group, int(first_rank), launches, rank)
+        raise different(graph, group, int(first_rank), launches, rank)
     store.set(f"{key}/here/{rank}", "1")
     if store.add(f"{key}/count", 1) == len(group.ranks):
         store.set(f"{key}/verdict", _AGREED)

@@ -1,0 +1,12 @@
+"""Random numbers on four real gloo ranks: what is replicated is drawn equally everywhere."""
+
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("ranks_worker.py")
+
+
+@pytest.mark.slow
+def test_replicas_draw_alike(torchrun):
+    torchrun(WORKER, ranks=4, timeout=420)
