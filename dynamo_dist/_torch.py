@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch._dynamo.convert_frame as _convert_frame
 import torch.compiler.config as _compiler_config
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.backends import registry as _backends
 
 log = logging.getLogger(__name__)
@@ -141,6 +142,26 @@ class BackendEntryPoint:
             _backends._BACKENDS[name] = self.before
         elif name in _backends._BACKENDS:
             _backends._BACKENDS[name] = self.entry_point
+
+
+class SkippedFrames:
+    """Let Dynamo look anew at functions that it has given up on, at either switch.
+
+    A function without one graph is marked for good, whatever compiles it later, and a mark outlives the
+    rules by which it was made. Compiled code stays: only functions without any are forgotten.
+    ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.11 to 2.15.
+    """
+
+    def apply(self) -> None:
+        tried = getattr(_convert_frame, "input_codes", None)
+        entries = getattr(_eval_frame, "_debug_get_cache_entry_list", None)
+        if tried is None or entries is None:
+            return
+        for code in [reference() for reference in tried.seen]:
+            if code is not None and not entries(code):
+                _eval_frame.reset_code(code)
+
+    undo = apply
 
 
 def forget_backend(name: str) -> None:

@@ -73,6 +73,7 @@ def enable() -> None:
                 *placements.changes(),
                 logs.LogDecisions(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
+                _torch.SkippedFrames(),
             ]
         )
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])

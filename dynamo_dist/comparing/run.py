@@ -228,6 +228,9 @@ class _Bench:
                 )
             return VariantResult(variant, first_s=first_ms / 1e3)
         assert self.expected is not None
+        made = _torch.unique_graphs() - graphs
+        if not made:
+            self.notes.append(f"{variant} compiled no graph of this model: it ran as in eager.")
         outputs = difference(self.expected.outputs, numbers[0].outputs, *self.tolerance)
         grads = difference(self.expected.grads, numbers[0].grads, *self.tolerance)
         return VariantResult(
@@ -236,7 +239,7 @@ class _Bench:
             max_grad_diff=grads.largest,
             worst=grads.worst if grads.largest > outputs.largest else outputs.worst,
             within_tolerance=outputs.within and grads.within,
-            graphs=_torch.unique_graphs() - graphs,
+            graphs=made,
             graph_breaks=variants.break_count(collector),
             first_s=first_ms / 1e3,
             simulated=variants.simulated(collector.graphs) if variant == "ours" else None,
