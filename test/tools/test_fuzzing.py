@@ -1,5 +1,6 @@
 """What the fuzzer is made of: ranks as threads, programs as data."""
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -81,3 +82,17 @@ def test_a_program_is_cut_down_to_what_fails():
     smaller = shrink(program, fails, "mismatch")
     assert sum("all_gather" in each.text for each in smaller.statements) == 1
     assert len(smaller.statements) <= 3 and len(smaller.outputs) == 1
+
+
+@pytest.mark.parametrize("kind", ["graph", "module"])
+def test_a_reproducer_runs(kind, tmp_path, monkeypatch):
+    from fuzzing import execute, kinds, reproducer
+
+    monkeypatch.setattr(execute, "prepare", lambda: None)
+    monkeypatch.setattr(kinds, "run", lambda program: execute.Verdict("ok"))
+    program = kinds.draw(3, kind)
+    path = reproducer.write(program, execute.Verdict("mismatch", "by 1"), tmp_path)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    assert not end.value.code
+    assert "mismatch" in path.read_text() and "by 1" in path.read_text()

@@ -190,7 +190,7 @@ def _observe(
     if program.backward:
         leaves = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
         if leaves:
-            total = sum((_plain(out).double() ** 2).sum() for out in leaves)
+            total = sum((_joined(out).double() ** 2).sum() for out in leaves)
             total.backward()
         parameters = dict(model.named_parameters()) if model is not None else {}
         for name, leaf in {**inputs, **parameters}.items():
@@ -200,9 +200,13 @@ def _observe(
     return {name: _plain(value).detach().clone() for name, value in seen.items()}
 
 
-def _plain(value: Any) -> torch.Tensor:
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
+def _joined(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    value = _joined(value)
+    # Explicitly waited for, a value has no gradient any more.
     return value.wait() if isinstance(value, fc.AsyncCollectiveTensor) else value
 
 

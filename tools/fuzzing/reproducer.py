@@ -15,6 +15,8 @@ _TEMPLATE = '''"""Found by tools/fuzz.py, program {seed}: {status}.
 Run it: PYTHONPATH=tools python {name}
 """
 
+import torch
+
 # What the ranks run, {ranks} of them on a mesh of {mesh}; programs of functional collectives go through the
 # passes as they are traced, others through torch.compile.
 {source}
