@@ -126,7 +126,12 @@ class Gradients:
         if known is None or known.mesh is not mesh or known.parameter_spec is not spec:
             made = out.unflatten(local, mesh)
             meta = made._spec.tensor_meta
-            fits = spec is not None and spec.tensor_meta == meta and not made.requires_grad
+            fits = (
+                spec is not None
+                and spec.tensor_meta == meta
+                and not made.requires_grad
+                and getattr(leaf, "grad_dtype", meta.dtype) == meta.dtype
+            )
             known = _Known(mesh, spec, made._spec, made.requires_grad, fits)
             self.known[out.position] = known
         return known

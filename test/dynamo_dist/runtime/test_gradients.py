@@ -185,6 +185,17 @@ def test_a_gradient_that_lies_elsewhere_is_added_to_by_autograd(mesh, compile_, 
     assert torch.equal(local(ours.grad.redistribute(placements=[Shard(0)])), 1 + 2 * local(ours))
 
 
+def test_a_parameter_that_wants_its_gradient_in_another_dtype(mesh, compile_, given):
+    eager, ours = weight(mesh["tp"], Shard(0)), weight(mesh["tp"], Shard(0))
+    step = compile_(lambda w: (w * w).sum())
+    for parameter, forward in ((eager, lambda w: (w * w).sum()), (ours, step)):
+        parameter.grad_dtype = torch.float64
+        forward(parameter).backward()
+    assert given == [1]
+    assert ours.grad.dtype == eager.grad.dtype == torch.float64
+    assert torch.equal(local(ours.grad), local(eager.grad))
+
+
 def test_other_parameters_between_steps(model, compile_, mesh, given):
     eager = copy.deepcopy(model)
     step = compile_(model)
