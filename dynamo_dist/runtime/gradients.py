@@ -130,7 +130,7 @@ class Gradients:
                 spec is not None
                 and spec.tensor_meta == meta
                 and not made.requires_grad
-                and getattr(leaf, "grad_dtype", meta.dtype) == meta.dtype
+                and getattr(leaf, "grad_dtype", leaf.dtype) == leaf.dtype
             )
             known = _Known(mesh, spec, made._spec, made.requires_grad, fits)
             self.known[out.position] = known
