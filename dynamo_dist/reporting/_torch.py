@@ -214,6 +214,8 @@ def redistribute_changes(
 
         @functools.wraps(function)
         def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
+            if not fx_traceback.has_preserved_node_meta():
+                return function(op_info, schema, *rest, **how)
             token = asking.set(str(getattr(schema, "op", "")))
             try:
                 return function(op_info, schema, *rest, **how)

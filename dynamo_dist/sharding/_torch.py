@@ -40,7 +40,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynamo_dist._torch import Change as Change
-from dynamo_dist._torch import SetAttribute, SetItem
+from dynamo_dist._torch import SetAttribute, SetItem, WrapAttribute
 from dynamo_dist.errors import StrategyError
 
 tree_leaves = _pytree.tree_leaves
@@ -414,14 +414,17 @@ def resolved_before_collectives() -> list[Change]:
     Products, copies and views take such tensors as they are, and c10d then refuses them. Seen in 2.11
     to 2.15.
     """
-    stock = _redistribute.redistribute_local_tensor
 
-    @functools.wraps(stock)
-    def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return stock(local.resolve_conj().resolve_neg(), *args, **kwargs)
+    def resolving(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(stock)
+        def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return stock(local.resolve_conj().resolve_neg(), *args, **kwargs)
+
+        return redistribute
 
     return [
-        SetAttribute(module, stock.__name__, redistribute) for module in (_redistribute, _dispatch)
+        WrapAttribute(module, "redistribute_local_tensor", resolving)
+        for module in (_redistribute, _dispatch)
     ]
 
 
