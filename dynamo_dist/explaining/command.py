@@ -1,7 +1,7 @@
 """The command: run the script, gather what its processes saw, print one report.
 
 ``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``,
-as ``dynamo_dist.reporting.schema`` describes it; what the script prints goes to standard error then.
+as ``dynamo_dist.reporting.schema`` describes it, or ``{"error": why}`` where there is no report; what the script prints goes to standard error then.
 The exit status is the script's own.
 """
 
@@ -65,7 +65,7 @@ class _PrintSchema(argparse.Action):
 def run(arguments: argparse.Namespace) -> int:
     """Run the script and report; the script's exit status, or 2 if it cannot be started."""
     if why := _refusal(arguments):
-        print(json.dumps({"error": why}) if arguments.json else f"error: {why}", file=sys.stderr)
+        _fail(arguments, why)
         return _REFUSED
     with tempfile.TemporaryDirectory(prefix="dynamo_dist_explain_") as folder:
         script = ["-m", arguments.script] if arguments.is_module else [arguments.script]
@@ -73,8 +73,18 @@ def run(arguments: argparse.Namespace) -> int:
         command = [*process.interpreter(), *script, *arguments.arguments]
         with process.running(command, environ, quiet=arguments.json) as wait:
             status = wait()
-            _report(arguments, folder, status)
+            try:
+                _report(arguments, folder, status)
+            except Exception as error:  # the script's status counts, whatever becomes of its report
+                _fail(arguments, f"there is no report: {type(error).__name__}: {error}")
     return process.end_like(status)
+
+
+def _fail(arguments: argparse.Namespace, why: str) -> None:
+    if arguments.json:
+        print(json.dumps({"error": why}))
+    else:
+        print(f"error: {why}", file=sys.stderr)
 
 
 def _refusal(arguments: argparse.Namespace) -> str:

@@ -76,6 +76,7 @@ class Journal:
 def read(folder: str | os.PathLike[str], default: tuple[int, int] = (0, 1)) -> list[RunReport]:
     """A report for each rank that wrote anything, by rank; processes of one rank are put together.
 
+    A script that starts several worlds is reported as the largest of them.
     ``default``: rank and number of ranks of a process that never said, because it ended too early.
     """
     files = sorted(Path(folder).glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
@@ -83,7 +84,10 @@ def read(folder: str | os.PathLike[str], default: tuple[int, int] = (0, 1)) -> l
     for report in (_report(_lines(path), default) for path in files):
         before = by_rank.get(report.rank)
         by_rank[report.rank] = report if before is None else _together(before, report)
-    return [by_rank[rank] for rank in sorted(by_rank)]
+    world_size = max((report.world_size for report in by_rank.values()), default=1)
+    return [
+        dataclasses.replace(report, world_size=world_size) for _, report in sorted(by_rank.items())
+    ]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,7 @@ class Listener:
     def __init__(self, folder: str) -> None:
         self._journal = Journal(folder)
         self._place = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self._is_launched = self._place[1] > 1
         self._functions: set[tuple[str, str, int]] = set()
         self._listening = contextlib.ExitStack()
 
@@ -51,8 +52,8 @@ class Listener:
             self._journal.record(Fact("functions compiled", len(self._functions), "", "counted"))
 
     def _say_who(self) -> None:
-        """Rank and number of ranks are a launcher's until a process group is there, and stay when it goes."""
-        if dist.is_available() and dist.is_initialized():
+        """A launcher's rank and number of ranks; without one the process group's, also when it is gone."""
+        if not self._is_launched and dist.is_available() and dist.is_initialized():
             self._place = dist.get_rank(), dist.get_world_size()
         rank, size = self._place
         self._journal.process(

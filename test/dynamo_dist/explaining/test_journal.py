@@ -69,6 +69,14 @@ def test_processes_of_one_rank_are_one_report(tmp_path):
     assert (second.rank, second.world_size, second.breaks) == (1, 2, ())
 
 
+def test_worlds_of_several_sizes_are_one(tmp_path):
+    for place in ((0, 2), (1, 2), (2, 4)):
+        journal = Journal(tmp_path)
+        journal.process(**who(*place))
+        (tmp_path / f"{os.getpid()}.jsonl").rename(tmp_path / f"{place[0]}.jsonl")
+    assert [(r.rank, r.world_size) for r in read(tmp_path)] == [(0, 4), (1, 4), (2, 4)]
+
+
 def test_a_process_that_never_said_who_it_is_has_the_launcher_s_rank(tmp_path):
     Journal(tmp_path).record(BREAK)
     (report,) = read(tmp_path, (3, 4))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dynamo_dist.explaining import command
+from dynamo_dist.explaining import command, journal
 from dynamo_dist.reporting.schema import json_schema
 
 
@@ -31,6 +31,23 @@ def test_not_installed(monkeypatch, capsys):
     monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ())
     assert command.run(parsed(__file__)) == 2
     assert "dynamo-dist is not installed" in capsys.readouterr().err
+
+
+def test_json_is_on_standard_output(capsys):
+    assert command.run(parsed("--json", "no_such.py")) == 2
+    assert json.loads(capsys.readouterr().out) == {"error": "There is no script 'no_such.py'."}
+
+
+def test_the_script_s_status_is_kept_where_no_report_can_be_made(monkeypatch, tmp_path, capsys):
+    def fail(*args):
+        raise KeyError("no journal")
+
+    monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ("ours",))
+    monkeypatch.setattr(journal, "read", fail)
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit(5)")
+    assert command.run(parsed(str(script))) == 5
+    assert capsys.readouterr().err == "error: there is no report: KeyError: 'no journal'\n"
 
 
 def test_what_follows_the_script_is_the_script_s():
