@@ -13,6 +13,7 @@ from inductor_passes.schedule.rules import PORTFOLIO, Rules
 from inductor_passes.schedule.tasks import Tasks
 
 IMPROVED, ROUNDS = 2, 2  # how many of the best drafts are improved in each way, and how often each
+SLIMMED = 4  # how many drafts that are too large are tried again
 
 URGE = 2.0  # by how much of the time lost a launch moves ahead
 
@@ -45,12 +46,27 @@ class Search:
         """Fill ``found``. The number of drafts does not depend on the problem."""
         for rules in PORTFOLIO:
             self.draft_by(rules)
+        self._slim()
         for found in self.best(IMPROVED):
             for _ in range(ROUNDS):
                 found = self.draft_from(found, latest_starts(self.tasks, found.draft.finish))
         for found in self.best(IMPROVED):
             for _ in range(ROUNDS):
                 found = self.draft_from(found, self._urged(found))
+
+    def _slim(self) -> None:
+        """Try again, with less memory, the shortest drafts that missed the cap but beat all within it."""
+        best = self.best(1)[0].draft.makespan_us
+        over = [f for f in self.found if f.draft.peak_bytes > self.cap_bytes]
+        # Drafts of one length are most often the same.
+        short = {f.draft.makespan_us: f for f in over if f.draft.makespan_us < best}
+        for _, found in sorted(short.items())[:SLIMMED]:
+            limit = self.cap_bytes
+            for _ in range(ROUNDS):
+                limit -= max(0, found.draft.peak_bytes - self.cap_bytes)
+                found = self._draft(found.rules, found.latest, found.rounds, limit)
+                if found.draft.peak_bytes <= self.cap_bytes:
+                    break
 
     def _urged(self, found: Found) -> list[float]:
         """The latest starts of a draft, with the launches that held it up moved ahead."""
@@ -76,12 +92,15 @@ class Search:
         """One more draft, by the rules of another and its latest starts."""
         return self._draft(found.rules, latest, found.rounds + 1)
 
-    def _draft(self, rules: Rules, latest: list[float], rounds: int) -> Found:
+    def _draft(
+        self, rules: Rules, latest: list[float], rounds: int, cap_bytes: int | None = None
+    ) -> Found:
         rules = rules if self._merges else replace(rules, merge=0.0)
         horizon = rules.rise_ahead * self._scale_us
         if horizon not in self._rises:
             self._rises[horizon] = self._ahead.within(horizon)
-        limits = Limits(self.cap_bytes, self._rises[horizon], self._scale_us)
+        cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
+        limits = Limits(cap_bytes, self._rises[horizon], self._scale_us)
         draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
         self.found.append(Found(draft, latest, rules, rounds))
         return self.found[-1]
