@@ -26,7 +26,7 @@ class ConfigError(DistError, ValueError):
 
 
 class RanksDifferError(DistError):
-    """Ranks of a group compiled graphs that launch different collectives on it."""
+    """Ranks of a group compiled graphs that launch different collectives on it, or would draw different numbers for replicas."""
 
 
 class CompareError(DistError):
