@@ -1,0 +1,54 @@
+"""The fuzzer: programs are drawn from their number alone, faults are found and cut down, ranks that hang are told."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def fuzz(folder, *arguments, timeout=1200):
+    done = subprocess.run(
+        [sys.executable, "tools/fuzz.py", "--failures", str(folder), "--json", *arguments],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tools", Path(__file__).parent))),
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode in (0, 1), done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_two_hundred_programs(tmp_path):
+    found = fuzz(tmp_path, "--seed", "1000", "--programs", "200", "--minutes", "15")
+    assert found["failures"] == []
+    assert found["programs"] == 200 and found["refused"] <= 20
+    assert set(found["by_kind"]) == {"graph", "c10d", "dtensor", "module"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [("tracker", "c10d"), ("strategy", "dtensor"), ("rewrite", "graph"), ("scheduler", "graph")],
+)
+def test_a_planted_fault_is_found(fault, kind, tmp_path):
+    found = fuzz(
+        tmp_path,
+        *("--plant", f"planted_faults:{fault}", "--kind", kind, "--programs", "500"),
+        *("--stop", "1", "--shrink", "0", "--minutes", "15"),
+    )
+    (failure,) = found["failures"][:1]
+    assert failure["status"] in ("mismatch", "crash", "hang")
+    text = Path(failure["file"]).read_text()
+    assert "def step(mesh" in text
+    compile(text, failure["file"], "exec")
