@@ -145,7 +145,10 @@ class SpanRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRecord:
-    """A predicted execution of one graph on one rank: simulated, not measured."""
+    """A predicted execution of one graph on one rank: simulated, not measured.
+
+    ``memory``: microseconds and bytes of the graph's own values, wherever they change.
+    """
 
     spans: tuple[SpanRecord, ...]
     makespan_us: float
@@ -153,6 +156,7 @@ class TimelineRecord:
     communication_us: float
     exposed_us: float
     peak_bytes: int
+    memory: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ class GraphRecord:
         for which in ("before", "after"):
             timeline = dict(fields[which])
             timeline["spans"] = tuple(SpanRecord(**s) for s in timeline["spans"])
+            timeline["memory"] = tuple((at, size) for at, size in timeline.get("memory", ()))
             fields[which] = TimelineRecord(**timeline)
         fields["order"] = tuple(fields["order"])
         fields["warnings"] = tuple(fields["warnings"])

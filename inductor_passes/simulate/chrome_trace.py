@@ -14,7 +14,7 @@ _COMPUTE_LANE = "compute"
 
 
 def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> dict[str, Any]:
-    """One process per timeline, one thread per lane, one complete event per span.
+    """One process per timeline, one thread per lane, one complete event per span, a counter of memory.
 
     ``timelines`` maps a title ("forward before", "forward after") to its record. Times are
     microseconds, as the format wants them. An arrow leads from each collective to the wait that it
@@ -32,6 +32,10 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
             events.append(_metadata("thread_name", pid, tid, {"name": name}))
             events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
         events.extend(_span(span, pid, lanes[span.lane]) for span in timeline.spans)
+        events.extend(
+            {"ph": "C", "name": "memory", "pid": pid, "ts": at, "args": {"bytes": size}}
+            for at, size in timeline.memory
+        )
         events.extend(_arrows(timeline, pid, lanes, first_id=len(events)))
     return {
         "traceEvents": events,

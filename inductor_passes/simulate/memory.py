@@ -10,7 +10,7 @@ from torch import fx
 from inductor_passes.cost.aliasing import alias_source
 from inductor_passes.cost.collective_cost import role
 from inductor_passes.cost.node_kinds import element_count, tensors
-from inductor_passes.simulate.peak import peak_of_lifetimes
+from inductor_passes.simulate.peak import live_bytes
 
 
 def memory_owners(graph: fx.Graph) -> list[int]:
@@ -24,10 +24,10 @@ def memory_owners(graph: fx.Graph) -> list[int]:
     return owners
 
 
-def graph_peak_bytes(
+def graph_live_bytes(
     graph: fx.Graph, owners: Sequence[int], awaits: Sequence[Sequence[int]]
-) -> int:
-    """Peak over a graph's own values, each in full even where Inductor fuses it away.
+) -> list[int]:
+    """Bytes of a graph's own values while each node runs, in full even where Inductor fuses them away.
 
     Graph inputs and constants are not counted; outputs live to the end. Views and in-place results are
     their base's memory. A launch reads its input until its wait, or to the end if nothing waits.
@@ -54,7 +54,7 @@ def graph_peak_bytes(
     for launch in unwaited:
         for owner in read_by[launch]:
             last[owner] = len(last) - 1
-    return peak_of_lifetimes(fresh, last)
+    return live_bytes(fresh, last)
 
 
 def value_bytes(node: fx.Node) -> int:

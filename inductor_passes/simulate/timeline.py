@@ -12,7 +12,7 @@ from inductor_passes.cost.collective_cost import blocking_kind, role
 from inductor_passes.cost.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
-from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners
+from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
 
 COMPUTE_LANE = "compute"
 
@@ -25,7 +25,8 @@ class Timeline:
     stands still, ``wait``; the lane of a process group has one span per collective, of its kind.
     ``exposed_us`` is the time that the compute stream waits, plus communication after its end: so
     ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the launch's node name.
-    ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph inputs out.
+    ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph inputs out; ``memory`` is the
+    curve that it is the top of: time and bytes wherever they change on the compute stream.
     """
 
     spans: tuple[SpanRecord, ...]
@@ -35,6 +36,7 @@ class Timeline:
     exposed_us: float
     exposed_by_launch: Mapping[str, float]
     peak_bytes: int
+    memory: tuple[tuple[float, int], ...]
 
     def record(self) -> TimelineRecord:
         """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the collectives' records."""
@@ -45,6 +47,7 @@ class Timeline:
             communication_us=self.communication_us,
             exposed_us=self.exposed_us,
             peak_bytes=self.peak_bytes,
+            memory=self.memory,
         )
 
 
@@ -61,6 +64,7 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
     exposed = {
         node.name: execution.exposed[i] for i, node in enumerate(nodes) if program.channel[i]
     }
+    live = graph_live_bytes(graph, owners, program.awaits)
     return Timeline(
         spans=_spans(nodes, program, execution),
         makespan_us=execution.makespan_us,
@@ -68,7 +72,8 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
         communication_us=execution.communication_us,
         exposed_us=execution.exposed_us,
         exposed_by_launch=exposed,
-        peak_bytes=graph_peak_bytes(graph, owners, program.awaits),
+        peak_bytes=max(live, default=0),
+        memory=_curve(live, program, execution),
     )
 
 
@@ -93,6 +98,25 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
         else:
             program.compute_us[i] = cost.compute_us(node)
     return program
+
+
+def _curve(
+    live: Sequence[int], program: Program, execution: Execution
+) -> tuple[tuple[float, int], ...]:
+    """Bytes over time; of entries at one moment the most counts, and a launch is at the moment of the next."""
+    curve: list[tuple[float, int]] = []
+    most = 0
+    for i, size in enumerate(live):
+        most = max(most, size)
+        if program.channel[i]:
+            continue
+        at = execution.start[i]
+        if curve and curve[-1][0] == at:
+            most = max(most, curve.pop()[1])
+        if not curve or curve[-1][1] != most:
+            curve.append((at, most))
+        most = 0
+    return tuple(curve)
 
 
 def _spans(nodes: list[fx.Node], program: Program, execution: Execution) -> tuple[SpanRecord, ...]:

@@ -9,6 +9,7 @@ from inductor_passes.testing import FixedCost, trace
 
 c10d = torch.ops._c10d_functional
 REQUIRED = {
+    "C": {"name", "pid", "ts", "args"},
     "M": {"name", "pid", "tid", "args"},
     "X": {"name", "cat", "pid", "tid", "ts", "dur"},
     "s": {"name", "cat", "id", "pid", "tid", "ts"},
@@ -50,6 +51,14 @@ class TestChromeTrace(TestCase):
         self.assertEqual(ends, {event["id"]: event["pid"] for event in starts})
         self.assertEqual([of["rank"] for of in content["otherData"]["ranks"]], [3, 4])
         self.assertEqual(joined([])["traceEvents"], [])
+
+    def test_memory_is_a_curve_up_to_the_peak(self):
+        curve = [
+            (e["ts"], e["args"]["bytes"]) for e in events_of(self.content, "C") if not e["pid"]
+        ]
+        self.assertEqual(curve, list(self.record.memory))
+        self.assertEqual(max(size for _, size in curve), self.record.peak_bytes)
+        self.assertEqual(sorted(at for at, _ in curve), [at for at, _ in curve])
 
     def test_is_json_of_the_documented_form(self):
         content = json.loads(json.dumps(self.content))

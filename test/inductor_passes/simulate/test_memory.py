@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate.memory import graph_peak_bytes, memory_owners
+from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
 from inductor_passes.simulate.peak import peak_of_values
 from inductor_passes.simulate.timeline import program_of
 from inductor_passes.testing import FixedCost, trace
@@ -16,9 +16,10 @@ KB = 1024  # bytes of a value of 256 float32
 def peak(fn, *shapes, **options):
     graph = trace(fn, *shapes, **options)
     owners = memory_owners(graph)
-    return graph_peak_bytes(
+    live = graph_live_bytes(
         graph, owners, program_of(list(graph.nodes), owners, FixedCost()).awaits
     )
+    return max(live)
 
 
 class TestValues(TestCase):
