@@ -3,7 +3,8 @@
     python tools/bench/dispatch_overhead.py [--json]
 
 A chain of operators on DTensors of a fake group of 8 ranks, cached decisions, stock and enabled in turn.
-Writes tools/bench/results/dispatch_overhead.json. Baseline: the same calls before ``enable()``.
+Writes tools/bench/results/dispatch_overhead.json. Baseline: the same calls before ``enable()``. Times depend on
+what else the machine does; the number of calls that Python makes in the chain does not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +42,22 @@ def microseconds(x: torch.Tensor, w: torch.Tensor) -> float:
     return (time.thread_time() - start) / CALLS * 1e6
 
 
+def python_calls(x: torch.Tensor, w: torch.Tensor) -> int:
+    """Functions that Python calls, its own and those in C, in one call of the chain."""
+    for _ in range(20):
+        chain(x, w)
+    seen = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    chain(x, w)
+    sys.setprofile(None)
+    return seen
+
+
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -50,6 +68,9 @@ def main() -> None:
         x = distribute_tensor(torch.ones(16, 64), mesh, [Shard(0)], src_data_rank=None)
         w = distribute_tensor(torch.ones(64, 64), mesh, [Replicate()], src_data_rank=None)
         stock, enabled = [], []
+        calls = {"stock": python_calls(x, w)}
+        with dynamo_dist.enabled():
+            calls["enabled"] = python_calls(x, w)
         for _ in range(TURNS):
             stock.append(microseconds(x, w))
             with dynamo_dist.enabled():
@@ -60,6 +81,7 @@ def main() -> None:
         "stock_us": round(statistics.median(stock), 1),
         "enabled_us": round(statistics.median(enabled), 1),
         "ratio": round(statistics.median(enabled) / statistics.median(stock), 4),
+        "python_calls": calls,
         "ratio_of_turns": [round(r, 3) for r in sorted(ratios)],
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
