@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -111,6 +112,17 @@ def test_caches(tmp_path):
     for path in damaged:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert numbers(tmp_path) == one["sum"]
+
+
+def no_room():
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+
+
+def test_a_full_disk(tmp_path):
+    out, errors, status = ended(start("code", tmp_path, preexec_fn=no_room))
+    assert status != 0 and not out
+    assert "File too large" in errors, errors
 
 
 def test_a_cache_folder_that_cannot_be_written(tmp_path):
