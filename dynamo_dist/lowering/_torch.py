@@ -24,6 +24,7 @@ from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -287,6 +288,38 @@ def drop_dead_chains() -> list[Change]:
             _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()
         )
     ]
+
+
+def on_text(classes: tuple[type, ...], create: Callable[..., None]) -> list[Change]:
+    """``str(value)`` of values of these classes as a constant that ``create`` guards, where stock breaks.
+
+    Up to 2.12 stock looks for a Python method; later torches ask the object's tracker.
+    """
+    if hasattr(VariableTracker, "str_impl") or hasattr(VariableTracker, "tp_str_impl"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_str(self: Any, tx: Any, arg: Any) -> Any:
+            tracker = realized(arg)
+            value = getattr(tracker, "value", None)
+            if not isinstance(value, classes):
+                return stock(self, tx, arg)
+            guard_source(tracker.source, create)
+            return build(tx, str(value))
+
+        return call_str
+
+    return [WrapAttribute(BuiltinVariable, "call_str", changed), ForgetHandlers()]
+
+
+class ForgetHandlers:
+    """Drop what stock remembers of how builtins are traced, when a way is changed and changed back."""
+
+    def apply(self) -> None:
+        BuiltinVariable.call_function_handler_cache.clear()
+
+    undo = apply
 
 
 def return_no_aliases() -> list[Change]:

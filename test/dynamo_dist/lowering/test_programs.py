@@ -284,3 +284,10 @@ def test_another_reduce_op_is_another_graph(mesh, enabled, compiled):
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM):
         function(torch.ones(3), op)
     assert len(graphs) == 2
+
+
+def test_the_text_of_a_reduce_op(mesh, enabled, compiled):
+    function, graphs = compiled(lambda x, op: (x + 1, str(op)))
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.SUM):
+        assert function(torch.ones(3), op)[1] == str(op)
+    assert len(graphs) == 2
