@@ -44,9 +44,12 @@ def generated(model: torch.nn.Module, prompt: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Train a step each way, then generate each way."""
     dist.init_process_group("gloo")
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder), SIZES)
-        model = load_sharded(Path(folder))
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        if dist.get_rank() == 0:
+            write_checkpoint(Path(own), SIZES)
+        dist.broadcast_object_list(folder)  # the first rank's, once it is written
+        model = load_sharded(Path(folder[0]))
         dist.barrier()
     torch.manual_seed(0)
     tokens = torch.randint(256, (SIZES.batch, SIZES.sequence))
