@@ -401,7 +401,7 @@ def plain_tensors_are_written_to() -> list[Change]:
     @functools.wraps(stock)
     def tail(self: Any, op: OpOverload, args: tuple[Any, ...], *rest: Any) -> Any:
         *_, in_place, _ = rest
-        if in_place and not isinstance(args[0], DTensor):
+        if in_place and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor):
             return args[0]
         return stock(self, op, args, *rest)
 
