@@ -16,6 +16,7 @@ import torch._functorch._aot_autograd.functional_utils as _functional_utils
 import torch._prims_common as _prims_common
 import torch.distributed.device_mesh as _device_mesh
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
+import torch.distributed.tensor._redistribute as _redistribute
 import torch.distributed.tensor.parallel.loss as _loss
 import torch.distributed.tensor.placement_types as _placement_types
 import torch.fx.experimental.proxy_tensor as _proxy_tensor
@@ -44,6 +45,8 @@ from dynamo_dist.trackers._torch import items_of as items_of
 from dynamo_dist.trackers._torch import on_function as on_function
 from dynamo_dist.trackers._torch import python_object as python_object
 
+KEPT_OFFSETS = 64
+KEPT_REDISTRIBUTIONS = 16_384
 TRACES_PLACEMENTS = HAS_OPAQUE_TYPES  # their methods, and graphs hold them; up to 2.11 neither
 _partition_value: Any = vars(Partial)["_partition_value"]
 
@@ -391,10 +394,42 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
             return stock(*args, **kwargs)
+        return counted(*args, **kwargs)
+
+    @functools.lru_cache(maxsize=KEPT_OFFSETS)  # a list as long as the dimension
+    def counted(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
             return stock(*args, **kwargs)
 
     return [SetAttribute(cls, name, size_and_offset)]
+
+
+def remember_redistributions() -> list[Change]:
+    """While tracing, look for the way from one layout to another once.
+
+    A strategy asks it of every layout of every argument. Stock remembers in eager alone, because sizes may be
+    symbols in a trace; on a mesh of two dimensions the search takes tens of milliseconds where a shard is
+    strided. Seen in torch 2.11 to 2.15.
+    """
+    name = "_gen_transform_infos_non_cached"
+    stock = getattr(_redistribute, name, None)
+    if stock is None:
+        return []
+
+    @functools.lru_cache(maxsize=KEPT_REDISTRIBUTIONS)
+    def found(source: Any, target: Any, by_graph: Any, forced: Any, rank: int) -> Any:
+        return stock(source, target, by_graph)
+
+    @functools.wraps(stock)
+    def find(source: Any, target: Any, use_graph_based_transform: Any = None) -> Any:
+        meta = source.tensor_meta
+        if meta is None or any(isinstance(n, torch.SymInt) for n in (*meta.shape, *meta.stride)):
+            return stock(source, target, use_graph_based_transform)
+        forced = getattr(_redistribute, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None)
+        # Shards of uneven sizes differ from rank to rank, and a process may play several.
+        return found(source, target, use_graph_based_transform, forced, source.mesh.get_rank())
+
+    return [SetAttribute(_redistribute, name, find)]
 
 
 # --- DTensor: strategies found through decompositions ---------------------------------------------

@@ -27,4 +27,5 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *_torch.keep_strided_shards(),
         *_torch.search_decompositions_apart(),
         *_torch.count_strided_shards_with_real_tensors(),
+        *_torch.remember_redistributions(),
     ]
