@@ -38,12 +38,14 @@ def test_training_on_two_ranks(tmp_path):
     assert found["losses"].keys() == VARIANTS == found["step_ms"].keys()
     eager = found["losses"]["eager"]
     assert len(eager) == 3 and eager[2] < eager[0]  # it learns
-    # Passes move launches, they do not add or drop any: output of attention and MLP, logits; in the
-    # backward one for each of q, k, v, gate, up, and the logits' input.
+    # Output of attention and MLP, logits; in the backward one for each of q, k, v, gate, up, and the
+    # logits' input. The scheduler merges some of the backward's, and adds none.
     launches = found["launches_by_kind"]
-    assert launches["ours"] == launches["stock"] == launches["eager"]
+    assert launches["stock"] == launches["eager"]
     assert found["launches"] == sum(launches["ours"].values())
-    assert launches["ours"]["all_reduce"] >= 7
+    assert launches["ours"].keys() == launches["eager"].keys()
+    assert all(launches["ours"][kind] <= count for kind, count in launches["eager"].items())
+    assert launches["ours"]["all_reduce"] >= 6
     assert 0 <= found["exposed_us_after"] <= found["exposed_us_before"]
     assert found["topology"] == "h100x8"
     assert "<html" in Path(found["report"]).read_text().lower()
