@@ -422,12 +422,12 @@ def remember_redistributions() -> list[Change]:
 
     @functools.wraps(stock)
     def find(source: Any, target: Any, use_graph_based_transform: Any = None) -> Any:
-        meta = source.tensor_meta
-        if meta is None or any(isinstance(n, torch.SymInt) for n in (*meta.shape, *meta.stride)):
+        # Shards of uneven sizes differ from rank to rank, and a process may play several.
+        meta, rank = source.tensor_meta, source.mesh.get_rank()
+        if meta is None or not all(isinstance(n, int) for n in (rank, *meta.shape, *meta.stride)):
             return stock(source, target, use_graph_based_transform)
         forced = getattr(_redistribute, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None)
-        # Shards of uneven sizes differ from rank to rank, and a process may play several.
-        return found(source, target, use_graph_based_transform, forced, source.mesh.get_rank())
+        return found(source, target, use_graph_based_transform, forced, rank)
 
     return [SetAttribute(_redistribute, name, find)]
 
