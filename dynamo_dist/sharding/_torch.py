@@ -25,6 +25,7 @@ from torch.distributed.tensor._op_schema import OpSpec as OpSpec
 from torch.distributed.tensor._op_schema import OpStrategy as OpStrategy
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
 from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
+from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -249,8 +250,21 @@ def decided_operators() -> list[OpOverload]:
 
 
 def stock_strategy(op: OpOverload) -> Strategy | None:
-    """The strategy that ``register_op_strategy`` gave ``op``, if any."""
-    return propagator().op_strategy_funcs.get(op)
+    """What decides for ``op`` in torch, if it is a strategy; one of a single mesh dimension comes first.
+
+    Reductions are of the latter kind from torch 2.14 on.
+    """
+    of_one_dimension = propagator().op_single_dim_strategy_funcs.get(op)
+    if of_one_dimension is None:
+        return propagator().op_strategy_funcs.get(op)
+
+    def decide(schema: OpSchema) -> Any:
+        expanded = _expand_single_dim_strategy_to_mesh(
+            schema.get_mesh_from_args(), schema, of_one_dimension, None
+        )
+        return expanded(schema.op, schema.args_meta, schema.kwargs_meta)
+
+    return decide
 
 
 def is_decided(op: OpOverload) -> bool:
