@@ -23,6 +23,7 @@ from torch.distributed.tensor._dtensor_spec import TensorMeta as TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema as OpSchema
 from torch.distributed.tensor._op_schema import OpSpec as OpSpec
 from torch.distributed.tensor._op_schema import OpStrategy as OpStrategy
+from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
 from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
@@ -405,21 +406,35 @@ def replicas_in_backward() -> list[Change]:
     ]
 
 
-def plain_tensors_are_written_to() -> list[Change]:
-    """Let an operator write DTensors to a plain tensor where that stands for itself on every rank.
+def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
+    """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first argument.
 
-    Torch computes it, and then does not know what to return. Seen in 2.11 to 2.15.
+    Torch computes it, and then does not know what to return. Its C++ looks up once for all time what
+    finishes a call, so this stands where a decision is asked for. Seen in 2.11 to 2.15.
     """
-    stock = OpDispatcher._dispatch_fast_path_python_tail
 
-    @functools.wraps(stock)
-    def tail(self: Any, op: OpOverload, args: tuple[Any, ...], *rest: Any) -> Any:
-        *_, in_place, _ = rest
-        if in_place and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor):
+    def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def propagate(
+            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
+        ) -> Any:
+            found = stock(
+                self, op, args, kwargs, *rest
+            )  # refuses plain tensors where they may not stand
+            plain = args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor)
+            if (
+                not plain
+                or not op._schema.name.endswith("_")
+                or not isinstance(found, OutputSharding)
+            ):
+                return found
+            write(op, args, kwargs)
             return args[0]
-        return stock(self, op, args, *rest)
 
-    return [SetAttribute(OpDispatcher, stock.__name__, tail)]
+        return propagate
+
+    name = "_propagate_op_sharding_dispatch_slow_path"
+    return [WrapAttribute(OpDispatcher, name, writing)]
 
 
 def resolved_before_collectives() -> list[Change]:
