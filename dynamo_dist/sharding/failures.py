@@ -7,6 +7,7 @@ cost a collective and memory on every call; raised, it names what to report and 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from dynamo_dist.errors import StrategyError
@@ -21,21 +22,31 @@ UNDECIDED = (NotImplementedError, Decompose, StrategyError, _torch.GuardOnDataDe
 def of_torch(decide: _torch.Strategy) -> _torch.Strategy:
     """``decide`` of torch, whose errors say that it does not know the layout."""
 
-    @functools.wraps(decide)
-    def asked(schema: _torch.OpSchema) -> Any:
-        try:
-            return decide(schema)
-        except UNDECIDED:
-            raise
-        except Exception as error:
-            raise NotImplementedError(f"torch's strategy of {schema.op}: {error}") from error
+    def undecided(schema: _torch.OpSchema, error: Exception) -> Exception:
+        return NotImplementedError(f"torch's strategy of {schema.op}: {error}")
 
-    return asked
+    return _asked(decide, undecided)
 
 
 def of_ours(decide: _torch.Strategy) -> _torch.Strategy:
     """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it fails."""
 
+    def failure(schema: _torch.OpSchema, error: Exception) -> Exception:
+        specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
+        return StrategyError(
+            f"{decide.__module__}.{decide.__qualname__}, which decides for {schema.op}, failed for "
+            f"{shapes_and_placements(specs)}: {error!r}.",
+            "This is an error in dynamo_dist.",
+            "Report it with this message. To go on, redistribute the arguments to Replicate first, "
+            "or register a strategy with dynamo_dist.sharding.register_strategy.",
+        )
+
+    return _asked(decide, failure)
+
+
+def _asked(
+    decide: _torch.Strategy, described: Callable[[_torch.OpSchema, Exception], Exception]
+) -> _torch.Strategy:
     @functools.wraps(decide)
     def asked(schema: _torch.OpSchema) -> Any:
         try:
@@ -43,13 +54,6 @@ def of_ours(decide: _torch.Strategy) -> _torch.Strategy:
         except UNDECIDED:
             raise
         except Exception as error:
-            specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
-            raise StrategyError(
-                f"{decide.__module__}.{decide.__qualname__}, which decides for {schema.op}, failed for "
-                f"{shapes_and_placements(specs)}: {error!r}.",
-                "This is an error in dynamo_dist.",
-                "Report it with this message. To go on, redistribute the arguments to Replicate first, "
-                "or register a strategy with dynamo_dist.sharding.register_strategy.",
-            ) from error
+            raise described(schema, error) from error
 
     return asked
