@@ -52,17 +52,18 @@ class Call:
 Rows = Callable[[Call], list[Row]]
 
 
-def strategy(rows: Rows, empty_shards: bool = False) -> _torch.Strategy:
+def strategy(rows: Rows, elementwise: bool = False) -> _torch.Strategy:
     """The strategy that allows ``rows`` and all replicated, on each mesh dimension.
 
-    With ``empty_shards`` a rank may have nothing of an argument, as it may of one that is added to.
+    ``elementwise`` rows hold whichever elements a rank has, as long as it has the same of every argument:
+    none at all, or those of a strided shard, as the weights of tensor and data parallelism have it.
     """
 
     def decide(schema: _torch.OpSchema) -> _torch.OpStrategy:
         inputs = tensor_strategies(schema)
         call = describe(schema, inputs)
         return expand(
-            schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, empty_shards
+            schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, elementwise
         )
 
     return functools.wraps(rows)(decide)
@@ -109,23 +110,27 @@ def expand(
     inputs: Sequence[_torch.OpStrategy],
     rows: Sequence[Row],
     call: Call,
-    empty_shards: bool,
+    elementwise: bool,
 ) -> _torch.OpStrategy:
     """Every combination of rows over the mesh in which each rank holds a part of every sharded input.
 
-    With ``empty_shards``, an input that stays as it is may be so sharded that some hold nothing.
+    An input of an ``elementwise`` operator that stays as it is may be so sharded that some hold nothing.
     """
     mesh = inputs[0].strategies[0].output_spec.mesh
     current: list[Any] = [each.strategies[0].output_spec for each in inputs]
     fixed, written = _fixed(schema, inputs)
     found = []
-    for combination in itertools.product(dict.fromkeys(rows), repeat=mesh.ndim):
+    choices = [
+        dict.fromkeys([*rows, *(_strided(rows, placements) if elementwise else ())])
+        for placements in zip(*(now.placements for now in current), strict=True)
+    ]
+    for combination in itertools.product(*choices):
         placements = list(zip(*combination, strict=True))
         if any(mixes_partials(each) for each in placements):
             continue
         results, arguments = placements[: call.results], placements[call.results :]
         if not all(
-            (empty_shards and each == now.placements) or is_whole(mesh, each, now.tensor_meta.shape)
+            (elementwise and each == now.placements) or is_whole(mesh, each, now.tensor_meta.shape)
             for each, now in zip(arguments, current, strict=True)
         ):
             continue
@@ -157,6 +162,16 @@ def expand(
             f"{schema.op} keeps arguments where they are: {[each.placements for each in current]}"
         )
     return _torch.OpStrategy(found)
+
+
+def _strided(rows: Sequence[Row], placements: Sequence[Placement]) -> list[Row]:
+    """``rows`` with the strided shards that are among the ``placements`` in place of contiguous ones."""
+    found: list[Any] = [p for p in placements if hasattr(p, "split_factor")]
+    return [
+        tuple(type(s)(p.dim, split_factor=s.split_factor) if isinstance(p, Shard) else p for p in r)
+        for s in found
+        for r in rows
+    ]
 
 
 def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
@@ -218,9 +233,16 @@ def is_whole(
         dim = getattr(placement, "dim", None)
         if dim is None:
             continue
-        if not isinstance(placement, Shard) or dim >= len(smallest):
+        if dim >= len(smallest):
             return False
-        smallest[dim] = _last_chunk(smallest[dim], size)
+        if (factor := getattr(placement, "split_factor", None)) is not None:
+            if smallest[dim] % (size * factor) != 0:
+                return False
+            smallest[dim] //= size
+        elif isinstance(placement, Shard):
+            smallest[dim] = _last_chunk(smallest[dim], size)
+        else:
+            return False
         if not smallest[dim] > 0:
             return False
     return True

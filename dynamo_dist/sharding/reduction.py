@@ -39,12 +39,15 @@ def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
     def checked(schema: _torch.OpSchema) -> Any:
         found = decide(schema)
         self: Any = schema.args_schema[0]
-        whole = all(
-            is_whole(spec.mesh, spec.placements, self.shape)
+        whole = [
+            each
             for each in found.strategies
-            for spec in (each.input_specs or [each.output_spec])
-        )
-        return found if whole else safe(schema)
+            if all(
+                is_whole(spec.mesh, spec.placements, self.shape)
+                for spec in (each.input_specs or [each.output_spec])
+            )
+        ]
+        return _torch.OpStrategy(whole) if whole else safe(schema)
 
     return checked
 

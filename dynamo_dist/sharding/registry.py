@@ -37,8 +37,7 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     reduction.ROWS,
     views.ROWS,
 )
-# Each element for itself: a rank that has none computes none.
-EMPTY_SHARDS = (elementwise.POINTWISE, partial.ROWS)
+ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
 WRAPPED = (reduction.WRAPPED, views.WRAPPED)
 
 
@@ -54,7 +53,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             for op in _torch.overloads(name)
             for change in _torch.on_strategy(
                 op,
-                failures.of_ours(layout.strategy(rows, family in EMPTY_SHARDS)),
+                failures.of_ours(layout.strategy(rows, family in ELEMENTWISE)),
                 _torch.schema_info(op),
             )
         ),
