@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     counts: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
+    result: dict[str, Any] = {}
     arguments = (options.kind, str(options.failures), options.shrink, options.plant)
     for seed, record in run(
         _seeds(options, start, failures),
@@ -69,20 +70,20 @@ def main(argv: list[str] | None = None) -> int:
             failures.append({"program": seed, **record})
             if not options.json:
                 print(f"program {seed}: {record}", file=sys.stderr)
-    result = {
-        "torch": torch.__version__,
-        "seed": options.seed,
-        "programs": sum(counts.values()),
-        "by_kind": dict(sorted(kinds.items())),
-        "refused": counts["refused"],
-        "mismatches": counts["mismatch"],
-        "crashes": counts["crash"],
-        "hangs": counts["hang"],
-        "graph_breaks": counts["break"],
-        "seconds": round(time.monotonic() - start, 1),
-    }
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        result = {
+            "torch": torch.__version__,
+            "seed": options.seed,
+            "programs": sum(counts.values()),
+            "by_kind": dict(sorted(kinds.items())),
+            "refused": counts["refused"],
+            "mismatches": counts["mismatch"],
+            "crashes": counts["crash"],
+            "hangs": counts["hang"],
+            "graph_breaks": counts["break"],
+            "seconds": round(time.monotonic() - start, 1),
+        }
+        if options.out:  # each time: a long run may be ended from outside
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({**result, "failures": failures}) if options.json else result)
     return 1 if failures else 0
 

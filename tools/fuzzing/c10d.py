@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from fuzzing.drawing import MESHES, Draft, settings
+from fuzzing.drawing import Draft, meshes, settings
 from fuzzing.program import ROWS, Input, Program
 
 WIDTH = 3
@@ -13,15 +13,17 @@ WIDTH = 3
 def draw(seed: int) -> Program:
     """Each rank has tensors [n, 3] of its own; n is 12, or 24 in the second call of a dynamic program."""
     choose = Random(seed)
-    mesh = choose.choice(MESHES)
+    mesh = meshes(choose)
     draft = Draft(choose)
     backward = choose.random() < 0.3
     for at in range(choose.randint(1, 3)):
         dtype = "float64" if backward else choose.choice(("float64", "float32", "int64"))
         draft.give(Input(f"x{at}", (ROWS, WIDTH), dtype, spread=True, grad=backward))
-    group = draft.add(f"mesh.get_group({choose.randrange(len(mesh))})", [], None)
+    dims = choose.sample(range(len(mesh)), min(len(mesh), choose.randint(1, 2)))
+    groups = [draft.add(f"mesh.get_group({dim})", [], None) for dim in dims]
     for _ in range(choose.randint(2, 8)):
-        choose.choice(_DIFFERENTIABLE if backward else _LINES)(draft, group)
+        lines = _DIFFERENTIABLE if backward else _LINES
+        choose.choice(lines)(draft, choose.choice(groups))
     return Program(
         "c10d",
         seed,
@@ -61,9 +63,11 @@ def _compute(draft: Draft, group: str) -> None:
 
 
 def _own(draft: Draft) -> str:
-    """A fresh copy, to be written to: a view of it now and then."""
-    copy = draft.add("{0} * 1", [_value(draft)], (ROWS, WIDTH))
-    return copy
+    """What may be written to: a fresh copy mostly, else an input that needs no gradient."""
+    plain = [given.name for given in draft.inputs if not given.grad and given.name in draft.shapes]
+    if plain and draft.choose.random() < 0.25:
+        return draft.choose.choice(plain)
+    return draft.add("{0} * 1", [_value(draft)], (ROWS, WIDTH))
 
 
 def _all_reduce(draft: Draft, group: str) -> None:
@@ -83,6 +87,76 @@ def _all_reduce_async(draft: Draft, group: str) -> None:
     draft.effect("{0}.wait()", [work])
     draft.shapes[own] = hidden
     draft.add("{0} + 1", [own], hidden)
+
+
+def _two_in_flight(draft: Draft, group: str) -> None:
+    """Two launches, whose waits come in either order; the first may be waited for twice."""
+    first, second = (draft.add("{0} * 1", [_value(draft)], None) for _ in range(2))
+    starts = (
+        "dist.all_reduce({0}, async_op=True, group={1})",
+        "dist.broadcast({0}, group={1}, group_src=0, async_op=True)",
+        "dist.all_to_all_single({0}, {0}.clone(), group={1}, async_op=True)",
+        "dist.reduce_scatter_tensor({0}, {0}.repeat({1}.size(), 1), group={1}, async_op=True)",
+    )
+    works = [draft.add(draft.choose.choice(starts), [own, group], None) for own in (first, second)]
+    _compute(draft, group)
+    draft.choose.shuffle(works)
+    for work in (*works, *works[: draft.choose.randrange(2)]):
+        draft.effect("{0}.wait()", [work])
+    draft.add("{0} - {1} * 2", [first, second], (ROWS, WIDTH))
+
+
+def _rooted(draft: Draft, group: str) -> None:
+    """To and from one rank. What a reduce leaves on other ranks is not defined, so it is not read."""
+    own = draft.add("{0} * 1", [_value(draft)], None)
+    root = f"{draft.choose.randrange(2)} % {{1}}.size()"
+    kind = draft.choose.randrange(2)
+    if kind:
+        draft.effect(f"dist.reduce({{0}}, group={{1}}, group_dst={root})", [own, group])
+        draft.effect(f"dist.broadcast({{0}}, group={{1}}, group_src={root})", [own, group])
+    else:
+        parts = draft.add(
+            f"[{{0}} * (at + 1) for at in range({{1}}.size())] "
+            f"if dist.get_rank({{1}}) == {root} else None",
+            [own, group],
+            None,
+        )
+        draft.effect(
+            f"dist.scatter({{0}}, {{2}}, group={{1}}, group_src={root})", [own, group, parts]
+        )
+    draft.add("{0} + 1", [own], (ROWS, WIDTH))
+
+
+def _lists(draft: Draft, group: str) -> None:
+    """One tensor for each rank of the group."""
+    value = _value(draft)
+    parts = draft.add("[{0} * (at + 1) for at in range({1}.size())]", [value, group], None)
+    if draft.choose.random() < 0.5:
+        into = draft.add("[torch.empty_like(each) for each in {0}]", [parts], None)
+        draft.effect("dist.all_to_all({0}, {1}, group={2})", [into, parts, group])
+        draft.add("{0}[0] + {0}[-1] * 2", [into], (ROWS, WIDTH))
+    else:
+        own = draft.add("{0} * 1", [value], (ROWS, WIDTH))
+        draft.effect("dist.reduce_scatter({0}, {1}, group={2})", [own, parts, group])
+
+
+def _write(draft: Draft, group: str) -> None:
+    """In place, through a view now and then, on what a collective may write to as well."""
+    text = draft.choose.choice(("{0}.mul_(2)", "{0}[1:].add_({1}[1:])", "{0}.t()[0].zero_()"))
+    draft.effect(text, [_own(draft), _value(draft)])
+
+
+def _pair(draft: Draft, group: str) -> None:
+    """Neighbours exchange rows by ``isend`` and ``irecv``, whose works are waited for one by one."""
+    value = _value(draft)
+    own = draft.add("{0} * 1", [value], None)
+    size, rank = "dist.get_world_size()", "dist.get_rank()"
+    sent = draft.add(f"dist.isend({{0}}, ({rank} + 1) % {size})", [value], None)
+    taken = draft.add(f"dist.irecv({{0}}, ({rank} - 1) % {size})", [own], None)
+    _compute(draft, group)
+    draft.effect("{0}.wait()", [taken])
+    draft.effect("{0}.wait()", [sent])
+    draft.add("{0} * 2", [own], (ROWS, WIDTH))
 
 
 def _gather(draft: Draft, group: str) -> None:
@@ -195,20 +269,22 @@ def _barrier(draft: Draft, group: str) -> None:
 
 
 _LINES = (
-    _compute,
-    _compute,
-    _all_reduce,
-    _all_reduce,
-    _all_reduce_async,
-    _all_reduce_async,
+    *(_compute,) * 3,
+    *(_all_reduce,) * 2,
+    *(_all_reduce_async,) * 2,
+    _two_in_flight,
     _gather,
     _gather_into,
     _reduce_scatter,
     _broadcast,
+    _rooted,
+    _lists,
     _exchange,
     _exchange_uneven,
     _funcol,
     _ring,
+    _pair,
+    _write,
     _barrier,
 )
 _DIFFERENTIABLE = (_compute, _compute, _funcol, _differentiable, _differentiable)

@@ -11,7 +11,7 @@ from fuzzing.program import Input, Statement
 
 from inductor_passes.registry import registered_passes
 
-MESHES = ((2,), (2,), (2,), (2,), (3,), (4,), (2, 2), (2, 2), (1, 2), (2, 2, 2))
+_MESHES = ((2,), (2,), (2,), (2,), (3,), (4,), (2, 2), (2, 2), (1, 2), (1, 2, 2), (2, 2, 2))
 
 
 @dataclass
@@ -71,6 +71,12 @@ class Draft:
         others = [name for name in made if name in used]
         self.choose.shuffle(others)
         return tuple(dict.fromkeys([*ends[-most:], *others[:1]])) or tuple(self.shapes)[:1]
+
+
+def meshes(choose: Random, costly: bool = False) -> tuple[int, ...]:
+    """Sizes of a mesh, of one to three dimensions; of one mostly, where each dimension more is ``costly``."""
+    mesh = choose.choice(_MESHES)
+    return mesh if not costly or choose.random() < 0.2 else (choose.choice((2, 2, 3, 4)),)
 
 
 def pass_options(choose: Random) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from fuzzing.drawing import MESHES, Draft, settings
+from fuzzing.drawing import Draft, meshes, settings
 from fuzzing.program import ROWS, Input, Program
+from fuzzing.views import view, write
 
 Shape = tuple[int | str, ...]
 
@@ -24,6 +25,14 @@ _ELEMENTWISE = (
     "-{0} + 1",
     "torch.lerp({0}, {1}, 0.25)",
     "F.gelu({0})",
+    "{0}.masked_fill({1} > 0, 0.5)",
+    "({0} > {1}).double() + {0}",
+    "torch.addcmul({0}, {0}, {1}, value=0.5)",
+    "{0}.clamp(min=-0.5).exp()",
+    "torch.zeros_like({0}) + {1}",
+    "{0}.new_ones({0}.shape) * {1}",
+    "torch.full_like({0}, 0.5) * {0}",
+    "{0}.double().detach() + {1}",
 )
 # Along a dimension; {d} is one. The shape stays.
 _ALONG = (
@@ -36,14 +45,22 @@ _ALONG = (
     "{0}.sort({d}).values",
     "{0}.flip({d})",
     "{0} * {0}.square().sum({d}, keepdim=True).add(1).rsqrt()",
+    "{0} - {0}.std({d}, keepdim=True, correction=0)",
+    "{0}.topk({0}.shape[{d}], {d}).values",
+    "{0}.gather({d}, {0}.argsort({d}))",
+    "{0}.index_select({d}, torch.arange({0}.shape[{d}]).flip(0))",
+    "{0} * {0}.argmax({d}, keepdim=True)",
+    "{0}.scatter_add({d}, {0}.argsort({d}), {0})",
+    "F.layer_norm({0}, ({0}.shape[-1],))",
+    "F.rms_norm({0}, ({0}.shape[-1],))",
 )
 
 
 def draw(seed: int) -> Program:
     """A program on two to four DTensors of one to three dimensions out of three sizes."""
     choose = Random(seed)
-    mesh = choose.choice(MESHES)
     dynamic = choose.random() < 0.12
+    mesh = meshes(choose, costly=dynamic)
     even = choose.random() < 0.5
     sizes: list[int | str] = [
         choose.choice((4, 8, 12)) if even else choose.randint(2, 9) for _ in range(3)
@@ -106,6 +123,58 @@ def _redistribute(draft: Draft, mesh_dims: int) -> None:
     draft.add(f"{{0}}.redistribute(placements={placements})", [value], shape, "{0}")
 
 
+def _round_trip(draft: Draft, mesh_dims: int) -> None:
+    """Through the local tensor, or the whole one, and back, computing between."""
+    value = draft.any(1, 2, 3)
+    shape = draft.shapes[value]
+    back = "shape={0}.shape, stride={0}.stride()"
+    text, whole = draft.choose.choice(
+        (
+            (
+                f"DTensor.from_local({{0}}.to_local() * 2, mesh, {{0}}.placements, {back})",
+                "{0} * 2",
+            ),
+            (
+                "DTensor.from_local({0}.full_tensor() * 2, mesh, [Replicate()] * mesh.ndim)",
+                "{0} * 2",
+            ),
+        )
+    )
+    # An uneven shard has a stride of its own: only what is contiguous comes back as it was.
+    value = draft.add("{0}.contiguous()", [value], shape)
+    draft.add(text, [value], shape, whole)
+
+
+def _attention(draft: Draft, mesh_dims: int) -> None:
+    """[batch, rows, width] attends to itself, with a head of its own for each batch."""
+    values = [name for name, shape in draft.shapes.items() if len(shape) == 3]
+    if not values:
+        return _matmul(draft, mesh_dims)
+    value = draft.choose.choice(values)
+    causal = draft.choose.random() < 0.5
+    text = (
+        f"F.scaled_dot_product_attention(*[{{0}}.unsqueeze(1)] * 3, is_causal={causal}).squeeze(1)"
+    )
+    draft.add(text, [value], draft.shapes[value])
+    return None
+
+
+def _loss(draft: Draft, mesh_dims: int) -> None:
+    value = draft.any(2) if any(len(s) == 2 for s in draft.shapes.values()) else draft.any()
+    if len(draft.shapes[value]) != 2:
+        return
+    text = draft.choose.choice(
+        (
+            "F.cross_entropy({0}, {0}.detach().argmax(-1))",
+            "F.cross_entropy({0}, {0}.detach().argmax(-1), reduction='sum')",
+            "F.mse_loss({0}, {1})",
+            "torch.linalg.vector_norm({0})",
+            "F.embedding({0}.detach().argmax(-1) % {0}.shape[0], {0}).sum()",
+        )
+    )
+    draft.add(text, [value, draft.like(draft.shapes[value])], ())
+
+
 def _matmul(draft: Draft, mesh_dims: int) -> None:
     """A product of two values that fit, turned as needed."""
     left = draft.any(2, 3) if any(len(s) > 1 for s in draft.shapes.values()) else None
@@ -119,7 +188,12 @@ def _matmul(draft: Draft, mesh_dims: int) -> None:
     right = draft.choose.choice(rights)
     other = draft.shapes[right]
     if other[0] == shape[-1]:
-        draft.add("{0} @ {1}", [left, right], (*shape[:-1], other[1]))
+        text = (
+            "torch.einsum('...i,ij->...j', {0}, {1})"
+            if draft.choose.random() < 0.2
+            else "{0} @ {1}"
+        )
+        draft.add(text, [left, right], (*shape[:-1], other[1]))
     else:
         text = draft.choose.choice(("{0} @ {1}.t()", "F.linear({0}, {1})"))
         draft.add(text, [left, right], (*shape[:-1], other[0]))
@@ -132,87 +206,21 @@ def _reduce(draft: Draft, mesh_dims: int) -> None:
     if not shape:
         return
     dim = draft.choose.randrange(len(shape))
-    name = draft.choose.choice(("sum", "mean", "amax", "logsumexp"))
+    name = draft.choose.choice(("sum", "mean", "amax", "logsumexp", "var", "prod"))
     keep = draft.choose.random() < 0.3
     left: Shape = (*shape[:dim], *((1,) if keep else ()), *shape[dim + 1 :])
     draft.add(f"{{0}}.{name}({dim}, keepdim={keep})", [value], left)
 
 
-def _view(draft: Draft, mesh_dims: int) -> None:
-    value = draft.any(2, 3) if any(len(s) > 1 for s in draft.shapes.values()) else draft.any()
-    shape = draft.shapes[value]
-    if len(shape) < 2:
-        draft.add("{0}.unsqueeze(0)", [value], (1, *shape))
-        return
-    dim = draft.choose.randrange(len(shape))
-    last: Shape = (*shape[:-2], shape[-1], shape[-2])
-    kinds: list[tuple[str, Shape]] = [
-        ("{0}.transpose(-1, -2)", last),
-        ("{0}.transpose(-1, -2).contiguous()", last),
-        (f"{{0}}.unsqueeze({dim})", (*shape[:dim], 1, *shape[dim:])),
-        (f"{{0}}.select({dim}, 0)", (*shape[:dim], *shape[dim + 1 :])),
-        (f"{{0}}.unbind({dim})[-1]", (*shape[:dim], *shape[dim + 1 :])),
-    ]
-    sizes = [size for size in shape if isinstance(size, int)]
-    if len(sizes) == len(shape):
-        kinds.append(("{0}.flatten(0, 1)", (sizes[0] * sizes[1], *sizes[2:])))
-        kinds.append(
-            (f"torch.cat([{{0}}, {{0}}], {dim})", (*sizes[:dim], 2 * sizes[dim], *sizes[dim + 1 :]))
-        )
-        if sizes[dim] > 1:
-            kinds.append(
-                (
-                    f"{{0}}.narrow({dim}, 1, {sizes[dim] - 1})",
-                    (*sizes[:dim], sizes[dim] - 1, *sizes[dim + 1 :]),
-                )
-            )
-        if sizes[dim] % 2 == 0:
-            kinds.append(
-                (f"{{0}}.chunk(2, {dim})[1]", (*sizes[:dim], sizes[dim] // 2, *sizes[dim + 1 :]))
-            )
-            kinds.append(
-                (
-                    f"{{0}}.reshape({(*sizes[:dim], sizes[dim] // 2, 2, *sizes[dim + 1 :])})",
-                    (*sizes[:dim], sizes[dim] // 2, 2, *sizes[dim + 1 :]),
-                )
-            )
-    text, new = draft.choose.choice(kinds)
-    if len(new) <= 4:
-        draft.add(text, [value], new)
-
-
-def _write(draft: Draft, mesh_dims: int) -> None:
-    """In place on a fresh tensor, or on an input that needs no gradient."""
-    value = draft.any()
-    shape = draft.shapes[value]
-    plain = [given.name for given in draft.inputs if not given.grad and given.shape == shape]
-    if plain and draft.choose.random() < 0.5:
-        own = draft.choose.choice(plain)
-    else:
-        own = draft.add("{0} * 1", [value], shape)
-    text = draft.choose.choice(
-        (
-            "{0}.add_({1})",
-            "{0}.mul_(0.5)",
-            "{0}.copy_({1})",
-            "{0}.clamp_(-1, 1)",
-            "{0}.relu_()",
-            "{0}.fill_(2.0)",
-        )
-    )
-    draft.effect(text, [own, draft.like(shape)])
-
-
 _LINES = (
-    _elementwise,
-    _elementwise,
-    _along,
-    _redistribute,
-    _redistribute,
-    _matmul,
-    _matmul,
-    _reduce,
-    _view,
-    _view,
-    _write,
+    *(_elementwise,) * 3,
+    *(_along,) * 3,
+    *(_redistribute,) * 3,
+    *(_matmul,) * 3,
+    *(_reduce,) * 2,
+    *(view,) * 4,
+    *(write,) * 2,
+    _round_trip,
+    _attention,
+    _loss,
 )

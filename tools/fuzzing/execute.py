@@ -24,8 +24,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.verifying.compare import how_far
@@ -38,7 +40,9 @@ NAMES = {
     "Partial": Partial,
     "Replicate": Replicate,
     "RowwiseParallel": RowwiseParallel,
+    "SequenceParallel": SequenceParallel,
     "Shard": Shard,
+    "checkpoint": checkpoint,
     "data_parallel": dynamo_dist.data_parallel,
     "dist": dist,
     "dnf": dnf,
@@ -134,7 +138,8 @@ def namespace(
 
 
 def _rank(program: Program, rank: int) -> Any:
-    mesh = init_device_mesh("cpu", program.mesh)
+    names = tuple(f"d{dim}" for dim in range(len(program.mesh)))
+    mesh = init_device_mesh("cpu", program.mesh, mesh_dim_names=names)
     calls = ROWS if program.dynamic else ROWS[:1]
     eager: Seen = {}
     try:
@@ -196,6 +201,8 @@ def _observe(
         for name, leaf in {**inputs, **parameters}.items():
             if leaf.grad is not None:
                 seen[f"call {call}, gradient of {name}"] = leaf.grad
+    buffers = dict(model.named_buffers()) if model is not None else {}
+    seen |= {f"call {call}, buffer {name}": value for name, value in buffers.items()}
     seen |= {f"call {call}, input {name}": value for name, value in inputs.items()}
     return {name: _plain(value).detach().clone() for name, value in seen.items()}
 

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from random import Random
 
 from fuzzing.drawing import Draft, pass_options
 from fuzzing.program import Input, Program
 
 WIDTH = 4
+WORLD = "'0'"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``name`` as Python text; ``GROUPS`` are those of the mesh's dimensions."""
+
+    name: str
+    size: int
 
 
 def draw(seed: int) -> Program:
-    """A program on local tensors [8, 4] and [8], group "0"; its settings are several sets of options."""
+    """A program on local tensors [rows, 4]; its settings are several sets of options."""
     choose = Random(seed)
-    ranks = choose.choice((2, 2, 2, 2, 4))
+    mesh = choose.choice(((2,), (2,), (2,), (2,), (4,), (2, 2)))
+    ranks = math.prod(mesh)
+    groups = [Group(WORLD, ranks)]
+    if len(mesh) > 1:
+        groups += [Group(f"GROUPS[{dim}]", size) for dim, size in enumerate(mesh)]
     rows = 2 * ranks
     draft = Draft(choose)
     for at in range(choose.randint(2, 4)):
         dtype = choose.choice(("float32", "float32", "bfloat16"))
         draft.give(Input(f"x{at}", (rows, WIDTH), dtype, spread=True))
     for _ in range(choose.randint(2, 9)):
-        choose.choice(_LINES)(draft, ranks, rows)
+        choose.choice(_LINES)(draft, choose.choice(groups), rows)
     dynamic = choose.random() < 0.1
     return Program(
         "graph",
         seed,
-        (ranks,),
+        mesh,
         tuple(draft.inputs),
         tuple(draft.statements),
         draft.outputs(6),
@@ -34,7 +49,7 @@ def draw(seed: int) -> Program:
     )
 
 
-def _compute(draft: Draft, ranks: int, rows: int) -> None:
+def _compute(draft: Draft, group: Group, rows: int) -> None:
     text = draft.choose.choice(
         (
             "torch.tanh({0}.float() @ {1}.float().t()) @ {1}.float()",
@@ -52,7 +67,7 @@ def _compute(draft: Draft, ranks: int, rows: int) -> None:
     draft.add(text, [draft.like(shape), draft.like(shape)], shape)
 
 
-def _gather(draft: Draft, ranks: int, rows: int) -> None:
+def _gather(draft: Draft, group: Group, rows: int) -> None:
     """A gather of a part: of this rank's rows, a cast, a view; read whole, in part, cast, transposed."""
     value = draft.like((rows, WIDTH))
     part = draft.choose.choice(
@@ -65,10 +80,12 @@ def _gather(draft: Draft, ranks: int, rows: int) -> None:
             "{0}[: {n}].reshape(-1).float().view({n}, -1)",
         )
     )
-    text = part.replace("{n}", str(rows // ranks)).replace("{r}", str(ranks))
+    text = part.replace("{n}", str(rows // group.size)).replace("{r}", str(group.size))
     piece = draft.add(text, [value], None)
     whole = draft.add(
-        f"wait(c10d.all_gather_into_tensor({{0}}, {ranks}, '0'))", [piece], (rows, WIDTH)
+        f"wait(c10d.all_gather_into_tensor({{0}}, {group.size}, {group.name}))",
+        [piece],
+        (rows, WIDTH),
     )
     if draft.choose.random() < 0.4:
         after = draft.choose.choice(
@@ -83,16 +100,18 @@ def _gather(draft: Draft, ranks: int, rows: int) -> None:
         draft.add(after, [whole], shape)
 
 
-def _scatter(draft: Draft, ranks: int, rows: int) -> None:
+def _scatter(draft: Draft, group: Group, rows: int) -> None:
     value = draft.like((rows, WIDTH))
     op = draft.choose.choice(("sum", "avg"))
     piece = draft.add(
-        f"wait(c10d.reduce_scatter_tensor({{0}}.float(), '{op}', {ranks}, '0'))", [value], None
+        f"wait(c10d.reduce_scatter_tensor({{0}}.float(), '{op}', {group.size}, {group.name}))",
+        [value],
+        None,
     )
-    draft.add(f"torch.tanh({{0}}.repeat({ranks}, 1))", [piece], (rows, WIDTH))
+    draft.add(f"torch.tanh({{0}}.repeat({group.size}, 1))", [piece], (rows, WIDTH))
 
 
-def _reduce(draft: Draft, ranks: int, rows: int) -> None:
+def _reduce(draft: Draft, group: Group, rows: int) -> None:
     """An all_reduce, whole, or of which a slice, a row or a sum is read, or which is expanded after."""
     value = draft.like((rows, WIDTH))
     op = draft.choose.choice(("sum", "sum", "avg", "max"))
@@ -105,7 +124,7 @@ def _reduce(draft: Draft, ranks: int, rows: int) -> None:
             "{0}.float().sum()",
         )
     )
-    text = f"wait(c10d.all_reduce({given}, '{op}', '0'))"
+    text = f"wait(c10d.all_reduce({given}, '{op}', {group.name}))"
     reduced = draft.add(text, [value], None)
     read = draft.choose.choice(
         (
@@ -118,63 +137,69 @@ def _reduce(draft: Draft, ranks: int, rows: int) -> None:
     draft.add(read, [reduced, value], (rows, WIDTH))
 
 
-def _slice_of_reduce(draft: Draft, ranks: int, rows: int) -> None:
+def _slice_of_reduce(draft: Draft, group: Group, rows: int) -> None:
     """This rank's chunk of a sum, or of a gather, as a change of placement makes it."""
     value = draft.like((rows, WIDTH))
-    start = "torch.ops._c10d_functional.all_reduce({0}.float(), 'sum', '0')"
+    start = f"torch.ops._c10d_functional.all_reduce({{0}}.float(), 'sum', {group.name})"
     whole = draft.add(f"wait({start})", [value], None)
     at = draft.choose.randrange(2)
-    chunk = draft.add(f"{{0}}.split({rows // ranks}, 0)[{at}]", [whole], None)
-    draft.add(f"torch.tanh({{0}}.repeat({ranks}, 1))", [chunk], (rows, WIDTH))
+    chunk = draft.add(f"{{0}}.split({rows // group.size}, 0)[{at}]", [whole], None)
+    draft.add(f"torch.tanh({{0}}.repeat({group.size}, 1))", [chunk], (rows, WIDTH))
 
 
-def _twice(draft: Draft, ranks: int, rows: int) -> None:
+def _twice(draft: Draft, group: Group, rows: int) -> None:
     value = draft.like((rows, WIDTH))
-    first = draft.add("wait(c10d.all_reduce({0}, 'sum', '0'))", [value], (rows, WIDTH))
-    second = draft.add("wait(c10d.all_reduce({0}, 'sum', '0'))", [value], (rows, WIDTH))
+    first = draft.add(f"wait(c10d.all_reduce({{0}}, 'sum', {group.name}))", [value], (rows, WIDTH))
+    second = draft.add(f"wait(c10d.all_reduce({{0}}, 'sum', {group.name}))", [value], (rows, WIDTH))
     draft.add("torch.tanh({0}.float() - {1}.float() * 0.5)", [first, second], (rows, WIDTH))
 
 
-def _tiny(draft: Draft, ranks: int, rows: int) -> None:
+def _tiny(draft: Draft, group: Group, rows: int) -> None:
     values = [draft.like((rows, WIDTH)) for _ in range(3)]
     norms = [
-        draft.add("wait(c10d.all_reduce({0}.float().square().sum(), 'sum', '0'))", [value], None)
+        draft.add(
+            f"wait(c10d.all_reduce({{0}}.float().square().sum(), 'sum', {group.name}))",
+            [value],
+            None,
+        )
         for value in values
     ]
     draft.add("torch.tanh({0}.float() / (1 + {1} + {2} + {3}))", [values[0], *norms], (rows, WIDTH))
 
 
-def _exchange(draft: Draft, ranks: int, rows: int) -> None:
-    splits = [rows // ranks] * ranks
-    if draft.choose.random() < 0.2:  # the same on all ranks, and uneven: the first sends all of it
-        splits = [0] * ranks
+def _exchange(draft: Draft, group: Group, rows: int) -> None:
+    splits = [rows // group.size] * group.size
     value = draft.like((rows, WIDTH))
-    if not any(splits):
-        draft.add("wait(c10d.broadcast({0}, 0, '0'))", [value], (rows, WIDTH))
+    if group.name == WORLD and draft.choose.random() < 0.2:
+        draft.add(f"wait(c10d.broadcast({{0}}, 0, {group.name}))", [value], (rows, WIDTH))
         return
-    text = f"wait(c10d.all_to_all_single({{0}}.contiguous(), {splits}, {splits}, '0'))"
+    text = f"wait(c10d.all_to_all_single({{0}}.contiguous(), {splits}, {splits}, {group.name}))"
     draft.add(text, [value], (rows, WIDTH))
 
 
-def _coalesced(draft: Draft, ranks: int, rows: int) -> None:
+def _coalesced(draft: Draft, group: Group, rows: int) -> None:
     shape = (rows, WIDTH)
     values = [draft.like(shape), draft.like(shape)]
     both = draft.add(
-        "c10d.all_reduce_coalesced([{0}.float(), {1}.float()], 'sum', '0')", values, None
+        f"c10d.all_reduce_coalesced([{{0}}.float(), {{1}}.float()], 'sum', {group.name})",
+        values,
+        None,
     )
     draft.add("torch.tanh(wait({0}[0]) - wait({0}[1]))", [both], shape)
 
 
-def _late_wait(draft: Draft, ranks: int, rows: int) -> None:
+def _late_wait(draft: Draft, group: Group, rows: int) -> None:
     """A launch whose wait stands behind other work."""
     shape = (rows, WIDTH)
-    launch = draft.add("c10d.all_reduce({0}.float(), 'sum', '0')", [draft.like(shape)], None)
+    launch = draft.add(
+        f"c10d.all_reduce({{0}}.float(), 'sum', {group.name})", [draft.like(shape)], None
+    )
     for _ in range(draft.choose.randint(1, 3)):
-        draft.choose.choice((_compute, _reduce, _gather))(draft, ranks, rows)
+        draft.choose.choice((_compute, _reduce, _gather))(draft, group, rows)
     draft.add("torch.tanh(wait({0}))", [launch], shape)
 
 
-def _write(draft: Draft, ranks: int, rows: int) -> None:
+def _write(draft: Draft, group: Group, rows: int) -> None:
     """A write to an input, which everything around it has to respect."""
     target = draft.choose.choice(draft.inputs).name
     value = draft.like((rows, WIDTH))

@@ -1,54 +1,160 @@
-"""Modules under a tensor-parallel plan or ``data_parallel``: a training step."""
+"""Modules under a tensor-parallel plan, ``data_parallel`` or both: a training step."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from random import Random
 
 from fuzzing.drawing import Draft, settings
 from fuzzing.program import Input, Layer, Program
 
+_HEAD = 2
+
+
+@dataclass
+class _Blocks:
+    """Blocks on values [batch, width]; ``ranks`` share a tensor-parallel layer, 1 without a plan."""
+
+    draft: Draft
+    batch: int
+    width: int
+    ranks: int
+    layers: list[Layer] = field(default_factory=list)
+
+    def layer(self, kind: str, text: str, plan: str = "") -> str:
+        name = f"{kind}{len(self.layers)}"
+        self.layers.append(Layer(name, text, plan if self.ranks > 1 else ""))
+        return f"self.{name}"
+
+    def linear(self, given: int, made: int, plan: str = "") -> str:
+        bias = self.draft.choose.random() < 0.6
+        return self.layer("linear", f"torch.nn.Linear({given}, {made}, bias={bias})", plan)
+
+    def value(self) -> str:
+        return self.draft.like((self.batch, self.width))
+
+    def add(self, text: str, *operands: str) -> None:
+        self.draft.add(text, operands, (self.batch, self.width))
+
+    def hidden(self) -> int:
+        return self.ranks * self.draft.choose.randint(1, 4)
+
+    def activation(self) -> str:
+        return self.draft.choose.choice(("F.gelu", "torch.relu", "torch.tanh", "F.silu"))
+
 
 def draw(seed: int) -> Program:
-    """Blocks of linear, norm and embedding layers on an input [batch, width] that all ranks share."""
+    """One to three blocks on an input that all ranks share."""
     choose = Random(seed)
-    ranks = choose.choice((2, 2, 2, 3, 4))
-    plain = choose.random() < 0.4
-    width = 4 * choose.choice((2, 3)) if ranks != 3 else choose.choice((6, 12))
-    batch = choose.choice((4, 6, 8, 12)) if ranks != 3 else choose.choice((6, 12))
-    draft, layers = Draft(choose), []
-    draft.give(Input("x0", (batch, width), spread=False, grad=choose.random() < 0.5))
-    shape = (batch, width)
-    for at in range(choose.randint(1, 3)):
-        value = draft.like(shape)
-        hidden = ranks * choose.randint(1, 4) if choose.random() < 0.7 else choose.randint(3, 9)
-        kind = choose.randrange(4)
-        if kind < 2:
-            up, down = f"up{at}", f"down{at}"
-            bias = choose.random() < 0.6
-            plans = ("", "") if plain else ("ColwiseParallel()", "RowwiseParallel()")
-            layers.append(Layer(up, f"torch.nn.Linear({width}, {hidden}, bias={bias})", plans[0]))
-            layers.append(Layer(down, f"torch.nn.Linear({hidden}, {width}, bias={bias})", plans[1]))
-            wide = draft.add(f"self.{up}({{0}})", [value], None)
-            act = choose.choice(("F.gelu", "torch.relu", "torch.tanh", "F.silu"))
-            inner = draft.add(f"{act}({{0}})", [wide], None)
-            draft.add(f"self.{down}({{0}})" + choose.choice(("", " + {1}")), [inner, value], shape)
-        elif kind == 2:
-            norm = choose.choice(("LayerNorm", "RMSNorm"))
-            layers.append(Layer(f"norm{at}", f"torch.nn.{norm}({width})"))
-            draft.add(f"self.norm{at}({{0}})", [value], shape)
-        else:
-            plan = "" if plain else "ColwiseParallel(output_layouts=Replicate())"
-            layers.append(Layer(f"wide{at}", f"torch.nn.Linear({width}, {width})", plan))
-            draft.add(f"self.wide{at}({{0}}) * {{0}}", [value], shape)
+    mesh = choose.choice(((2,), (2,), (2,), (3,), (4,), (2, 2), (1, 2)))
+    tensor = choose.random() < 0.6
+    width, batch = choose.choice(((8, 4), (12, 6), (8, 8), (12, 12), (6, 6)))
+    draft = Draft(choose)
+    draft.give(Input("x0", (batch, width), grad=choose.random() < 0.5))
+    blocks = _Blocks(draft, batch, width, mesh[-1] if tensor else 1)
+    for _ in range(choose.randint(1, 3)):
+        choose.choice(_BLOCKS)(blocks)
+    modes = ("fully_shard", "replicate") if tensor or len(mesh) == 1 else ("hybrid",)
+    both = tensor and len(mesh) > 1
     return Program(
         "module",
         seed,
-        (ranks,),
+        mesh,
         tuple(draft.inputs),
         tuple(draft.statements),
         draft.outputs(2),
         backward=True,
-        layers=tuple(layers),
-        data_parallel=choose.choice(("fully_shard", "replicate")) if plain else "",
+        layers=tuple(blocks.layers),
+        data_parallel=choose.choice(modes) if both or not tensor else "",
         settings=settings(choose),
     )
+
+
+def _perceptron(blocks: _Blocks) -> None:
+    """Up and down again, with the input added now and then; recomputed in backward now and then."""
+    value, hidden = blocks.value(), blocks.hidden()
+    up = blocks.linear(blocks.width, hidden, "ColwiseParallel()")
+    down = blocks.linear(hidden, blocks.width, "RowwiseParallel()")
+    inner = f"{down}({blocks.activation()}({up}(x)))"
+    text = blocks.draft.choose.choice(
+        (
+            f"(lambda x: {inner})({{0}})",
+            f"(lambda x: {inner})({{0}}) + {{0}}",
+            f"checkpoint(lambda x: {inner}, {{0}}, use_reentrant=False)",
+        )
+    )
+    blocks.add(text, value)
+
+
+def _attention(blocks: _Blocks) -> None:
+    """Rows attend to each other, heads over ranks."""
+    value, inner = blocks.value(), _HEAD * blocks.ranks * blocks.draft.choose.randint(1, 2)
+    heads = [
+        f"{blocks.linear(blocks.width, inner, 'ColwiseParallel()')}({{0}})"
+        f".unflatten(-1, (-1, {_HEAD})).transpose(0, 1)"
+        for _ in range(3)
+    ]
+    causal = blocks.draft.choose.random() < 0.5
+    mixed = f"F.scaled_dot_product_attention({', '.join(heads)}, is_causal={causal})"
+    down = blocks.linear(inner, blocks.width, "RowwiseParallel()")
+    blocks.add(f"{down}({mixed}.transpose(0, 1).flatten(-2))", value)
+
+
+def _norm(blocks: _Blocks) -> None:
+    kind = blocks.draft.choose.choice(("LayerNorm", "RMSNorm"))
+    norm = blocks.layer("norm", f"torch.nn.{kind}({blocks.width})")
+    blocks.add(f"{norm}({{0}})", blocks.value())
+
+
+def _running_norm(blocks: _Blocks) -> None:
+    """A norm that keeps statistics in buffers."""
+    norm = blocks.layer("norm", f"torch.nn.BatchNorm1d({blocks.width})")
+    blocks.add(f"{norm}({{0}})", blocks.value())
+
+
+def _gate(blocks: _Blocks) -> None:
+    wide = blocks.linear(blocks.width, blocks.width, "ColwiseParallel(output_layouts=Replicate())")
+    blocks.add(f"{wide}({{0}}) * {{0}}", blocks.value())
+
+
+def _sequence(blocks: _Blocks) -> None:
+    """Between two layers each rank has a share of the rows, and a norm works on that."""
+    if blocks.batch % blocks.ranks:
+        return _norm(blocks)
+    width = blocks.width
+    down = blocks.linear(
+        width, width, "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))"
+    )
+    norm = blocks.layer(
+        "norm",
+        f"torch.nn.LayerNorm({width})",
+        "SequenceParallel(sequence_dim=0, use_local_output=True)",
+    )
+    up = blocks.linear(
+        width, width, "ColwiseParallel(input_layouts=Shard(0), output_layouts=Replicate())"
+    )
+    return blocks.add(f"{up}({norm}({down}({{0}})))", blocks.value())
+
+
+def _embedding(blocks: _Blocks) -> None:
+    """A row of a table for each row, over columns or over entries."""
+    plan = blocks.draft.choose.choice(
+        (
+            "ColwiseParallel(output_layouts=Replicate())",
+            "RowwiseParallel(input_layouts=Replicate())",
+        )
+    )
+    table = blocks.layer("table", f"torch.nn.Embedding(12, {blocks.width})", plan)
+    blocks.add(f"{table}(({{0}}.detach().abs().sum(-1) * 3).long() % 12) + {{0}}", blocks.value())
+
+
+_BLOCKS = (
+    _perceptron,
+    _perceptron,
+    _attention,
+    _norm,
+    _running_norm,
+    _gate,
+    _sequence,
+    _embedding,
+)

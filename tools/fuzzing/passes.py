@@ -9,6 +9,7 @@ import torch
 from fuzzing.execute import ROWS, Verdict, _brief, namespace
 from fuzzing.program import Program
 from torch import fx
+from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_dist.verifying.compare import how_far
@@ -55,7 +56,9 @@ def execute(program: Program) -> Verdict:
 
 def traced(program: Program) -> fx.Graph:
     """The program's graph, with symbolic sizes if it is dynamic."""
-    step = namespace(program, "graph", more=NAMES)["step"]
+    mesh = init_device_mesh("cpu", program.mesh)
+    groups = [group.group_name for group in mesh.get_all_groups()]
+    step = namespace(program, "graph", more={**NAMES, "GROUPS": groups})["step"]
     inputs = [given.draw(program.seed, 0, ROWS[0]) for given in program.inputs]
     mode = "symbolic" if program.dynamic else "fake"
     return make_fx(lambda *given: step(None, *given), tracing_mode=mode)(*inputs).graph

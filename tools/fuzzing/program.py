@@ -131,9 +131,12 @@ class Program:
             "    model = Model().double()",
         ]
         plans = [f"{layer.name!r}: {layer.plan}" for layer in self.layers if layer.plan]
+        # Under both, the last dimension of the mesh is that of tensor parallelism.
+        both = len(self.mesh) > 1 and bool(plans)
+        data, tensor = ("mesh['d0']", "mesh['d1']") if both else ("mesh", "mesh")
         if not whole and plans:
-            lines.append(f"    parallelize_module(model, mesh, {{{', '.join(plans)}}})")
+            lines.append(f"    parallelize_module(model, {tensor}, {{{', '.join(plans)}}})")
         if not whole and self.data_parallel:
-            lines.append(f"    data_parallel(model, mesh, mode={self.data_parallel!r})")
+            lines.append(f"    data_parallel(model, {data}, mode={self.data_parallel!r})")
         lines.append("    return model")
         return "\n".join(lines) + "\n"
