@@ -57,7 +57,6 @@ def _subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
 
 
 def _new_subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
-    @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         dtype = getattr(self, _INPUT_DTYPE)
         if dtype is not None:
@@ -71,8 +70,12 @@ def _new_subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Modul
         with _gathering():
             return base.forward(self, *args, **kwargs)
 
+    name = f"DataParallel{base.__name__}"
+    # Recompiles are counted by code object: a shared one would hold so many classes and no more.
+    forward.__code__ = forward.__code__.replace(co_qualname=f"{name}.forward")
     members: dict[str, Any] = {name: _gathered(name) for name in names}
-    return type(f"DataParallel{base.__name__}", (base,), {"forward": forward, **members})
+    members["forward"] = functools.wraps(base.forward)(forward)
+    return type(name, (base,), members)
 
 
 def _gathered(name: str) -> property:

@@ -186,6 +186,14 @@ def test_modules_of_one_class_share_a_class(mesh):
     assert type(model[1]) is nn.ReLU
 
 
+def test_each_class_has_recompiles_of_its_own(mesh, enabled):
+    torch.compiler.reset()
+    for at in range(torch._dynamo.config.recompile_limit + 1):
+        model = type(f"Layer{at}", (nn.Linear,), {})(8, 8)
+        data_parallel(model, mesh["dp"])
+        torch.compile(model, backend="eager", fullgraph=True)(torch.ones(2, 8))
+
+
 def test_tensor_parallel_parameters_are_split_further(mesh):
     model = parallelize_module(nn.Linear(4, 16), mesh["tp"], ColwiseParallel())
     data_parallel(model, mesh["dp"])
