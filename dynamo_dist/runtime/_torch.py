@@ -6,6 +6,7 @@ Seen in torch 2.11 to 2.15; what a torch lacks leaves stock's way in place.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -201,6 +202,10 @@ def wrap_with(unflatten: Callable[..., DTensor]) -> Change:
 
 stock_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
 
+# ``dtensor(local, spec, requires_grad=...)``, without an initializer that does nothing but take time.
+_new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
+dtensor: Callable[..., DTensor] = DTensor if _new is None else functools.partial(_new, DTensor)
+
 
 # --- Gradients -------------------------------------------------------------------------------------
 
@@ -208,6 +213,10 @@ Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 _AccumulateGrad: Any = getattr(torch._C._functions, "AccumulateGrad", None)
 _hook_owner: Any = getattr(torch.autograd.function, "_HookMixin", None)
+
+
+# Inside it, attributes of a DTensor are read as fast as a tensor's: it has no ``__torch_function__`` to ask.
+plain_attributes: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
 
 class WrappedGradient(NamedTuple):
@@ -296,13 +305,44 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
-def leaf_of(target: Any) -> Any:
-    """The DTensor for which an autograd node accumulates; None if it is no such node or hooks are on it."""
-    if type(target) is not _AccumulateGrad:
+def leaves_of(targets: Sequence[Any]) -> list[Any]:
+    """The DTensor for which each autograd node accumulates; None if it is no such node or hooks are on it."""
+    leaves: list[Any] = []
+    for target in targets:
+        leaf = target.variable if type(target) is _AccumulateGrad else None
+        plain = (
+            type(leaf) is DTensor
+            and not leaf._backward_hooks
+            and not leaf._post_accumulate_grad_hooks
+        )
+        leaves.append(leaf if plain else None)
+    return leaves
+
+
+_variable = operator.attrgetter("variable")
+_tensor_hooks = operator.attrgetter("_backward_hooks")
+_after_hooks = operator.attrgetter("_post_accumulate_grad_hooks")
+spec_of = operator.attrgetter("_spec")
+local_of = operator.attrgetter("_local_tensor")
+
+
+def all_leaves_of(targets: Sequence[Any]) -> list[Any] | None:
+    """``leaves_of`` without a Python frame or line for each; None if it would give a None."""
+    if set(map(type, targets)) != {_AccumulateGrad}:
         return None
-    leaf = target.variable
-    plain = type(leaf) is DTensor and not leaf._backward_hooks
-    return leaf if plain and not leaf._post_accumulate_grad_hooks else None
+    leaves = list(map(_variable, targets))
+    if set(map(type, leaves)) != {DTensor}:
+        return None
+    hooked = any(map(_tensor_hooks, leaves)) or any(map(_after_hooks, leaves))
+    return None if hooked else leaves
+
+
+def all_will_run(nodes: Sequence[Any]) -> bool:
+    """``will_run`` of every node."""
+    try:
+        return all(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:
+        return False
 
 
 def will_run(node: Any) -> bool:

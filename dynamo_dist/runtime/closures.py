@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -20,6 +21,8 @@ from dynamo_dist.runtime import _torch
 
 log = logging.getLogger(__name__)
 
+_code = operator.attrgetter("__code__")
+_contents = operator.attrgetter("cell_contents")
 _HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 
 
@@ -34,9 +37,12 @@ class Closures:
         self.checks: dict[Any, _torch.Check] = {}
         self.contents: dict[Any, object] = {}
         self.implied: set[int] = set()
-        self._codes: list[tuple[FunctionType, CodeType]] = []
-        self._cells: list[tuple[CellType, object]] = []
-        self._partials: list[functools.partial[Any]] = []
+        # What hooks consist of, and what that was when they were traced.
+        self._functions: list[FunctionType] = []
+        self._codes: list[CodeType] = []
+        self._cells: list[CellType] = []
+        self._values: list[object] = []
+        self._keywords: list[dict[str, Any]] = []
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
             cell = _torch.cell_of(guard)
@@ -63,10 +69,12 @@ class Closures:
             return
         held = {_torch.index_of(cell): value for cell, value in cells.items()}
         for index, value in held.items():
-            self._cells.append((_cells(function)[index], value))
+            self._cells.append(_cells(function)[index])
+            self._values.append(value)
             if isinstance(value, functools.partial):
-                self._partials.append(value)
-        self._codes.append((function, function.__code__))
+                self._keywords.append(value.keywords)
+        self._functions.append(function)
+        self._codes.append(function.__code__)
         self.checks[source] = _torch.same_or(
             function, functools.partial(is_same_hook, function.__code__, held)
         )
@@ -74,18 +82,22 @@ class Closures:
         self.implied |= set(map(id, under))
 
     def are_as_they_were(self) -> bool:
-        """Whether nothing was bound anew or changed in place in the hooks that were traced."""
-        try:
-            for cell, value in self._cells:
-                now = cell.cell_contents
-                if now is not value and not is_equal(value, now):
-                    return False
-        except ValueError:  # the cell is empty now
+        """Whether nothing was bound anew or changed in place in the hooks that were traced.
+
+        Asked before every call, about all of them: by identity first, which costs no Python frame.
+        """
+        if any(self._keywords) or not are(self._codes, map(_code, self._functions)):
             return False
-        for function, code in self._codes:
-            if function.__code__ is not code:
-                return False
-        return not any(partial.keywords for partial in self._partials)
+        try:
+            now = list(map(_contents, self._cells))
+        except ValueError:  # a cell is empty now
+            return False
+        return are(self._values, now) or all(map(is_equal, self._values, now))
+
+
+def are(before: Iterable[Any], now: Iterable[object]) -> bool:
+    """Whether the objects of two equally long iterables are the same ones; asked in C."""
+    return all(map(operator.is_, before, now))
 
 
 def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Any) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import operator
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,10 @@ from torch.utils.hooks import RemovableHandle
 
 from dynamo_dist._torch import Change
 from dynamo_dist.runtime import _torch
+from dynamo_dist.runtime.closures import are
 
+_grad = operator.attrgetter("grad")
+_grad_dtype = operator.attrgetter("grad_dtype")
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("direct_gradients", default=False)
 
 
@@ -49,7 +54,20 @@ class _Known(NamedTuple):
     parameter_spec: object  # held, so that its identity is not given to another
     spec: Any
     requires_grad: bool
-    fits: bool  # whether autograd would keep this gradient of that parameter as it is
+    dtype: torch.dtype
+    fits: bool  # whether the gradient has the parameter's sizes and dtype
+
+
+class _Usual(NamedTuple):
+    """Gradients that were all added, and what could be seen of them then; lists in the same order."""
+
+    outs: list[_torch.WrappedGradient]
+    absent: list[int]  # outputs that were None
+    leaves: tuple[list[int], int]  # ids of parameters, and how many hooks the process had made
+    meshes: list[object]
+    parameter_specs: list[object]
+    specs: list[object]
+    dtypes: list[torch.dtype]
 
 
 class Gradients:
@@ -61,8 +79,10 @@ class Gradients:
     def __init__(self, stock: _torch.Wrap, layout: _torch.GradientLayout) -> None:
         self.stock, self.layout = stock, layout
         self.known: dict[int, _Known] = {}
+        self.devices = set[torch.device]()
         # The leaves that had no hooks when the process had made this many.
         self.unhooked: tuple[list[int], int] = ([], -1)
+        self.usual: _Usual | None = None
 
     def give(self, outs: tuple[Any, ...]) -> tuple[Any, ...]:
         """``outs`` are local tensors; the result has DTensors, or None for what is added already."""
@@ -71,44 +91,65 @@ class Gradients:
             return self.stock(outs)
         edges = iter([edge for edge, _ in node.next_functions if edge is not None])
         targets = [next(edges, None) if needs else None for needs in node.needs_input_grad]
-        if len(targets) != self.layout.inputs:
+        if len(targets) != self.layout.inputs or not all(map(_in_order, self.devices)):
             return self.stock(outs)
-        leaves = self._plain_leaves(targets)
         result: list[Any] = [None] * len(targets)
         for position, index in self.layout.plain:
             result[position] = outs[index]
+        with _torch.plain_attributes():
+            if self.usual is None or not _add_as_before(self.usual, outs, targets):
+                self.usual = None
+                self._add_each(outs, targets, result)
+        return tuple(result)
+
+    def _add_each(self, outs: tuple[Any, ...], targets: Sequence[Any], result: list[Any]) -> None:
+        """Add each gradient that can be; the others are put into ``result``."""
+        leaves, known_outputs = self._plain_leaves(targets), self.known
         grads, sums, addends = [], [], []
+        usual = True  # so far
         taken = set[int]()  # one tensor may be the gradient of several parameters
         for out in self.layout.wrapped:
-            local = outs[out.local]
+            position, local_at, mesh_at, _ = out
+            local = outs[local_at]
             if local is None:
                 continue
             if id(local) in taken:
                 local = local.clone()
             taken.add(id(local))
-            leaf = leaves[out.position]
-            known = self._known(out, local, outs[out.mesh], leaf)
-            if known.fits and _torch.will_run(targets[out.position]) and _in_order(local):
+            leaf, mesh = leaves[position], outs[mesh_at]
+            known = known_outputs.get(position)
+            parameter_spec = None if leaf is None else leaf._spec
+            if (
+                known is None
+                or known.mesh is not mesh
+                or known.parameter_spec is not parameter_spec
+            ):
+                known = known_outputs[position] = self._learn(out, local, mesh, leaf)
+            if known.fits and leaf.grad_dtype is known.dtype and _torch.will_run(targets[position]):
                 grad = leaf.grad
                 if grad is None:
-                    leaf.grad = DTensor(local, known.spec, requires_grad=False)
+                    leaf.grad = _torch.dtensor(local, known.spec, requires_grad=False)
                     continue
-                if _takes(grad, known.spec) and id(grad._local_tensor) not in taken:
-                    taken.add(id(grad._local_tensor))
-                    grads.append(grad)
-                    sums.append(grad._local_tensor)
-                    addends.append(local)
-                    continue
-            result[out.position] = DTensor(local, known.spec, requires_grad=known.requires_grad)
+                if type(grad) is DTensor and (grad._spec is known.spec or grad._spec == known.spec):
+                    total = grad._local_tensor
+                    if type(total) is torch.Tensor and id(total) not in taken:
+                        taken.add(id(total))
+                        grads.append(grad)
+                        sums.append(total)
+                        addends.append(local)
+                        continue
+            usual = False
+            result[position] = _torch.dtensor(local, known.spec, requires_grad=known.requires_grad)
         if sums:
             torch._foreach_add_(sums, addends)
             torch.autograd.graph.increment_version(grads)
-        return tuple(result)
+        if usual:
+            self.usual = self._seen(outs, leaves)
 
     def _plain_leaves(self, targets: Sequence[Any]) -> list[Any]:
         """The parameter that each target accumulates for; None where a hook is given the gradient."""
-        leaves = [_torch.leaf_of(target) for target in targets]
-        state = [id(leaf) for leaf in leaves], RemovableHandle.next_id
+        leaves = _torch.leaves_of(targets)
+        state = list(map(id, leaves)), RemovableHandle.next_id
         # A leaf of which this was true at that count existed then: no other can have its id.
         if state != self.unhooked:
             hooked = [
@@ -120,38 +161,77 @@ class Gradients:
             self.unhooked = state
         return leaves
 
-    def _known(self, out: _torch.WrappedGradient, local: Any, mesh: object, leaf: Any) -> _Known:
+    def _seen(self, outs: tuple[Any, ...], leaves: Sequence[Any]) -> _Usual:
+        added = [out for out in self.layout.wrapped if outs[out.local] is not None]
+        known = [self.known[out.position] for out in added]
+        return _Usual(
+            added,
+            [out.local for out in self.layout.wrapped if outs[out.local] is None],
+            ([id(leaves[out.position]) for out in added], self.unhooked[1]),
+            [each.mesh for each in known],
+            [each.parameter_spec for each in known],
+            [each.spec for each in known],
+            [each.dtype for each in known],
+        )
+
+    def _learn(self, out: _torch.WrappedGradient, local: Any, mesh: object, leaf: Any) -> _Known:
+        made = out.unflatten(local, mesh)
         spec = None if leaf is None else leaf._spec
-        known = self.known.get(out.position)
-        if known is None or known.mesh is not mesh or known.parameter_spec is not spec:
-            made = out.unflatten(local, mesh)
-            meta = made._spec.tensor_meta
-            fits = (
-                spec is not None
-                and spec.tensor_meta == meta
-                and not made.requires_grad
-                and getattr(leaf, "grad_dtype", leaf.dtype) == leaf.dtype
-            )
-            known = _Known(mesh, spec, made._spec, made.requires_grad, fits)
-            self.known[out.position] = known
-        return known
+        fits = (
+            spec is not None
+            and spec.tensor_meta == made._spec.tensor_meta
+            and not made.requires_grad
+            and _in_order(local.device)
+        )
+        self.devices.add(local.device)
+        return _Known(mesh, spec, made._spec, made.requires_grad, made.dtype, fits)
 
 
-def _takes(grad: Any, spec: Any) -> bool:
-    """Whether adding a gradient of this ``spec`` to ``grad`` is adding their local tensors."""
-    return (
-        type(grad) is DTensor
-        and (grad._spec is spec or grad._spec == spec)
-        and type(grad._local_tensor) is torch.Tensor
-        and not grad.requires_grad
-    )
+def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[Any]) -> bool:
+    """Add all gradients, if all that decides how is the same objects as before; else False, and nothing is done.
+
+    What most steps of a training are. It costs no Python line for each parameter but those that index.
+    """
+    targets = [all_targets[out.position] for out in usual.outs]
+    addends = [outs[out.local] for out in usual.outs]
+    leaves = _torch.all_leaves_of(targets)
+    if (
+        leaves is None
+        or usual.leaves != (list(map(id, leaves)), RemovableHandle.next_id)
+        or not are(usual.meshes, [outs[out.mesh] for out in usual.outs])
+        or not are(usual.parameter_specs, map(_torch.spec_of, leaves))
+        or not are(usual.dtypes, map(_grad_dtype, leaves))
+        or set(map(type, addends)) != {torch.Tensor}
+        or any(outs[at] is not None for at in usual.absent)
+        or not _torch.all_will_run(targets)
+    ):
+        return False
+    grads = list(map(_grad, leaves))
+    if set(map(type, grads)) == {NoneType}:
+        if not _are_distinct(addends):
+            return False
+        for leaf, local, spec in zip(leaves, addends, usual.specs, strict=True):
+            leaf.grad = _torch.dtensor(local, spec, requires_grad=False)
+        return True
+    if set(map(type, grads)) != {DTensor} or not are(usual.specs, map(_torch.spec_of, grads)):
+        return False
+    sums = list(map(_torch.local_of, grads))
+    if set(map(type, sums)) != {torch.Tensor} or not _are_distinct(sums + addends):
+        return False
+    torch._foreach_add_(sums, addends)
+    torch.autograd.graph.increment_version(grads)
+    return True
 
 
-def _in_order(local: torch.Tensor) -> bool:
+def _are_distinct(tensors: list[Any]) -> bool:
+    return len(set(map(id, tensors))) == len(tensors)
+
+
+def _in_order(device: torch.device) -> bool:
     """Whether work queued now is seen by whoever reads ``.grad`` after backward.
 
     Autograd waits for the streams of its accumulators, which may not be the stream of this node.
     """
-    if local.is_cuda:
-        return torch.cuda.current_stream(local.device) == torch.cuda.default_stream(local.device)
-    return local.is_cpu
+    if device.type == "cuda":
+        return torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    return device.type == "cpu"

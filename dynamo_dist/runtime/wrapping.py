@@ -68,7 +68,7 @@ def unflatten(
         and known.size == outer_size
         and known.stride == outer_stride
     ):
-        return DTensor(
+        return _torch.dtensor(
             inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
         )
     made = stock(inner_tensors, flatten_spec, outer_size, outer_stride)
