@@ -76,6 +76,20 @@ def partition_value(placement: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: i
     return _partition_value(placement, tensor, mesh, mesh_dim)
 
 
+def cut_empty_shards() -> list[Change]:
+    """Have the shards of ranks for which nothing is left be cut off the tensor, as those of all ranks are.
+
+    Stock makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
+    the forward instead of the backward, or not at all where its result is cut, and the ranks hang. Seen
+    in 2.11 to 2.15.
+    """
+
+    def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
+        return [*shards, *[shards[0].narrow(dim, 0, 0).clone()] * missing]
+
+    return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
+
+
 def on_full_tensor(function: Callable[..., Any]) -> list[Change]:
     """Trace ``function`` for ``full_tensor(grad_placements=...)`` where stock has no method for it, up to 2.11.
 

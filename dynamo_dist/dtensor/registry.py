@@ -25,6 +25,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *loss_parallel.changes(),
         *_torch.keep_first_symbols(),
         *_torch.keep_strided_shards(),
+        *_torch.cut_empty_shards(),
         *_torch.search_decompositions_apart(),
         *_torch.count_strided_shards_with_real_tensors(),
         *_torch.remember_redistributions(),

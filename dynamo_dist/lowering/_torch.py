@@ -243,34 +243,40 @@ class ConfigDefault:
         self.entry.default = self.before
 
 
+_LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
+
+
 def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
     """``VALUE_MATCH`` of ``read(object)``, for ``guard`` and ``guard_source``."""
     return functools.partial(VALUE_MATCH, what=what, read=read)
 
 
-def keep_in_its_pass(namespace: str) -> list[Change]:
-    """Keep ops of ours in the pass, forward or backward, that launched them, and launch them once.
+def keep_in_its_pass(own: str) -> list[Change]:
+    """Keep launches in the pass, forward or backward, that launched them, and launch them once.
 
-    The partitioner copies into the backward whatever it can compute there, and then drops what is
-    dead by a rule that knows of torch's own collectives only. Seen in 2.13; where the predicates are
-    missing nothing is changed.
+    The partitioner copies into the backward whatever it can compute there, dead launches too, and moves
+    to the forward what does not depend on a gradient. What it can compute where depends on sizes, which
+    are other ones on another rank. ``own`` is the namespace of our ops, which it takes for ops without
+    effects. Seen in 2.11 to 2.15; where the predicates are missing nothing is changed.
     """
     changes: list[Change] = []
     if not hasattr(_partitioners, "_has_tag_is_forward"):
         return changes
-    for name, backward in (("_must_be_in_forward", False), ("_must_be_in_backward", True)):
+    for name, part in (("_must_be_in_forward", "forward"), ("_must_be_in_backward", "backward")):
         if (stock := getattr(_partitioners, name, None)) is not None:
-            kept = functools.partial(_kept, stock, namespace, backward)
+            kept = functools.partial(_kept, stock, own, part)
             changes.append(SetAttribute(_partitioners, name, kept))
     return changes
 
 
-def _kept(stock: Callable[[Any], bool], namespace: str, backward: bool, node: Any) -> bool:
-    if getattr(node.target, "namespace", None) != namespace:
-        return stock(node)
-    # What an autograd function traced in its backward may bear no tag; all of the forward does.
-    tag = node.meta.get("partitioner_tag")
-    return (tag not in ("is_forward", "must_be_in_forward")) == backward
+def _kept(stock: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
+    namespace, tag = getattr(node.target, "namespace", None), node.meta.get("partitioner_tag")
+    if namespace == own:
+        # What an autograd function traced in its backward may bear no tag; all of the forward does.
+        return (tag in ("is_forward", "must_be_in_forward")) == (part == "forward")
+    if namespace in _LAUNCHING and not _partitioners.must_recompute(node):
+        return tag == f"is_{part}" or stock(node)
+    return stock(node)
 
 
 def drop_dead_chains() -> list[Change]:
