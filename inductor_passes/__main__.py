@@ -14,7 +14,10 @@ COMMANDS = {
         "inductor_passes.verify_ranks.command",
         "trace a script on fake ranks and show that all launch the same, in the same order",
     ),
-    "costs": ("inductor_passes.cost.command", "import measured times into a topology file"),
+    "costs": (
+        "inductor_passes.cost.command",
+        "a step's time as a formula; measured times into a topology file",
+    ),
     "kernels": ("inductor_passes.kernels.listing", "fused kernels, what they need, what runs here"),
 }
 

@@ -10,11 +10,16 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, cast
 
 import torch
 from torch import fx
 from torch.utils._ordered_set import OrderedSet
+
+# Called with a symbolic size's expression, its hint and where its symbols are from, in place of the hint.
+SizeReader = Callable[[Any, int, Mapping[Any, str]], Any]
+_size_reader: ContextVar[SizeReader | None] = ContextVar("size_reader", default=None)
 
 
 def size_hint(size: int | torch.SymInt) -> int:
@@ -25,7 +30,31 @@ def size_hint(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size
     hint = getattr(size.node, "hint", None)
-    return int(hint) if hint is not None else 1
+    value = int(hint) if hint is not None else 1
+    read = _size_reader.get()
+    if read is None:
+        return value
+    expr = size.node.expr
+    return cast(int, read(expr, value, {s: _source_of_symbol(size, s) for s in expr.free_symbols}))
+
+
+def _source_of_symbol(size: torch.SymInt, symbol: Any) -> str:
+    """``L['x'].size()[0]``, or "" where torch does not say. Seen in torch 2.11 to 2.15."""
+    known = getattr(getattr(size.node, "shape_env", None), "var_to_sources", {})
+    for source in known.get(symbol, ()):
+        name = source.name
+        return str(name() if callable(name) else name)
+    return ""
+
+
+@contextlib.contextmanager
+def sizes_read_by(read: SizeReader) -> Iterator[None]:
+    """Within it, ``size_hint`` of a symbolic size is what ``read`` makes of it: a number of its own kind."""
+    token = _size_reader.set(read)
+    try:
+        yield
+    finally:
+        _size_reader.reset(token)
 
 
 def group_size_of(group_name: str) -> int:

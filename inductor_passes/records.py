@@ -7,7 +7,7 @@ A warm compile cache runs no pass, so these records are stored beside the cache 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -66,7 +66,8 @@ class ScheduleRecord:
     """What the scheduler decided on one graph: predicted, not measured.
 
     ``decision``: what was applied, or why nothing was. ``bound_us``: no schedule is shorter under the
-    model. ``fixed``: nodes whose effects keep them, and everything around them, in place.
+    model; ``gap``: how far above it the makespan is, as a share of it. ``fixed``: nodes whose effects
+    keep them, and everything around them, in place.
     """
 
     decision: str
@@ -82,21 +83,21 @@ class ScheduleRecord:
     seconds: float
     exposed: tuple[ExposedRecord, ...] = ()
     fixed: tuple[str, ...] = ()
+    gap: float = field(init=False)
 
     @property
     def left_alone(self) -> bool:
         """Whether the program's order stayed, because no other gains enough."""
         return self.decision.startswith(LEFT_ALONE)
 
-    @property
-    def gap(self) -> float:
-        """How far above the bound the makespan is, as a share of the bound."""
-        return max(0.0, self.makespan_after_us / self.bound_us - 1) if self.bound_us > 0 else 0.0
+    def __post_init__(self) -> None:
+        above = self.makespan_after_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
+        object.__setattr__(self, "gap", max(0.0, above))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ScheduleRecord:
         """Inverse of ``dataclasses.asdict``."""
-        fields = dict(data)
+        fields = {key: value for key, value in data.items() if key != "gap"}
         fields["exposed"] = tuple(ExposedRecord(**e) for e in fields["exposed"])
         fields["fixed"] = tuple(fields["fixed"])
         return cls(**fields)

@@ -66,14 +66,25 @@ def node_us(
         shape = shape_of(launch, topology.ranks_per_node)
         if isinstance(group, str):
             shapes[key] = shape
-    one_peer = _has_one_peer(launch)
+    return call_us(name, payload_bytes, shape, topology, one_peer=has_one_peer(launch))
+
+
+def call_us(
+    name: str,
+    payload_bytes: Sequence[float],
+    shape: GroupShape,
+    topology: Topology,
+    *,
+    one_peer: bool = False,
+) -> float:
+    """Link time of one call: one collective of kind ``name``, or several that are coalesced."""
     times = [collective_us(name, p, shape, topology, one_peer=one_peer) for p in payload_bytes]
     start = min(protocol.launch_us for protocol in topology.protocols)
     saved = start * topology.coalesced_start_share * max(0, len(times) - 1)
     return sum(times) - saved
 
 
-def _has_one_peer(launch: fx.Node) -> bool:
+def has_one_peer(launch: fx.Node) -> bool:
     """Whether an all_to_all is a permutation: it sends to exactly one rank.
 
     Every rank of a permutation sends to one peer, so every rank comes to the same answer.

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from inductor_passes.cost import formula_command
 from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
 from inductor_passes.cost.importing import kineto, nccl_tests
@@ -29,7 +30,10 @@ from inductor_passes.errors import PassesError, TopologyError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
-    importing = parser.add_subparsers(dest="action", required=True).add_parser(
+    actions = parser.add_subparsers(dest="action", required=True)
+    summary = "trace a script, and print the time of its step as a formula in ranks and sizes"
+    formula_command.add_arguments(actions.add_parser("formula", help=summary, description=summary))
+    importing = actions.add_parser(
         "import", help="add NCCL-tests output and profiles to a topology"
     )
     importing.add_argument("files", nargs="+", metavar="FILE")
@@ -50,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, write, print; 1 after a one-line error."""
+    if arguments.action == "formula":
+        return formula_command.run(arguments)
     try:
         base = load_topology(arguments.topology)
         tables = [_read(Path(file), arguments, base) for file in arguments.files]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from inductor_passes._torch import size_hint
+from inductor_passes.cost.amount import Amount, largest, smallest
 from inductor_passes.cost.node_kinds import loop_of
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def op_name(node: fx.Node) -> str:
     return ""
 
 
-def flops(node: fx.Node) -> int:
+def flops(node: fx.Node) -> float:
     """Multiplications and additions of one node on this rank (local shapes)."""
     target = node.target
     if loop_of(target) != "none":
@@ -54,14 +55,31 @@ def flops(node: fx.Node) -> int:
         return 0
     try:
         args, kwargs, out = concrete((node.args, dict(node.kwargs), node.meta.get("val")))
-        count = int(formula(*args, **kwargs, out_val=out))
+        count = formula(*args, **kwargs, out_val=out)
     except Exception:
         # A formula may be a third party's; without it the node still costs its memory traffic.
         log.debug("no flop count for %s", node.format_node(), exc_info=True)
         return 0
-    if not is_attention(node):
-        return count
-    return int(count * _causal_share(node))
+    if is_attention(node):
+        count = count * _causal_share(node)
+    return count if isinstance(count, Amount) else int(count)
+
+
+class Shape(tuple[Any, ...]):
+    """A shape that formulas may take for a tensor: what they ask of one."""
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Itself."""
+        return self
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self)
+
+    def numel(self) -> Any:
+        """Number of elements."""
+        return math.prod(self)
 
 
 def _registry() -> dict[Any, Callable[..., Any]]:
@@ -72,11 +90,16 @@ def _registry() -> dict[Any, Callable[..., Any]]:
 
 
 def concrete(value: Any) -> Any:
-    """Nodes as their values, symbolic sizes as their hints, tensors as meta tensors."""
+    """Nodes as their values, symbolic sizes as their hints, tensors as meta tensors.
+
+    Where sizes are read as amounts, a tensor is its shape.
+    """
     if isinstance(value, fx.Node):
         return concrete(value.meta.get("val"))
     if isinstance(value, torch.Tensor):
-        shape = [size_hint(size) for size in value.shape]
+        shape = Shape(size_hint(size) for size in value.shape)
+        if any(isinstance(size, Amount) for size in shape):
+            return shape
         return torch.empty(shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.SymInt):
         return size_hint(value)
@@ -107,9 +130,9 @@ def _causal_share(node: fx.Node) -> float:
     if "is_causal" not in tensors or query is None or key is None or query.dim() != 4:
         return 1.0
     rows, columns = query.shape[-2], key.shape[-2]
-    full = min(rows, columns)
-    seen = full * (full + 1) / 2 + max(0, rows - columns) * columns
-    return float(seen / (rows * columns)) if rows and columns else 1.0
+    full = smallest(rows, columns)
+    seen = full * (full + 1) / 2 + largest(0, rows - columns) * columns
+    return seen / (rows * columns) if rows and columns else 1.0
 
 
 def _mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
@@ -154,14 +177,14 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *_: object, **__: object) -> 
     return 2 * x.numel() * weight.shape[0]
 
 
-def _attention(*args: object, **kwargs: object) -> int:
+def _attention(*args: object, **kwargs: object) -> float:
     formula = _registry()[torch.ops.aten._scaled_dot_product_flash_attention]
-    return int(formula(*args[:3], out_val=kwargs["out_val"]))
+    return cast(float, formula(*args[:3], out_val=kwargs["out_val"]))
 
 
-def _attention_backward(*args: object, **kwargs: object) -> int:
+def _attention_backward(*args: object, **kwargs: object) -> float:
     formula = _registry()[torch.ops.aten._scaled_dot_product_flash_attention_backward]
-    return int(formula(*args[:4], out_val=kwargs["out_val"]))
+    return cast(float, formula(*args[:4], out_val=kwargs["out_val"]))
 
 
 def _convolution_backward(
@@ -187,7 +210,7 @@ def _convolution_backward(
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-_OWN: dict[str, Callable[..., int]] = {
+_OWN: dict[str, Callable[..., float]] = {
     "_int_mm": _mm,
     "_grouped_mm": _mm,
     "_scaled_grouped_mm": _mm,

@@ -6,7 +6,6 @@ mesh dimension this process is in, so all ranks of a homogeneous mesh get one an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import fx
 
 from inductor_passes._torch import group_ranks, world_size
 from inductor_passes.collectives import argument
+from inductor_passes.cost.amount import ceiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class GroupShape:
     nodes: int
 
     @property
-    def ranks_per_node(self) -> int:
+    def ranks_per_node(self) -> float:
         """Ranks of this group that share a node."""
-        return math.ceil(self.size / self.nodes)
+        return ceiling(self.size / self.nodes)
 
     @property
     def crosses_nodes(self) -> bool:

@@ -12,6 +12,7 @@ from torch import fx
 
 from inductor_passes._torch import known_groups, world_size
 from inductor_passes.collectives import payloads
+from inductor_passes.cost.amount import largest
 from inductor_passes.cost.collective_cost import node_us, role
 from inductor_passes.cost.flops import flops, is_attention, product_shape
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
@@ -134,7 +135,9 @@ def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:
         if is_attention(node):
             per_us = rate.peak_tflops * topology.attention_efficiency * 1e6
         arithmetic_us = count / per_us
-    return max(arithmetic_us, memory_us) + (topology.kernel_us if traffic.starts_kernel else 0.0)
+    return largest(arithmetic_us, memory_us) + (
+        topology.kernel_us if traffic.starts_kernel else 0.0
+    )
 
 
 def _dtype_name(node: fx.Node) -> str:

@@ -5,7 +5,9 @@
 Simulated, on h100x8. Training steps of Llama-3 8B, 70B and 405B and of DeepSeek-V3 (``scaling_steps.py``)
 are traced with fake tensors on a fake group of up to 4,096 ranks, four layers each: further layers repeat
 them. Work per rank stays the same as ranks are added. Baseline: the program's own order, in which each wait
-follows its launch. "bound" is the exposed share of a schedule as short as the certified lower bound.
+follows its launch. "bound" is the exposed share of a schedule as short as the certified lower bound. "formula" is what the
+formula of the step on 64 ranks says without a trace: with all hidden that can be and no launch merged (a
+schedule that merges is shorter), and with nothing hidden.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import torch
 from scaling_steps import STEPS, trace_step
 
 from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.cost.formula import GraphCosts, StepFormula
 from inductor_passes.schedule.extract import extract
 from inductor_passes.schedule.solution import Solution
 from inductor_passes.schedule.solve import solve
 from inductor_passes.testing import fake_group
 
 WORLDS = (8, 64, 512, 4096)
+FORMULA_WORLD = 64
 TOPOLOGY = "h100x8"
 GIB = 2**30
 
@@ -39,8 +43,11 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name in options.only or STEPS:
+        formula = formula_of(name)
         for world in options.worlds:
-            rows.append(measured(name, world))
+            step = formula.at(n=max(world // STEPS[name].tp, 1))
+            between = [round(us / 1e3, 3) for us in (step.at_least_us, step.at_most_us)]
+            rows.append({**measured(name, world), "formula_ms": between})
             print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if options.out:
         result = {
@@ -90,6 +97,14 @@ def measured(name: str, world: int) -> dict:
     }
 
 
+def formula_of(name: str) -> StepFormula:
+    """The formula of one step, traced on ``FORMULA_WORLD`` ranks; n is the ranks of data parallelism."""
+    step, topology = STEPS[name], load_topology(TOPOLOGY)
+    with fake_group(FORMULA_WORLD):
+        costs = GraphCosts.of(trace_step(step, FORMULA_WORLD), topology)
+    return StepFormula.of([costs], topology, [range(0, FORMULA_WORLD, step.tp)])
+
+
 def why(solution: Solution) -> dict:
     """Exposed microseconds by reason."""
     found: dict[str, float] = {}
@@ -99,28 +114,37 @@ def why(solution: Solution) -> dict:
 
 
 def plot(rows: list[dict], path: str) -> None:
-    """Three panels over ranks: exposed share, peak memory, solve time."""
+    """Four panels over ranks: exposed share, peak memory, solve time, and the step beside its formula."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "scaling"  # the same bytes from the same numbers
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 3, figsize=(15, 5), layout="constrained")
+    figure, grid = pyplot.subplots(2, 2, figsize=(13, 10), layout="constrained")
+    panels = grid.flatten()
     titles = {
         "exposed_share": "exposed share of the step (dotted: program order)",
         "peak_gib": "peak memory of four layers, GiB (dotted: program order)",
         "solve_s": "solve time, s of CPU",
+        "step_ms": "step, ms (shaded: all and nothing hidden, by the formula of 64 ranks)",
     }
     for panel, (key, title) in zip(panels, titles.items(), strict=True):
         for name in dict.fromkeys(row["step"] for row in rows):
             mine = [row for row in rows if row["step"] == name]
             ranks = [row["ranks"] for row in mine]
             (line,) = panel.plot(ranks, [row[key] for row in mine], marker="o", label=name)
-            if f"{key}_program" in mine[0]:
+            if key == "step_ms":
+                least, most = zip(*(row["formula_ms"] for row in mine), strict=True)
+                panel.fill_between(ranks, least, most, color=line.get_color(), alpha=0.15)
+            elif f"{key}_program" in mine[0]:
                 before = [row[f"{key}_program"] for row in mine]
                 panel.plot(ranks, before, linestyle=":", color=line.get_color())
-        panel.set(title=title, xlabel="ranks", xscale="log", ylim=(0, None))
+        panel.set(title=title, xlabel="ranks", xscale="log")
+        if key == "step_ms":
+            panel.set(yscale="log")
+        else:
+            panel.set(ylim=(0, None))
         panel.set_xticks(sorted({row["ranks"] for row in rows}))
         panel.xaxis.set_major_formatter("{x:.0f}")
         panel.grid(alpha=0.3)

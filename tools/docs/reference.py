@@ -83,13 +83,16 @@ def passes() -> Iterator[dict[str, str]]:
 def commands() -> Iterator[tuple[str, str]]:
     """Every command's name and its ``--help``, in a terminal of 100 columns."""
     for module in (of_dynamo_dist, of_inductor_passes):
-        parser = module.parser()
-        (choices,) = (
-            a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)
-        )
-        for name, sub in choices.items():
-            sub.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
-            yield f"{parser.prog} {name}", sub.format_help().rstrip()
+        yield from _below(module.parser())
+
+
+def _below(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                sub.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=100)
+                yield sub.prog, sub.format_help().rstrip()
+                yield from _below(sub)
 
 
 def errors(module: ModuleType) -> list[tuple[str, str]]:
