@@ -233,7 +233,8 @@ def is_whole(
         dim = getattr(placement, "dim", None)
         if dim is None:
             continue
-        if dim >= len(smallest):
+        # The bound comes first: from it torch learns a symbolic size's range, which keeps expressions small.
+        if dim >= len(smallest) or smallest[dim] < size:
             return False
         if (factor := getattr(placement, "split_factor", None)) is not None:
             if smallest[dim] % (size * factor) != 0:

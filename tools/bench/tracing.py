@@ -3,8 +3,8 @@
 
     python tools/bench/tracing.py [--repeats 3] [--case SUBSTR] [--every N] [--json] [--write FILE]
 
-Every program of ``test/corpus`` that both stock and the plugin compile (backend ``aot_eager``, a fake
-group of 8 ranks) is compiled by both in turn, ``--repeats`` times, in one process. Tracing time is the
+Every program of ``test/corpus`` that stock passes (backend ``aot_eager``, a fake group of 8 ranks;
+``stock_VERSION.jsonl``) is compiled by both in turn, ``--repeats`` times, in one process. Tracing time is the
 CPU time of the first call, Dynamo and AOTAutograd, the smallest of the repeats. Guard time is the CPU
 time of one check of all guards of a program with its first inputs, the smallest of some rounds after
 each compile; a guard that does not pass there is an error, for it would be quick.
@@ -37,6 +37,15 @@ def load_corpus() -> Any:
 
     sys.argv = arguments
     return run
+
+
+def passed_by_stock() -> set[str]:
+    """Names of the programs that this torch passes without the plugin."""
+    import torch
+
+    recorded = CORPUS / f"stock_{torch.__version__.split('+')[0]}.jsonl"
+    cases = map(json.loads, recorded.read_text().splitlines())
+    return {case["name"] for case in cases if case["status"] == "pass"}
 
 
 class Guards:
@@ -107,8 +116,8 @@ class Bench:
         import dynamo_dist
 
         found: dict[str, list[tuple[float, float]]] = {"stock": [], "ours": []}
-        for _ in range(repeats):
-            for variant in found:
+        for repeat in range(repeats):
+            for variant in sorted(found, reverse=repeat % 2 == 0):
                 try:
                     with dynamo_dist.enabled() if variant == "ours" else contextlib.nullcontext():
                         found[variant].append(self.compile(case))
@@ -127,22 +136,60 @@ class Bench:
         }
 
 
-def summarise(programs: list[dict[str, Any]], repeats: int) -> dict[str, Any]:
-    """Sums and ratios over all programs."""
-    import torch
+class Progress:
+    """What has been measured, kept in a file from program to program so that a run can go on."""
 
-    total = {key: sum(p[key] for p in programs) for key in programs[0] if key != "name"}
-    ratios = [p["ours_ms"] / p["stock_ms"] for p in programs]
-    return {
-        "torch": torch.__version__,
-        "programs_compared": len(programs),
-        "repeats": repeats,
-        "kind": "measured, CPU time, fake group of 8 ranks, backend aot_eager",
-        "tracing_ratio": round(total["ours_ms"] / total["stock_ms"], 4),
-        "tracing_ratio_median_program": round(statistics.median(ratios), 4),
-        "guard_ratio": round(total["ours_guard_us"] / total["stock_guard_us"], 4),
-        "programs": programs,
-    }
+    def __init__(self, path: Path | None, repeats: int) -> None:
+        self.path, self.repeats = path, repeats
+        self.programs: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        if path and path.exists():
+            before = json.loads(path.read_text())
+            if {key: before.get(key) for key in self.conditions} != self.conditions:
+                raise SystemExit(f"{path} was measured otherwise: name another file, or remove it")
+            self.programs, self.left_out = before["programs"], before["left_out"]
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What must be alike in runs that share a file."""
+        import torch
+
+        return {
+            "torch": torch.__version__,
+            "repeats": self.repeats,
+            "kind": "measured, CPU time, fake group of 8 ranks, backend aot_eager",
+        }
+
+    @property
+    def done(self) -> set[str]:
+        """Names of the programs that need not run again."""
+        return {program["name"] for program in self.programs} | set(self.left_out)
+
+    def add(self, name: str, record: dict[str, Any] | None) -> None:
+        """Keep one program's record; None for one that cannot be compared."""
+        if record:
+            self.programs.append(record)
+        else:
+            self.left_out.append(name)
+        if self.path and self.programs:
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(self.result(), indent=1) + "\n")
+            partial.replace(self.path)
+
+    def result(self) -> dict[str, Any]:
+        """Sums and ratios over all programs so far."""
+        programs = self.programs
+        total = {key: sum(p[key] for p in programs) for key in programs[0] if key != "name"}
+        ratios = [p["ours_ms"] / p["stock_ms"] for p in programs]
+        return {
+            **self.conditions,
+            "programs_compared": len(programs),
+            "tracing_ratio": round(total["ours_ms"] / total["stock_ms"], 4),
+            "tracing_ratio_median_program": round(statistics.median(ratios), 4),
+            "guard_ratio": round(total["ours_guard_us"] / total["stock_guard_us"], 4),
+            "programs": programs,
+            "left_out": self.left_out,
+        }
 
 
 def show(result: dict[str, Any]) -> None:
@@ -177,19 +224,26 @@ def main() -> None:
     parser.add_argument("--case", default="", help="only programs whose name holds this")
     parser.add_argument("--every", type=int, default=1, help="a sample: one program of so many")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--write", type=Path, help="write the JSON object to this file too")
+    parser.add_argument(
+        "--write", type=Path, help="keep the JSON object in this file; a run cut short goes on from it"
+    )
     arguments = parser.parse_args()
     run = load_corpus()
     bench = Bench(run)
-    programs = []
+    progress = Progress(arguments.write, arguments.repeats)
     with contextlib.redirect_stdout(sys.stderr):
-        chosen = [case for case in run.C.CASES if arguments.case in case["name"]]
-        for case in chosen[:: arguments.every]:
+        passed = passed_by_stock()
+        chosen = [c for c in run.C.CASES if arguments.case in c["name"] and c["name"] in passed]
+        chosen = chosen[:: arguments.every]
+        for number, case in enumerate(chosen, 1):
+            name = case["name"]
+            if name in progress.done:
+                continue
             record = bench.measure(case, arguments.repeats)
-            programs += [record] if record else []
-    result = summarise(programs, arguments.repeats)
-    if arguments.write:
-        arguments.write.write_text(json.dumps(result, indent=1) + "\n")
+            progress.add(name, record)
+            said = f"{record['ours_ms'] / record['stock_ms']:.2f}" if record else "left out"
+            print(f"{number}/{len(chosen)} {name}: {said}", flush=True)
+    result = progress.result()
     if arguments.json:
         print(json.dumps(result, indent=1))
     else:
