@@ -19,6 +19,8 @@ from torch._dynamo.backends import registry as _backends
 
 log = logging.getLogger(__name__)
 
+Check = Callable[[Any], bool]
+
 
 # --- Changes: what enable() does to torch, each with its way back --------------------------------
 
@@ -193,6 +195,29 @@ def same_backend_twice() -> Change:
 # Dynamo holds this lock while it traces: under it no table changes in the middle of a trace, and
 # two threads cannot enable and disable at once.
 compile_lock = _convert_frame.compile_lock
+
+
+# --- Checks of guards ------------------------------------------------------------------------------
+
+
+def same_or(value: object, check: Check) -> Check:
+    """Whether an object is ``value``, or equals it, or passes ``check``.
+
+    A Python function would cost a frame for each call of a guard; this compares identities in C.
+    """
+    return [value, _Passing(check)].__contains__
+
+
+class _Passing:
+    """Equal to whatever passes a check."""
+
+    def __init__(self, check: Check) -> None:
+        self.check = check
+
+    def __eq__(self, now: object) -> bool:
+        return self.check(now)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 # --- The job: its store, its groups ---------------------------------------------------------------

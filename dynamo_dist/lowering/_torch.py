@@ -246,9 +246,9 @@ class ConfigDefault:
 _LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
 
 
-def value_guard(what: str, read: Callable[[Any], Any]) -> Callable[..., None]:
+def value_guard(what: str, read: Callable[[Any], Any], hold: bool = False) -> Callable[..., None]:
     """``VALUE_MATCH`` of ``read(object)``, for ``guard`` and ``guard_source``."""
-    return functools.partial(VALUE_MATCH, what=what, read=read)
+    return functools.partial(VALUE_MATCH, what=what, read=read, hold=hold)
 
 
 def keep_in_its_pass(own: str) -> list[Change]:

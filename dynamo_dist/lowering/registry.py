@@ -143,7 +143,7 @@ def _reduce_op(function: str, op: Any) -> str:
     return name
 
 
-_REDUCE_OP = _torch.value_guard("reduce op", ops.reduce_op_name)
+_REDUCE_OP = _torch.value_guard("reduce op", ops.reduce_op_name, hold=True)
 
 
 def _refuse_any_source() -> None:

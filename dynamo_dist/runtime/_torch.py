@@ -16,13 +16,13 @@ import torch._dynamo.source as _sources
 from torch import fx
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import TracingContext
+from torch._guards import GuardsSet, TracingContext
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 
 from dynamo_dist._torch import Change, SetAttribute, WrapAttribute
-
-Check = Callable[[Any], bool]
+from dynamo_dist._torch import Check as Check
+from dynamo_dist._torch import same_or as same_or
 
 # Seen from 2.12 on, like ClosureSource; without it hooks keep stock's guards.
 _CELL = getattr(_sources, "CellContentsSource", None)
@@ -74,6 +74,54 @@ class _Manager:
         return self.manager.add_lambda_guard(self.wrap(self.value, check), *rest)
 
 
+def leave_out(unneeded: Callable[[Any], bool]) -> Change:
+    """Do not collect guards that are ``unneeded``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def add(self: Any, guard: Any, *args: Any, skip: int = 0, **options: Any) -> None:
+            if not unneeded(guard):
+                stock(self, guard, *args, skip=skip + 1, **options)
+
+        return add
+
+    return WrapAttribute(GuardsSet, "add", changed)
+
+
+def module_and_member(guard: Any) -> tuple[str, str | None] | None:
+    """The module in whose traced code the guarded thing was named, and the global's name in it.
+
+    None for what the compiled frame itself names; the global is None for the module itself.
+    """
+    member = None
+    for source in _chain(guard.originating_source):
+        if isinstance(source, _sources.GlobalSource):
+            alias = source.global_name
+            if not alias.startswith(_IMPORTED):
+                return None
+            return alias.removeprefix(_IMPORTED).replace("_dot_", "."), member
+        member = getattr(source, "member", None)
+    return None
+
+
+_IMPORTED = "__import_"  # and the module's name, with "_dot_" for each dot
+
+
+def is_on_code(guard: Any) -> bool:
+    """Whether it guards that a module, a class, a function or an operator is the same."""
+    return guard.create_fn_name() in _CODE_MATCHES
+
+
+_CODE_MATCHES = {
+    "MODULE_MATCH",
+    "CLASS_MATCH",
+    "CLOSURE_MATCH",
+    "FUNCTION_MATCH",
+    "BUILTIN_MATCH",
+    "DUPLICATE_INPUT",
+}
+
+
 def guards() -> Any:
     """The guards collected for the frame being compiled, a set; None outside a compile."""
     context = TracingContext.try_get()
@@ -99,26 +147,6 @@ def index_of(cell: Any) -> int:
     """Which of the function's cells it is."""
     index: int = cell.base.index
     return index
-
-
-def same_or(value: object, check: Check) -> Check:
-    """Whether an object is ``value``, or equals it, or passes ``check``.
-
-    A Python function would cost a frame for each call of a guard; this compares identities in C.
-    """
-    return [value, _Passing(check)].__contains__
-
-
-class _Passing:
-    """Equal to whatever passes a check."""
-
-    def __init__(self, check: Check) -> None:
-        self.check = check
-
-    def __eq__(self, now: object) -> bool:
-        return self.check(now)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def is_code_match(guard: Any) -> bool:

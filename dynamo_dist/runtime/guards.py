@@ -1,12 +1,14 @@
 """Guards that cost less on every call and fail when stock's would.
 
-Two kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is compared
-field by field in Python, and each hook of a tensor parallel style is guarded leaf by leaf.
+Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is compared
+field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and functions of
+ours that are traced in place of torch's are guarded like the program's own.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,7 +22,23 @@ log = logging.getLogger(__name__)
 
 def changes() -> list[Change]:
     """What to apply while the plugin is enabled."""
-    return [_torch.wrap_checks(name, identity_first) for name in _torch.VALUE_GUARDS]
+    return [
+        _torch.leave_out(is_on_own_code),
+        *(_torch.wrap_checks(name, identity_first) for name in _torch.VALUE_GUARDS),
+    ]
+
+
+def is_on_own_code(guard: Any) -> bool:
+    """Whether it guards what stands in our own modules and stays: functions, constants, imported modules.
+
+    What is read by way of a module that ours import, such as the default group, is guarded.
+    """
+    named = _torch.module_and_member(guard)
+    if named is None or named[0].split(".")[0] != __name__.split(".")[0]:
+        return False
+    module, member = named
+    value = None if member is None else getattr(sys.modules[module], member, None)
+    return _torch.is_on_code(guard) or isinstance(value, (str, int, float, tuple, frozenset))
 
 
 def identity_first(value: object, check: _torch.Check) -> _torch.Check:

@@ -16,7 +16,13 @@ from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import raise_observed_exception, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, GlobalWeakRefSource, TypeSource, is_constant_source
+from torch._dynamo.source import (
+    AttrSource,
+    CallFunctionNoArgsSource,
+    GlobalWeakRefSource,
+    TypeSource,
+    is_constant_source,
+)
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
@@ -29,7 +35,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_dist._torch import _MISSING, SetAttribute, SetItem, WrapAttribute
+from dynamo_dist._torch import _MISSING, SetAttribute, SetItem, WrapAttribute, same_or
 from dynamo_dist._torch import Change as Change
 
 
@@ -465,6 +471,13 @@ def imported_source(tx: Any, module: str, *path: str) -> Any:
     return source
 
 
+def default_group_source(tx: Any) -> Any:
+    """The source of the default group: where c10d keeps it, not the properties that look there."""
+    world = vars(_c10d).get("_world")
+    path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
+    return imported_source(tx, _c10d.__name__, *path)
+
+
 def build_type(tx: Any, tracker: Any) -> Any:
     """The tracker of ``type(object)``, as the program gets it from ``type``."""
     return build(tx, type).call_function(tx, [tracker], {})
@@ -563,9 +576,29 @@ def guard_source(source: Any, create: Callable[..., None]) -> None:
         install_guard(source.make_guard(create))
 
 
-def VALUE_MATCH(builder: Any, guard: Any, *, what: str, read: Callable[[Any], Any]) -> None:
-    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives disable()."""
-    expected = read(unwrap(builder.get(guard)))
+def VALUE_MATCH(
+    builder: Any,
+    guard: Any,
+    *,
+    what: str,
+    read: Callable[[Any], Any],
+    method: str | None = None,
+    hold: bool = False,
+) -> None:
+    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives disable().
+
+    ``method`` is the name of a method without arguments if ``read`` calls just that, which is then
+    called and compared in C. With ``hold`` the object is kept, and known by its identity when it comes
+    again.
+    """
+    value = builder.get(guard)
+    expected = read(unwrap(value))
+    code = _guards.get_verbose_code_parts(f"{what} of {guard.name} == {expected!r}", guard)
+    if method is not None and not isinstance(value, FakeScriptObject):
+        source = CallFunctionNoArgsSource(AttrSource(guard.originating_source, method))
+        manager = builder.get_guard_manager_from_source(source)
+        manager.add_equals_match_guard(expected, code, guard.user_stack)
+        return
 
     def check(value: Any) -> bool:
         try:
@@ -573,8 +606,8 @@ def VALUE_MATCH(builder: Any, guard: Any, *, what: str, read: Callable[[Any], An
         except Exception:  # e.g. a group that has been destroyed
             return False
 
-    code = _guards.get_verbose_code_parts(f"{what} of {guard.name} == {expected!r}", guard)
-    builder.get_guard_manager(guard).add_lambda_guard(check, code, guard.user_stack)
+    passes = same_or(value, check) if hold else check
+    builder.get_guard_manager(guard).add_lambda_guard(passes, code, guard.user_stack)
 
 
 def IDENTITY_MATCH(builder: Any, guard: Any) -> None:

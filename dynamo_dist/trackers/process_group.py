@@ -18,26 +18,22 @@ from dynamo_dist.trackers import _torch, attributes, boxed_group
 from dynamo_dist.trackers.attributes import is_data, python_attribute
 from dynamo_dist.trackers.boxed_group import BoxedGroupVariable
 
-_C10D = "torch.distributed.distributed_c10d"
-
 
 def _ranks(group: dist.ProcessGroup) -> list[int]:
     return dist.get_process_group_ranks(group)
 
 
 # A group's values never change; one guard each. "id" is the object itself: equality, hash, text.
+METHODS = {"size": "size", "rank": "rank", "name": "name", "backend": "_get_backend_name"}
 READERS: Mapping[str, Callable[[Any], Any]] = {
-    "size": operator.methodcaller("size"),
-    "rank": operator.methodcaller("rank"),
+    **{what: operator.methodcaller(method) for what, method in METHODS.items()},
     "ranks": _ranks,
-    "name": operator.methodcaller("name"),
-    "backend": operator.methodcaller("_get_backend_name"),
     "c10d_backend": dist.get_backend,
 }
 GUARDS: Mapping[str, Callable[..., None]] = {
     "id": _torch.IDENTITY_MATCH,
     **{
-        what: functools.partial(_torch.VALUE_MATCH, what=what, read=read)
+        what: functools.partial(_torch.VALUE_MATCH, what=what, read=read, method=METHODS.get(what))
         for what, read in READERS.items()
     },
 }
@@ -159,7 +155,7 @@ def answer_query(
     if groups:
         _torch.guard(groups[0], create)
     else:
-        _torch.guard_source(_torch.imported_source(tx, _C10D, "GroupMember", "WORLD"), create)
+        _torch.guard_source(_torch.default_group_source(tx), create)
     return _torch.build(tx, answer)
 
 

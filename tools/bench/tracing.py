@@ -225,7 +225,9 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="a sample: one program of so many")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--write", type=Path, help="keep the JSON object in this file; a run cut short goes on from it"
+        "--write",
+        type=Path,
+        help="keep the JSON object in this file; a run cut short goes on from it",
     )
     arguments = parser.parse_args()
     run = load_corpus()

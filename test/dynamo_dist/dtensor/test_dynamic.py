@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dynamo_dist.testing import fake_mesh
@@ -62,3 +63,25 @@ def test_one_graph_serves_all_sizes(cls):
             for a, b in zip(*gradients, strict=True):
                 assert torch.allclose(a, b, atol=1e-5)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_size_that_can_have_one_value_is_no_symbol():
+    """One element a rank: stock learns from its bound that the size is the number of ranks. So do we."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with fake_mesh(8) as mesh:
+        weight = distribute_tensor(torch.ones(32, 4), mesh, [Shard(0)], src_data_rank=None)
+
+        def step(indices):
+            here = DTensor.from_local(indices, mesh, [Replicate()])
+            return F.embedding(here, weight).redistribute(placements=[Shard(1)]).to_local()
+
+        torch.compile(step, backend=backend, fullgraph=True, dynamic=True)(
+            torch.zeros(2, 8, dtype=torch.long)
+        )
+    (local,) = graphs[-1].graph.find_nodes(op="call_method", target="to_local")
+    assert type(local.meta["example_value"].shape[1]) is int

@@ -234,6 +234,20 @@ def test_another_code_recompiles(compiles):
     assert len(guards) == 2
 
 
+def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, mesh):
+    own = []
+
+    def backend(graph, inputs):
+        named = [(_torch.module_and_member(guard), guard.name) for guard in _torch.guards().inner]
+        own.extend(name for at, name in named if at and at[0].startswith("dynamo_dist"))
+        return graph.forward
+
+    all_reduce = torch.distributed.all_reduce  # no module of the program leads to the default group
+    torch.compile(lambda x: all_reduce(x), backend=backend, fullgraph=True)(torch.ones(4))
+    assert own
+    assert all("group" in name and "WORLD" in name for name in own)
+
+
 def test_outside_a_compile_stocks_way_is_in_place():
     lighten()
     assert DTensor.__tensor_unflatten__ is _torch.stock_unflatten
