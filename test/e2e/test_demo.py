@@ -53,6 +53,21 @@ def test_training_on_two_ranks(tmp_path):
 
 
 @pytest.mark.slow
+def test_data_parallel_on_two_ranks(tmp_path):
+    done = demo(
+        *("--parallel", "data", "--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 32),
+        *("--json", "--out", tmp_path, "--deadline", 380),
+        timeout_s=400,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["graph_breaks"] == 0 and found["graphs"] == 1
+    assert found["graph_breaks_stock"] > 0  # fully_shard's hooks
+    assert found["max_loss_diff"] < 1e-5
+    assert found["launches_by_kind"]["ours"].keys() == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.slow
 def test_tracing_on_fake_ranks(tmp_path):
     done = demo(
         *("--fake", "--model", "llama-tiny", "--world-size", 16, "--seq", 64),

@@ -1,8 +1,8 @@
 """Two gloo ranks on two hosts, joined by a slow link: stock, stock's reordering, and ours.
 
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
-(tc tbf; needs root). Two programs: a chain of layers whose weights are gathered over the link, and a
-training run of a small Llama with tensor parallelism, whose losses must be equal. All times are
+(tc tbf; needs root). Three programs: a chain of layers whose weights are gathered over the link, and
+training runs of a small Llama with tensor and with data parallelism, whose losses must be equal. All times are
 milliseconds on the wall, variants in turn; the exposed time beside them is simulated.
 
 usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--steps N] [--out FILE]
@@ -25,11 +25,11 @@ RATES = "200mbit,1gbit,5gbit"
 
 
 def main() -> int:
-    """Run both programs at every rate, write what they measured; 1 if one failed or numbers differ."""
+    """Run the programs at every rate, write what they measured; 1 if one failed or numbers differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default=RATES)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=8, help="0 leaves the training run out")
+    parser.add_argument("--steps", type=int, default=8, help="0 leaves the training runs out")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     results = {
@@ -44,9 +44,9 @@ def main() -> int:
         measured = {"chain": chain}
         if args.steps:
             sizes = ("--layers", "2", "--hidden", "256", "--batch", "2", "--sequence", "128")
-            measured["training"] = demo(
-                "--link", rate, "--train", "--steps", str(args.steps), *sizes
-            )
+            how = ("--link", rate, "--train", "--steps", str(args.steps), *sizes)
+            measured["training"] = demo(*how)
+            measured["training, data parallel"] = demo(*how, "--parallel", "data")
         results["rates"][rate] = measured
         if args.out:
             Path(args.out).write_text(json.dumps(results, indent=2) + "\n")

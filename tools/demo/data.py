@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import dynamo_dist
 
 VOCABULARY = 256  # one token a byte
 HEADS = 8
@@ -79,6 +83,21 @@ def load_sharded(folder: Path) -> torch.nn.Module:
         warnings.simplefilter("ignore", FutureWarning)
         model = LlamaForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
     return model.train()
+
+
+def load_data_parallel(folder: Path, variant: str) -> torch.nn.Module:
+    """Every weight sharded over all ranks: by ``data_parallel`` for ours, else by torch's ``fully_shard``."""
+    from torch.distributed.fsdp import fully_shard
+    from transformers import LlamaForCausalLM
+
+    with quiet_transformers():
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if variant == "ours":
+        return dynamo_dist.data_parallel(model, mesh)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def text_batches(sizes: Sizes, steps: int) -> list[torch.Tensor]:

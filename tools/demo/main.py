@@ -54,6 +54,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--timeout", type=int, default=300, help="seconds a rank waits for another")
     group = parser.add_argument_group("training on two real ranks (the default)")
     group.add_argument("--steps", type=int, default=20)
+    group.add_argument(
+        "--parallel",
+        choices=("tensor", "data"),
+        default="tensor",
+        help="what the ranks share: each weight's product, or the batch",
+    )
     for field in fields(data.Sizes):
         group.add_argument(f"--{field.name}", type=int, default=field.default)
     group = parser.add_argument_group("two hosts on a slow link (needs root)")

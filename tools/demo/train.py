@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from data import Sizes, load_sharded, text_batches
+from data import Sizes, load_data_parallel, load_sharded, text_batches
 from progress import Progress
 
 from dynamo_dist.comparing._torch import unique_graphs
@@ -45,8 +45,11 @@ def main() -> None:
     progress = Progress(show=rank == 0)
     try:
         options = {"topology": args.topology} if args.topology else {}
-        runs = {name: Run(name, work / "checkpoint", options) for name in VARIANTS}
-        train(runs, text_batches(sizes, args.steps), progress)
+        runs = {name: Run(name, work / "checkpoint", options, args.parallel) for name in VARIANTS}
+        batches = text_batches(sizes, args.steps)
+        if args.parallel == "data":
+            batches = [batch.chunk(dist.get_world_size())[rank] for batch in batches]
+        train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
         data["report"] = report_with_times(runs, args.measured).to_json()
         (work / f"rank{rank}.json").write_text(json.dumps(data))
@@ -64,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--topology", default="")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--timeout", type=int, required=True)
+    parser.add_argument("--parallel", required=True, choices=("tensor", "data"))
     parser.add_argument("--measured", required=True, help="what the times are times of")
     for field in dataclasses.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -73,9 +77,13 @@ def parse() -> argparse.Namespace:
 class Run:
     """The training of one variant: its model, and what was seen of it."""
 
-    def __init__(self, variant: str, checkpoint: Path, options: dict) -> None:
+    def __init__(self, variant: str, checkpoint: Path, options: dict, parallel: str) -> None:
         self.variant = variant
-        self.model = load_sharded(checkpoint)
+        with plugin_for(variant):
+            if parallel == "data":
+                self.model = load_data_parallel(checkpoint, variant)
+            else:
+                self.model = load_sharded(checkpoint)
         # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
         self.losses: list[float] = []

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace, start: Launcher | None = None, measured: str =
         print(f"{sizes}: writing a random checkpoint ...", file=sys.stderr, flush=True)
         parameters = write_checkpoint(work / "checkpoint", sizes)
         arguments = ["--topology", args.topology, "--steps", str(args.steps)]
+        arguments += ["--parallel", args.parallel]
         arguments += ["--timeout", str(args.timeout), "--measured", measured]
         for field in fields(Sizes):
             arguments += [f"--{field.name}", str(getattr(sizes, field.name))]
