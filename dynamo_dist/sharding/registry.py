@@ -24,6 +24,7 @@ from dynamo_dist.sharding import (
     reduction,
     views,
 )
+from dynamo_dist.sharding.keys._torch import one_decision_for_numbers
 
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     attention.ROWS,
@@ -78,5 +79,6 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *_torch.without_derived_strategies(),
         *_torch.on_failed_propagation(fallback.instead),
         *_torch.on_writes_to_plain_tensors(gathered.run),
+        *one_decision_for_numbers(),
         _torch.ClearCaches(),
     ]

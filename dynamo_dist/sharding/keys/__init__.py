@@ -1,0 +1,1 @@
+"""What eager's cache of sharding decisions takes for one call."""
