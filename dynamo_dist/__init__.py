@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled, is_enabled
     from dynamo_dist.comparing import compare
-    from dynamo_dist.parallel import data_parallel
+    from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
     from dynamo_dist.verifying import verify
 
@@ -24,6 +24,8 @@ __all__ = [
     "enabled",
     "explain",
     "is_enabled",
+    "localize",
+    "localized_dtensors",
     "verify",
 ]
 
@@ -35,6 +37,8 @@ _HOME = {
     "compare": "dynamo_dist.comparing",
     "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
+    "localize": "dynamo_dist.parallel",
+    "localized_dtensors": "dynamo_dist.parallel",
     "verify": "dynamo_dist.verifying",
 }
 

@@ -45,6 +45,10 @@ class DataParallelError(DistError, ValueError):
     """A module or a mesh that ``data_parallel`` cannot take; the module is left as it was."""
 
 
+class LocalizeError(DistError, ValueError):
+    """A module that ``localize`` cannot take; it is left as it was."""
+
+
 class PlanError(DistError):
     """A plan file that cannot be read, or a plan that does not fit the program."""
 

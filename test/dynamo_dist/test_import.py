@@ -27,6 +27,8 @@ def test_public_names_load_when_used():
         "enabled",
         "explain",
         "is_enabled",
+        "localize",
+        "localized_dtensors",
         "verify",
     ]
     assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)

@@ -3,8 +3,8 @@
     python tools/bench/host.py --json tools/bench/results/host.json
 
 A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time, guards
-included, and no collective takes any. Stock's and our compiled module take turns with the local one
-in one process; the figures are ratios of medians and of the fastest calls. Training accumulates into
+included, and no collective takes any. Stock's compiled module, ours, and ours after
+``dynamo_dist.localize`` take turns with the local one in one process; the figures are ratios of medians and of the fastest calls. Training accumulates into
 ``.grad``. Time is processor time of the thread, which does all of it: what others on the same machine take
 does not count, but that they empty its caches does, which is what the fastest calls leave out.
 """
@@ -37,7 +37,8 @@ from dynamo_dist.testing import fake_mesh
 
 RANKS, WIDTH = 8, 64
 CALLS = 5  # of one variant in a row
-VARIANTS = ("stock", "ours", "local")
+VARIANTS = ("stock", "ours", "localized", "local")
+OURS = ("ours", "localized")  # compiled by the plugin; the second after ``dynamo_dist.localize``
 
 
 class MLP(nn.Module):
@@ -64,7 +65,7 @@ def model(layers: int, mesh: DeviceMesh, variant: str) -> nn.Module:
         for layer in range(layers):
             plan |= {f"{layer}.up": ColwiseParallel(), f"{layer}.down": RowwiseParallel()}
         parallelize_module(made, mesh, plan)
-    return made
+    return dynamo_dist.localize(made) if variant == "localized" else made
 
 
 def calls(layers: int, mesh: DeviceMesh, variant: str) -> dict[str, Callable[[], object]]:
@@ -81,7 +82,7 @@ def calls(layers: int, mesh: DeviceMesh, variant: str) -> dict[str, Callable[[],
         # A code object of its own: compiled versions of one are tried in turn.
         whole.__code__ = whole.__code__.replace(co_name=f"{variant}_{phase}_{layers}")
         step = torch.compile(
-            whole, backend="dynamo_dist" if variant == "ours" else "inductor", fullgraph=True
+            whole, backend="dynamo_dist" if variant in OURS else "inductor", fullgraph=True
         )
 
         def forward(step: Callable[..., torch.Tensor] = step) -> object:
@@ -110,7 +111,7 @@ def measure(layers: int, rounds: int) -> dict[str, dict[str, list[float]]]:
             for _ in track(range(rounds), description=phase, transient=True):
                 for variant in VARIANTS:
                     # What enabling changes in torch at run time must not speed stock up.
-                    on = dynamo_dist.enabled() if variant == "ours" else nullcontext()
+                    on = dynamo_dist.enabled() if variant in OURS else nullcontext()
                     with on:
                         for _ in range(CALLS):
                             start = time.thread_time()
@@ -135,18 +136,14 @@ def main() -> None:
         for phase, seconds in measure(layers, args.rounds).items():
             row = {"layers": layers, "phase": phase}
             for name, of in (("", median), ("_least", min)):
-                for variant in ("stock", "ours"):
+                for variant in VARIANTS[:-1]:
                     ratio = of(seconds[variant]) / of(seconds["local"])
                     row[f"{variant}_over_local{name}"] = round(ratio, 3)
             rows.append(row)
     table = Table(
         "layers",
         "phase",
-        *(
-            f"{variant} / local{of}"
-            for of in (", median", ", least")
-            for variant in ("stock", "ours")
-        ),
+        *(f"{variant} / local{of}" for of in (", median", ", least") for variant in VARIANTS[:-1]),
         title="host time of a step",
     )
     for row in rows:

@@ -1,4 +1,4 @@
-"""The scenarios of ``ranks_worker.py`` on four real ranks."""
+"""The scenarios of ``ranks_worker.py`` and of ``localize_worker.py`` on four real ranks."""
 
 from pathlib import Path
 
@@ -10,3 +10,8 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 @pytest.mark.slow
 def test_losses_and_weights_are_those_of_torchs_wrappers(torchrun):
     torchrun(WORKER, ranks=4)
+
+
+@pytest.mark.slow
+def test_localized_trains_saves_and_loads_as_with_dtensors(torchrun):
+    torchrun(WORKER.with_name("localize_worker.py"), ranks=4)
