@@ -22,15 +22,22 @@ from torch._dynamo.bytecode_transformation import (
 )
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.misc import (
+    AutogradFunctionContextVariable,
+    AutogradFunctionVariable,
+)
+from torch._dynamo.variables.nn_module import NNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import _is_setup_context_defined
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -361,6 +368,51 @@ def return_no_aliases() -> list[Change]:
         return collect
 
     return [WrapAttribute(_higher_order_ops, "collect_intermediate_outputs", changed)]
+
+
+def pass_context() -> list[Change]:
+    """Trace the forward of an autograd function without gradients with its context, and only with its own.
+
+    Up to 2.14 stock counts the arguments to tell whether the forward takes a context, which is wrong where
+    it takes any number of tensors: the backward of a gather to two ranks loses it.
+    """
+    owner = AutogradFunctionVariable
+    if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            forward = self.fn_cls.forward
+            takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
+            if (
+                kwargs
+                or not inspect.isfunction(forward)
+                or takes_context == (len(args) != len(inspect.signature(forward).parameters))
+                or (torch.is_grad_enabled() and _may_need_gradient(args))
+            ):
+                return stock(self, tx, args, kwargs)
+            source = self.source and AttrSource(self.source, "forward")
+            context = [AutogradFunctionContextVariable.create(tx, args, kwargs)]
+            function = VariableTracker.build(tx, forward, source=source, realize=True)
+            return function.call_function(tx, [*context[:takes_context], *args], {})
+
+        return call_apply
+
+    return [WrapAttribute(owner, "call_apply", changed)]
+
+
+def _may_need_gradient(args: Any) -> bool:
+    found = []
+
+    def visit(tracker: Any) -> None:
+        if isinstance(tracker, NNModuleVariable):
+            found.append(True)
+        elif isinstance(tracker, TensorVariable):
+            found.append(tracker.requires_grad is not False)
+
+    VariableTracker.visit(visit, args)
+    return any(found)
 
 
 def _storages(value: Any) -> set[Any]:

@@ -227,6 +227,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *found,
         *_torch.keep_in_its_pass(ops.NAMESPACE),
         *_torch.drop_dead_chains(),
+        *_torch.pass_context(),
         *_torch.return_no_aliases(),
         *_torch.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
         *_torch.write_to_in_flight(),

@@ -223,3 +223,38 @@ def nn_functional_rooted(x, rank, groups):
     return dnf.broadcast(x.sin(), 1), torch.stack(
         dnf.all_to_all([torch.zeros(2, 8) for _ in range(SIZE)], list(x.cos().chunk(SIZE)))
     )
+
+
+@program
+def nn_functional_of_two_ranks(x, rank, groups):
+    # Eager's all_to_all takes ranks of the group for global ones, so that only the first ranks can.
+    summed = dnf.all_reduce(x.cos(), group=groups["half"])
+    if rank >= 2:
+        return summed
+    two = groups["first"]
+    exchanged = dnf.all_to_all(
+        [torch.zeros(4, 8) for _ in range(2)], list(x.cos().chunk(2)), group=two
+    )
+    return (
+        summed,
+        torch.stack(dnf.all_gather(x.sin(), group=two)) * (rank + 1),
+        torch.stack(exchanged) * (rank + 1),
+        dnf.broadcast(x.exp(), 0, group=two) * (rank + 2),
+    )
+
+
+@program
+def nn_functional_gather_and_scatter(x, rank, groups):
+    pieces = dnf.gather(x.sin(), dst=1)
+    part = dnf.scatter(list((x.cos() * 2).chunk(SIZE)), src=2)
+    summed = dnf.reduce(x.exp(), dst=3)
+    return (*[piece * (rank + 1) for piece in pieces], part, summed * (rank == 3))
+
+
+@program
+def nn_functional_reduce_scatter(x, rank, groups):
+    rows = dnf.reduce_scatter(torch.zeros(2, 8), list(x.sin().chunk(SIZE)))
+    sent = [rank + 1, 1, 1, 1]
+    received = [1, 2, 3, 4] if rank == 0 else [1] * SIZE
+    out = torch.zeros(sum(received), 8)
+    return rows * (rank + 1), dnf.all_to_all_single(out, x.cos()[: sum(sent)], received, sent)

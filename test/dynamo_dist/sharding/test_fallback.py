@@ -112,10 +112,11 @@ def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
 
     dynamo_dist.disable()
     op = torch.ops.aten.view.default
-    monkeypatch.setitem(_torch.propagator().op_strategy_funcs, op, planted)
-    dynamo_dist.enable()
     x = torch.arange(8.0)
-    found = split(x, ranks, [Shard(0)]).view(4, 2)
+    with monkeypatch.context() as patched:
+        patched.setitem(_torch.propagator().op_strategy_funcs, op, planted)
+        with dynamo_dist.enabled():  # off again before what it found is put back
+            found = split(x, ranks, [Shard(0)]).view(4, 2)
     assert found.placements == (Replicate(),)
     assert torch.equal(join(found), x.view(4, 2))
 
