@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dynamo_dist._torch import Change as Change
-from dynamo_dist._torch import SetAttribute
+from dynamo_dist._torch import SetAttribute, WrapAttribute
 from dynamo_dist.trackers._torch import HAS_OPAQUE_TYPES, realized
 from dynamo_dist.trackers._torch import build as build
 from dynamo_dist.trackers._torch import build_list as build_list
@@ -162,7 +163,7 @@ def on_output_aliases(
     AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
     and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
     AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
-    requires_grad)`` after each call. Seen in torch 2.11 to 2.15.
+    requires_grad)`` after each call, one after disable() too. Seen in torch 2.11 to 2.15.
     """
     stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
     stock_alias = _functional_utils.gen_alias_from_base
@@ -201,6 +202,24 @@ def on_output_aliases(
             return replay(way, base, target, requires_grad)
         return stock_alias(base, target, requires_grad, way, *args, **kwargs)
 
+    @functools.cache
+    def keeping(handler: Any) -> Any:
+        call = handler.__call__
+        if "gen_alias_from_base" not in call.__code__.co_names:
+            return handler
+        scope = {**call.__globals__, "gen_alias_from_base": alias}
+        bound = types.FunctionType(call.__code__, scope, call.__name__, call.__defaults__)
+        return type(handler.__name__, (handler,), {"__call__": bound})
+
+    def handlers(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            handler = stock(*args, **kwargs)
+            handler.__class__ = keeping(handler.__class__)
+            return handler
+
+        return make
+
     places = [
         _collect_metadata,
         _functional_utils,
@@ -209,7 +228,7 @@ def on_output_aliases(
         _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers"),
         _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
     ]
-    return [
+    found: list[Change] = [
         SetAttribute(place, name, value)
         for place in places
         for name, value in (
@@ -217,6 +236,12 @@ def on_output_aliases(
             ("gen_alias_from_base", alias),
         )
         if name in vars(place or object)
+    ]
+    # Up to 2.12 these look up at every call what makes an alias.
+    return found + [
+        WrapAttribute(place, "make_output_handler", handlers)
+        for place in places
+        if "make_output_handler" in vars(place or object)
     ]
 
 

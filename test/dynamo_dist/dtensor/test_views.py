@@ -9,7 +9,6 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from dynamo_dist import versions
 from dynamo_dist.dtensor import views
 from dynamo_dist.errors import DTensorError
 
@@ -157,10 +156,6 @@ def test_an_unknown_way_says_so(mesh):
         views.replay(None, d, d[:, 1], False)
 
 
-@pytest.mark.skipif(
-    versions.parse(torch.__version__) < (2, 13),
-    reason="torch up to 2.12 looks up at every call what makes a view of an input",
-)
 def test_a_compiled_function_keeps_its_views_after_disable(mesh):
     import dynamo_dist
 
