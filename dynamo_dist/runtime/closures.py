@@ -40,8 +40,8 @@ class Closures:
         # What hooks consist of, and what that was when they were traced.
         self._functions: list[FunctionType] = []
         self._codes: list[CodeType] = []
-        self._cells: list[CellType] = []
-        self._values: list[object] = []
+        self._cells: dict[int, CellType] = {}  # by id: the hooks of a module share some
+        self._values: dict[int, object] = {}
         self._keywords: list[dict[str, Any]] = []
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
@@ -69,8 +69,8 @@ class Closures:
             return
         held = {_torch.index_of(cell): value for cell, value in cells.items()}
         for index, value in held.items():
-            self._cells.append(_cells(function)[index])
-            self._values.append(value)
+            cell = _cells(function)[index]
+            self._cells[id(cell)], self._values[id(cell)] = cell, value
             if isinstance(value, functools.partial):
                 self._keywords.append(value.keywords)
         self._functions.append(function)
@@ -89,10 +89,11 @@ class Closures:
         if any(self._keywords) or not are(self._codes, map(_code, self._functions)):
             return False
         try:
-            now = list(map(_contents, self._cells))
+            now = list(map(_contents, self._cells.values()))
         except ValueError:  # a cell is empty now
             return False
-        return are(self._values, now) or all(map(is_equal, self._values, now))
+        before = self._values.values()
+        return are(before, now) or all(map(is_equal, before, now))
 
 
 def are(before: Iterable[Any], now: Iterable[object]) -> bool:

@@ -25,7 +25,7 @@ OTHER = {"0": ColwiseParallel(output_layouts=Replicate())}
 def mlp(mesh, plan=PLAN):
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    return parallelize_module(made, mesh["tp"], plan)
+    return parallelize_module(made, mesh["tp"], plan, src_data_rank=None)
 
 
 def registered(model):

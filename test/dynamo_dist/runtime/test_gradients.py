@@ -12,10 +12,15 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.runtime import gradients
 from dynamo_dist.runtime.gradients import Gradients, direct
+
+pytestmark = pytest.mark.skipif(
+    not gradients.changes(), reason="this torch wraps gradients in code that nothing can replace"
+)
 
 X = torch.arange(16.0).reshape(2, 8) / 8
 
@@ -55,7 +60,8 @@ def weight(mesh, *placements, shape=(8, 8), requires_grad=True):
 def model(mesh):
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    return parallelize_module(made, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(made, mesh["tp"], plan, src_data_rank=None)
 
 
 def local(grad):
@@ -302,6 +308,50 @@ def test_again_through_the_same_graph(model, compile_):
         loss.backward(retain_graph=True)
         loss.backward()
     assert_same_gradients(model, eager)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_checkpointed(model, compile_, given, inside):
+    eager = copy.deepcopy(model)
+
+    def twice(module):
+        def inner(x):
+            return module(x).relu()
+
+        return inner
+
+    def recomputed(x, through):
+        return checkpoint(through, x, use_reentrant=False)
+
+    if inside:
+        step = compile_(lambda x: recomputed(x, twice(model)))
+    else:
+        compiled = compile_(twice(model))
+
+        def step(x):
+            return recomputed(x, compiled)
+
+    steps(eager, lambda x: recomputed(x, twice(eager)))
+    steps(model, step)
+    assert_same_gradients(model, eager)
+    assert given == [0, 0, 0]
+
+
+def test_between_steps_without_gradients_and_with_hooks_elsewhere(model, compile_, given):
+    eager = copy.deepcopy(model)
+    step = compile_(model)
+    for module, forward in ((eager, eager), (model, step)):
+        for _ in range(3):
+            with torch.no_grad():
+                forward(X)
+            out = forward(X)
+            out.register_hook(lambda grad: grad * 2)  # as a program may, anew on every step
+            out.sum().backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.add_(parameter.grad, alpha=-0.1)
+    assert_same_gradients(model, eager)
+    assert given == [0, 0, 0]
 
 
 def test_anomaly_mode_finds_the_backward_that_made_nan(mesh, compile_):
