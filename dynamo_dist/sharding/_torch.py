@@ -13,7 +13,7 @@ from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode
-from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
+from torch.distributed._local_tensor import LocalTensor, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, _dispatch, _redistribute, _sharding_prop
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
@@ -36,13 +36,16 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode as GuardOnDataDependentSymNode,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import clip_grad
 from torch.utils import _pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynamo_dist._torch import Change as Change
-from dynamo_dist._torch import SetAttribute, SetItem, WrapAttribute
+from dynamo_dist._torch import SetAttribute as SetAttribute
+from dynamo_dist._torch import SetItem, WrapAttribute
 from dynamo_dist.errors import StrategyError
 
 tree_leaves = _pytree.tree_leaves
@@ -96,6 +99,14 @@ def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTenso
     """Make ``target`` what ``found`` is, shape included, for an operator that changes it in place."""
     target._local_tensor, target._spec = found._local_tensor, found._spec
     return return_and_correct_aliasing(op, args, kwargs, target)
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two local tensors are in the same memory, under functionalization too."""
+    if isinstance(one, LocalTensor) and isinstance(other, LocalTensor):
+        rank = min(one._ranks)
+        one, other = one._local_tensors[rank], other._local_tensors[rank]
+    return bool(StorageWeakRef(one.untyped_storage()) == StorageWeakRef(other.untyped_storage()))
 
 
 # --- Changes -------------------------------------------------------------------------------------
@@ -234,13 +245,31 @@ def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
 def as_stock(
     op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The call as it would be answered if ``handler``, which makes it, were not there."""
+    """The call as it would be answered if ``handler``, which makes it, or one around it were not there."""
     handlers = dispatcher()._custom_op_handlers
-    handlers.pop(op, None)
+    found = handlers.pop(op, handler)
     try:
         return op(*args, **kwargs)
     finally:
-        handlers[op] = handler
+        handlers[op] = found
+
+
+def on_clipping(clip: Callable[..., None]) -> list[Change]:
+    """Have ``clip(stock, parameters, max_norm, total_norm, foreach)`` scale gradients to a norm.
+
+    Torch's function for it has this name in 2.11 to 2.15.
+    """
+
+    def clipping(stock: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(stock)
+        def scale(
+            parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
+        ) -> None:
+            clip(stock, parameters, max_norm, total_norm, foreach)
+
+        return scale
+
+    return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping)]
 
 
 def decided_operators() -> list[OpOverload]:

@@ -7,13 +7,14 @@ plain tensors are used anywhere else, and once on the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.sharding import _torch
+from dynamo_dist.sharding.reduction import is_extreme
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -45,6 +46,31 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     return [found[at] for at in sorted(found)] or None
 
 
+def norms(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Orders that an empty shard has no norm of are computed one entry after the other."""
+    order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
+    if is_extreme(order):
+        dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+        return [torch.linalg.vector_norm(each, order, dtype=dtype) for each in args[0]]
+    return handler(op, args, kwargs)
+
+
+def clip(
+    stock: Callable[..., None],
+    parameters: Any,
+    max_norm: float,
+    total_norm: torch.Tensor,
+    foreach: bool | None,
+) -> None:
+    """Plain gradients are scaled by a plain norm: one after the other, each is a call of its own."""
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    plain = [each for each in given if not isinstance(each.grad, DTensor)]
+    if not plain or not isinstance(total_norm, DTensor):
+        return stock(given, max_norm, total_norm, foreach)
+    stock([each for each in given if isinstance(each.grad, DTensor)], max_norm, total_norm, foreach)
+    return stock(plain, max_norm, _whole(total_norm), foreach)
+
+
 def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
 
@@ -72,14 +98,15 @@ def changes() -> list[_torch.Change]:
     undecided = (f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS)
     ops = dict.fromkeys(_torch.decided_operators())
     ops.update(dict.fromkeys(op for name in undecided for op in _torch.overloads(name)))
-    return [
+    entrywise = [
         change
         for op in ops
         if op.name().startswith(("aten::_foreach_", "aten::_fused_"))
         and "List[Tensor]" in str(op._schema.arguments[0].type)
         and len(op._schema.returns) <= 1
-        for change in _torch.on_dispatch(op, handler)
+        for change in _torch.on_dispatch(op, norms if "_foreach_norm" in op.name() else handler)
     ]
+    return [*entrywise, *_torch.on_clipping(clip)]
 
 
 _KINDS = ("default", "tensor_lr")

@@ -52,14 +52,18 @@ def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
     return checked
 
 
+def is_extreme(order: object) -> bool:
+    """Whether nothing is the norm of this order of no elements."""
+    return isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
+
+
 def extreme_norms(decide: _torch.Strategy) -> _torch.Strategy:
     """Norms of order inf and of negative orders: an empty shard has none."""
     checked = no_empty_shard(decide)
 
     def by_order(schema: _torch.OpSchema) -> Any:
         order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
-        extreme = isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
-        return (checked if extreme else decide)(schema)
+        return (checked if is_extreme(order) else decide)(schema)
 
     return by_order
 

@@ -23,6 +23,7 @@ from dynamo_dist.sharding import (
     random_pooling,
     reduction,
     views,
+    writes,
 )
 from dynamo_dist.sharding.keys._torch import one_decision_for_numbers
 
@@ -72,6 +73,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *in_place.changes(),
         *lists.changes(),
         *random_pooling.changes(),
+        *writes.changes(),
         *_torch.replicas_in_backward(),
         *_torch.resolved_before_collectives(),
         *_torch.track_symbolic_results(),

@@ -49,6 +49,8 @@ def samples(op: Any, limit: int) -> list[Sample]:
     """
     supported = op.supported_dtypes("cpu")
     preferred = [torch.float64, torch.float32, torch.int64, *sorted(supported, key=str)]
+    if not supported:
+        return []  # an operator of another kind of device
     dtype = next(d for d in preferred if d in supported)
     try:
         drawn = _draw(op, dtype)

@@ -64,12 +64,15 @@ def test_optimizers_give_the_numbers_of_one_device(ranks, name, how):
 
 
 @pytest.mark.usefixtures("enabled")
-def test_norms_are_clipped_together(ranks):
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("order", [2.0, float("inf")])
+def test_norms_are_clipped_together(ranks, foreach, order):
+    """Five rows on four ranks: the last has none, of which the largest is taken too."""
     parameters = [nn.Parameter(each) for each in mixed(WHOLE, ranks)]
     for parameter, gradient in zip(parameters, mixed(WHOLE, ranks), strict=True):
         parameter.grad = gradient
-    norm = nn.utils.clip_grad_norm_(parameters, 0.5, foreach=True)
-    expected = torch.cat([each.flatten() for each in WHOLE]).norm()
+    norm = nn.utils.clip_grad_norm_(parameters, 0.5, order, foreach=foreach)
+    expected = torch.linalg.vector_norm(torch.cat([each.flatten() for each in WHOLE]), order)
     assert torch.allclose(join(norm), expected)
     for parameter, whole in zip(parameters, WHOLE, strict=True):
         assert torch.allclose(everywhere(parameter.grad), whole * 0.5 / expected, atol=1e-5)
