@@ -61,7 +61,9 @@ class _Known(NamedTuple):
 class _Usual(NamedTuple):
     """Gradients that were all added, and what could be seen of them then; lists in the same order."""
 
-    outs: list[_torch.WrappedGradient]
+    positions: list[int]
+    locals: list[int]
+    mesh_outputs: list[int]
     absent: list[int]  # outputs that were None
     leaves: tuple[list[int], int]  # ids of parameters, and how many hooks the process had made
     meshes: list[object]
@@ -165,7 +167,9 @@ class Gradients:
         added = [out for out in self.layout.wrapped if outs[out.local] is not None]
         known = [self.known[out.position] for out in added]
         return _Usual(
-            added,
+            [out.position for out in added],
+            [out.local for out in added],
+            [out.mesh for out in added],
             [out.local for out in self.layout.wrapped if outs[out.local] is None],
             ([id(leaves[out.position]) for out in added], self.unhooked[1]),
             [each.mesh for each in known],
@@ -190,15 +194,15 @@ class Gradients:
 def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[Any]) -> bool:
     """Add all gradients, if all that decides how is the same objects as before; else False, and nothing is done.
 
-    What most steps of a training are. It costs no Python line for each parameter but those that index.
+    What most steps of a training are. It costs no Python line for each parameter: all lists are made in C.
     """
-    targets = [all_targets[out.position] for out in usual.outs]
-    addends = [outs[out.local] for out in usual.outs]
+    targets = list(map(all_targets.__getitem__, usual.positions))
+    addends = list(map(outs.__getitem__, usual.locals))
     leaves = _torch.all_leaves_of(targets)
     if (
         leaves is None
         or usual.leaves != (list(map(id, leaves)), RemovableHandle.next_id)
-        or not are(usual.meshes, [outs[out.mesh] for out in usual.outs])
+        or not are(usual.meshes, map(outs.__getitem__, usual.mesh_outputs))
         or not are(usual.parameter_specs, map(_torch.spec_of, leaves))
         or not are(usual.dtypes, map(_grad_dtype, leaves))
         or set(map(type, addends)) != {torch.Tensor}
