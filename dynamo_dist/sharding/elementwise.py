@@ -70,12 +70,14 @@ POINTWISE: dict[str, Rows] = {
 }
 ROWS: dict[str, Rows] = {
     **_each(
-        "avg_pool2d_backward _adaptive_avg_pool2d_backward reflection_pad2d replication_pad2d "
+        "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "
+        "reflection_pad2d replication_pad2d "
         "reflection_pad2d_backward replication_pad2d_backward im2col",
         leading(2, linear=True),
     ),
     **_each(
-        "avg_pool3d_backward _adaptive_avg_pool3d_backward reflection_pad3d replication_pad3d "
+        "avg_pool3d avg_pool3d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward "
+        "reflection_pad3d replication_pad3d "
         "reflection_pad3d_backward replication_pad3d_backward",
         leading(3, linear=True),
     ),
@@ -85,12 +87,12 @@ ROWS: dict[str, Rows] = {
     ),
     **_each(
         "max_pool2d_with_indices max_pool2d_with_indices_backward adaptive_max_pool2d "
-        "adaptive_max_pool2d_backward max_unpool2d avg_pool2d _adaptive_avg_pool2d",
+        "adaptive_max_pool2d_backward max_unpool2d",
         leading(2),
     ),
     **_each(
         "max_pool3d_with_indices max_pool3d_with_indices_backward adaptive_max_pool3d "
-        "adaptive_max_pool3d_backward max_unpool3d avg_pool3d _adaptive_avg_pool3d",
+        "adaptive_max_pool3d_backward max_unpool3d",
         leading(3),
     ),
 }
