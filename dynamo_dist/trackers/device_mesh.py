@@ -21,6 +21,10 @@ _DERIVED: dict[str, Callable[..., DeviceMesh | None]] = {
 }
 
 
+# Members that look for a dimension, and raise in eager mode where there is none.
+_LOOKUPS = ("__getitem__", "size", "get_group", "get_local_rank", "_get_mesh_dim_by_name")
+
+
 class DeviceMeshVariable(_torch.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
@@ -43,10 +47,10 @@ class DeviceMeshVariable(_torch.MeshTracker):
         if name == "get_all_groups" and not args and not kwargs:
             dims = [_torch.build(tx, dim) for dim in range(self.real.ndim)]
             return _torch.build_list(tx, [self.call_method(tx, "get_group", [d], {}) for d in dims])
-        if name == "__getitem__" and (values := _torch.constants(args, kwargs)) is not None:
+        if name in _LOOKUPS and (values := _torch.constants(args, kwargs)) is not None:
             try:
-                self.real[values[0][0]]
-            except KeyError as error:
+                getattr(self.real, name)(*values[0], **values[1])
+            except (LookupError, RuntimeError) as error:
                 _torch.raise_in_program(tx, error)
         if name in _DERIVED and (values := _torch.constants(args, kwargs)) is not None:
             found = _DERIVED[name](self.real, *values[0], **values[1])

@@ -24,11 +24,22 @@ def caught(mesh):
         return 3
 
 
-def no_such_dimension(mesh):
+def raised(ask, mesh):
     try:
-        return mesh["nope"].size()
-    except KeyError:
-        return 7
+        ask(mesh)
+    except (LookupError, RuntimeError):
+        return True
+    return False
+
+
+# Each raises in eager mode, and so in the traced program, which may catch it.
+ASKED_FOR_WHAT_IS_NOT_THERE = [
+    lambda m: m["nope"],
+    lambda m: m.get_group("nope"),
+    lambda m: m.get_group(),  # of which dimension?
+    lambda m: m.get_local_rank("nope"),
+    lambda m: m.size(7),
+]
 
 
 def matched(mesh):
@@ -64,10 +75,17 @@ QUESTIONS = {
     "slice_groups": lambda m: [group.size() for group in m["tp"].get_all_groups()],
     "slice_type": lambda m: (type(m["tp"]) is DeviceMesh, hasattr(m["tp"], "nope")),
     "slice_eq": lambda m: (m["tp"] == m["tp"], m["tp"] == m["dp"], {m["tp"]: 1}[m["tp"]]),
-    "no_such_slice": lambda m: no_such_dimension(m),
     "copy": lambda m: (copy.copy(m) == m, copy.deepcopy(m["tp"]).size()),
     "class_hasattr": lambda m: (hasattr(DeviceMesh, "size"), hasattr(type(m), "nope")),
 }
+
+
+@pytest.mark.parametrize("ask", ASKED_FOR_WHAT_IS_NOT_THERE)
+def test_the_program_catches_what_eager_raises(mesh, compiled, ask):
+    run, compiles = compiled(lambda x, m: (x + 1, raised(ask, m)))
+    assert raised(ask, mesh)
+    assert run(torch.zeros(2), mesh)[1]
+    assert len(compiles) == 1
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
