@@ -119,7 +119,7 @@ def _programs(
         if verdict.found:
             smaller = shrink(program, kinds.run, verdict.status, shrink_s)
             path = reproducer.write(smaller, verdict, Path(failures))
-            record |= {"why": verdict.why.strip()[-300:], "file": str(path)}
+            record |= {"why": verdict.why.strip()[:300], "file": str(path)}
         return record
 
     return do

@@ -82,6 +82,11 @@ def _ranks(console: Console, merged: MergedReport) -> None:
             _line(console, f"  {difference.what}: {value} on {where}")
     if merged.missing:
         _line(console, f"No report from rank {units.rank_list(merged.missing)}.", "bold red")
+        _line(
+            console,
+            "  Ranks of a fake group have no process, so none. Others: start all of them by torchrun, "
+            "and see whether they ended early.",
+        )
 
 
 def _head(console: Console, report: RunReport) -> None:

@@ -79,7 +79,7 @@ def _all_reduce(draft: Draft, group: str) -> None:
 
 def _all_reduce_async(draft: Draft, group: str) -> None:
     where, more = _group(draft, group)
-    own = _own(draft)
+    own = draft.add("{0} * 1", [_value(draft)], (ROWS, WIDTH))  # no input: others have to be left
     hidden = draft.shapes.pop(own)
     work = draft.add(f"dist.all_reduce({{0}}, async_op=True{where})", [own, *more], None)
     for _ in range(draft.choose.randint(0, 2)):

@@ -107,7 +107,8 @@ def _failed(program: Program, errors: Sequence[BaseException]) -> Verdict:
     if isinstance(error, (Hang, LaunchesDiffer)):
         return Verdict("hang", _brief(error))
     status = "break" if isinstance(error, Unsupported) else "crash"
-    return Verdict(status, "".join(traceback.format_exception(error))[-6000:])
+    trace = "".join(traceback.format_exception(error))[-6000:]
+    return Verdict(status, f"{_brief(error)}\n{trace}")
 
 
 def _brief(error: BaseException) -> str:

@@ -76,6 +76,7 @@ RANKS DIFFER; ranks that launch in another order hang.
   graph breaks: Data-dependent branching at model.py:30 on rank 0
   graph breaks: none on rank 2
 No report from rank 1.
+  Ranks of a fake group have no process, so none. Others: start all of them by torchrun, and see whether they ended early.
 """,
     )
 
