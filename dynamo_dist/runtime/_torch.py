@@ -20,12 +20,18 @@ from torch._guards import GuardsSet, TracingContext
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 
+from dynamo_dist import versions
 from dynamo_dist._torch import Change, SetAttribute, WrapAttribute
 from dynamo_dist._torch import Check as Check
 from dynamo_dist._torch import same_or as same_or
 
-# Seen from 2.12 on, like ClosureSource; without it hooks keep stock's guards.
-_CELL = getattr(_sources, "CellContentsSource", None)
+# Where a hook's cells are read from; None where hooks keep stock's guards. Torch 2.11 skips a check of a
+# function in a dictionary as long as the dictionary is the same.
+_CELL = (
+    getattr(_sources, "CellContentsSource", None)
+    if (versions.parse(torch.__version__) or (0, 0)) >= (2, 12)
+    else None
+)
 
 
 # --- Guards ----------------------------------------------------------------------------------------

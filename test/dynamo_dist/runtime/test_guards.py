@@ -45,6 +45,7 @@ def weight(mesh, *placements):
     return nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, placements, src_data_rank=None))
 
 
+@pytest.mark.skipif(_torch._CELL is None, reason="on torch 2.11 hooks keep stock's guards")
 def test_there_are_fewer(compiles, mlp):
     step, guards = compiles(mlp())
     step(torch.ones(2, 8))
