@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from strategies.samples import operators
-from strategies.table import summary, table
+from strategies.table import summary, update
 from workers import run
 
 RESULTS = Path(__file__).parent / "strategies" / "results"
@@ -42,9 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         "--results", type=Path, default=RESULTS, help="folder of records, to resume"
     )
     parser.add_argument("--fresh", action="store_true", help="forget records of an earlier run")
-    parser.add_argument(
-        "--table", type=Path, help="write the table, stock beside ours, to this file"
-    )
+    parser.add_argument("--table", type=Path, help="write the tables to this page; its text stays")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
@@ -54,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         for rules in (("stock", "ours") if options.rules == "both" else (options.rules,))
     }
     if options.table:
-        options.table.write_text(table(found, torch.__version__))
+        page = options.table.read_text() if options.table.exists() else ""
+        options.table.write_text(update(page, found))
     if options.json:
         print(json.dumps({"torch": torch.__version__, "limit": options.limit, **found}))
     else:

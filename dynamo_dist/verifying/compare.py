@@ -23,13 +23,17 @@ TOLERANCES = {
 
 
 def difference(
-    found: Any, expected: Any, values: bool = True, tolerance: float | None = None
+    found: Any,
+    expected: Any,
+    values: bool = True,
+    tolerance: float | None = None,
+    same_replicas: bool = True,
 ) -> str:
     """What differs between a result on all ranks and that of one device; empty if nothing does.
 
     ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree. Without
     ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest value; by default
-    it is that of the dtype.
+    it is that of the dtype. Replicas are the same to the last bit, unless ``same_replicas`` is False.
     """
     if not isinstance(expected, torch.Tensor):
         if isinstance(found, torch.Tensor) or not values or _equal(found, expected):
@@ -39,7 +43,11 @@ def difference(
         # No gradient where one device has a gradient of zeros means the same.
         return "missing" if expected.count_nonzero() else ""
     try:
-        whole = join(found, values) if isinstance(found, DTensor) else same_on_all_ranks(found)
+        whole = (
+            join(found, values and same_replicas)
+            if isinstance(found, DTensor)
+            else same_on_all_ranks(found)
+        )
     except LayoutError as error:
         return str(error)
     if whole.shape != expected.shape:

@@ -30,6 +30,7 @@ OUTCOMES = (
     "no strategy backward",
     "ok",
 )
+REPETITIONS = 50
 NO_STRATEGY = "does not have a sharding strategy registered"
 
 
@@ -94,6 +95,9 @@ def check(
 ) -> Outcome:
     """Run the call with its tensors laid out so, on all ranks of ``mesh``; names the operator to blame."""
     outcome = _check(sample, reference, mesh, layout, differentiable)
+    if outcome.kind.startswith("wrong") and not _repeats(sample):
+        # A library whose last bits depend on where its memory lies; ranks cannot be held to more.
+        outcome = _check(sample, reference, mesh, layout, differentiable, same_replicas=False)
     if not outcome.kind.startswith("wrong"):
         return outcome
     operators = Operators()
@@ -104,8 +108,24 @@ def check(
     return Outcome(outcome.kind, outcome.detail + blamed)
 
 
+def _repeats(sample: Sample) -> bool:
+    """Whether one device computes the same bits every time."""
+    runs = [_call(sample, lambda t: t.detach().clone())[0] for _ in range(REPETITIONS)]
+    return all(
+        bool(((one == other) | (one != one)).all())  # a NaN is as good as another
+        for run in runs
+        for one, other in zip(runs[0], run, strict=True)
+        if isinstance(one, torch.Tensor)
+    )
+
+
 def _check(
-    sample: Sample, reference: Expected, mesh: DeviceMesh, layout: Layout, differentiable: bool
+    sample: Sample,
+    reference: Expected,
+    mesh: DeviceMesh,
+    layout: Layout,
+    differentiable: bool,
+    same_replicas: bool = True,
 ) -> Outcome:
     placements = iter(layout)
     with warnings.catch_warnings():
@@ -118,7 +138,7 @@ def _check(
             )
         except Exception as error:
             return _failure(error, "")
-        if problem := _compare(outputs, reference.outputs, reference):
+        if problem := _compare(outputs, reference.outputs, reference, same_replicas):
             return Outcome("wrong", problem)
         if all(c is None for c in reference.cotangents) or reference.random:
             return Outcome("ok")
@@ -130,7 +150,7 @@ def _check(
             gradients = _gradients(outputs, leaves, cotangents)
         except Exception as error:
             return _failure(error, " backward")
-        if problem := _compare(gradients, reference.gradients, reference):
+        if problem := _compare(gradients, reference.gradients, reference, same_replicas):
             return Outcome("wrong backward", problem)
     return Outcome("ok")
 
@@ -188,12 +208,16 @@ def _split_like(cotangent: torch.Tensor, out: DTensor) -> DTensor:
     return split(cotangent, out.device_mesh, placements)
 
 
-def _compare(found: Sequence[Any], wanted: Sequence[Any], reference: Expected) -> str:
+def _compare(
+    found: Sequence[Any], wanted: Sequence[Any], reference: Expected, same_replicas: bool
+) -> str:
     """What differs, or nothing."""
     if len(found) != len(wanted):
         return f"{len(found)} results, expected {len(wanted)}"
     for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        if problem := difference(one, other, not reference.random, reference.tolerance):
+        if problem := difference(
+            one, other, not reference.random, reference.tolerance, same_replicas
+        ):
             return f"result {at}: {problem}"
     return ""
 

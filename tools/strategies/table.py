@@ -17,10 +17,17 @@ def summary(records: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def table(found: Mapping[str, Sequence[Mapping[str, Any]]], version: str) -> str:
+FIRST_ROW = "| rules | operators |"
+
+
+def update(text: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """A page with its tables made anew; what stands before them stays."""
+    return text.partition(FIRST_ROW)[0] + table(found)
+
+
+def table(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Markdown: figures, then one row for each operator that is not ok under some rules."""
-    lines = ["# Sharding strategies against one device", "", f"torch {version}.", ""]
-    lines += ["| rules | operators |", "| --- | --- |"]
+    lines = [FIRST_ROW, "| --- | --- |"]
     lines += [f"| {rules} | {summary(records)} |" for rules, records in found.items()]
     columns = list(found)
     by_name = {rules: {r["name"]: r for r in records} for rules, records in found.items()}
