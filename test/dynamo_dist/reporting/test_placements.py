@@ -5,7 +5,6 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import dynamo_dist
-from dynamo_dist import versions
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.capture import capturing
 from inductor_passes.collectives import kind, launches
@@ -52,10 +51,9 @@ def test_forward_and_backward_have_their_own(mesh):
         y = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
         return y * y
 
-    own_is_kept = versions.parse(torch.__version__) >= (2, 13)
     assert causes(gathered, local, backward=True) == [
         ("forward", "all_gather", "Shard(0) -> Replicate() on tp"),
-        ("backward", "reduce_scatter", "Partial(sum) -> Shard(0) on tp" if own_is_kept else ""),
+        ("backward", "reduce_scatter", "Partial(sum) -> Shard(0) on tp"),
     ]
 
 
