@@ -50,7 +50,9 @@ def compile_graph(
     from dynamo_dist.runtime.inputs import merge
     from inductor_passes.compile import compile_graph as compile_with_passes
     from inductor_passes.pass_options import DIRECT_GRADIENTS, split
+    from inductor_passes.source_lines import add_library
 
+    add_library(__file__)  # this package's functions are traced in the place of torch's
     own, _ = split(options or {})  # an unknown option is an error before anything is done
     example_inputs = merge(gm, example_inputs, lighten())
 

@@ -12,11 +12,18 @@ from torch import fx
 CAUSE = "dist_cause"
 CAUSE_IN_BACKWARD = "dist_cause_in_backward"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
-_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Folders of code that stands between torch and an operator, in the place of code of torch.
+_libraries: set[str] = set()
+
+
+def add_library(file: str) -> None:
+    """Take no line of the package that ``file`` is the ``__init__.py`` of for a user's."""
+    _libraries.add(os.path.dirname(os.path.abspath(file)) + os.sep)
 
 
 def user_line(node: fx.Node) -> str:
-    """``file:line: code`` of the innermost frame outside torch that made the node, or ""."""
+    """``file:line: code`` of the innermost user's frame that made the node, or ""."""
     return innermost_user_frame(node.stack_trace or "")
 
 
@@ -30,10 +37,11 @@ def cause(node: fx.Node) -> str:
 
 
 def innermost_user_frame(stack_trace: str) -> str:
-    """The same for a formatted stack; a stack wholly inside torch gives its innermost frame."""
+    """The same for a formatted stack; without a user's frame, torch's innermost one."""
     frames = list(_FRAME.finditer(stack_trace))
     if not frames:
         return ""
-    own = [frame for frame in frames if not frame["file"].startswith(_TORCH_DIR)]
-    frame = (own or frames)[-1]
+    known = [frame for frame in frames if not frame["file"].startswith(tuple(_libraries))]
+    own = [frame for frame in known if not frame["file"].startswith(_TORCH)]
+    frame = (own or known or frames)[-1]
     return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
