@@ -289,8 +289,15 @@ def stock_strategy(op: OpOverload) -> Strategy | None:
         return propagator().op_strategy_funcs.get(op)
 
     def decide(schema: OpSchema) -> Any:
+        args, kwargs = tree_map_only(
+            OpStrategy,
+            lambda each: each.strategies[0].output_spec,
+            (schema.args_schema, schema.kwargs_schema),
+        )
+        # Without it, an operator that can only be replicated would have a plain result.
+        result = propagator()._propagate_tensor_meta_non_cached(OpSchema(op, args, kwargs))
         expanded = _expand_single_dim_strategy_to_mesh(
-            schema.get_mesh_from_args(), schema, of_one_dimension, None
+            schema.get_mesh_from_args(), schema, of_one_dimension, result
         )
         return expanded(schema.op, schema.args_meta, schema.kwargs_meta)
 
