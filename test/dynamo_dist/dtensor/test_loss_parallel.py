@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from dynamo_dist.dtensor._torch import dtensor_op_handlers
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -15,8 +16,13 @@ pytestmark = pytest.mark.usefixtures("enabled")
 
 @pytest.fixture
 def row():
+    table = dtensor_op_handlers()
+    before = dict(table)
     with fake_mesh(8) as made:
         yield made
+    # In eager mode torch's context leaves its handlers behind if what it holds raises.
+    table.clear()
+    table.update(before)
 
 
 def logits(mesh, shape=(16, 32), requires_grad=False):
