@@ -5,7 +5,7 @@ The ranks are real processes in network namespaces; the link between them is hel
 training runs of a small Llama with tensor and with data parallelism, whose losses must be equal. All times are
 milliseconds on the wall, variants in turn; the exposed time beside them is simulated.
 
-usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--steps N] [--out FILE]
+usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training 1gbit] [--steps N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default=RATES)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=8, help="0 leaves the training runs out")
+    parser.add_argument(
+        "--training", default=RATES, help="rates of the training runs, which take long; '' for none"
+    )
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     results = {
@@ -42,7 +45,7 @@ def main() -> int:
     for rate in args.rates.split(","):
         chain = demo("--link", rate, "--rounds", str(args.rounds))
         measured = {"chain": chain}
-        if args.steps:
+        if rate in args.training.split(","):
             sizes = ("--layers", "2", "--hidden", "256", "--batch", "2", "--sequence", "128")
             how = ("--link", rate, "--train", "--steps", str(args.steps), *sizes)
             measured["training"] = demo(*how)
