@@ -45,7 +45,7 @@ def test_a_planted_fault_is_found(fault, kind, tmp_path):
     found = fuzz(
         tmp_path,
         *("--plant", f"planted_faults:{fault}", "--kind", kind, "--programs", "500"),
-        *("--stop", "1", "--shrink", "0", "--minutes", "15"),
+        *("--stop", "1", "--shrink", "0", "--minutes", "15", "--jobs", "2"),
     )
     (failure,) = found["failures"][:1]
     assert failure["status"] in ("mismatch", "crash", "hang")
