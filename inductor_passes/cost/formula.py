@@ -123,8 +123,9 @@ class StepFormula:
         for what, us in (kernel for graph in graphs for kernel in graph.kernels):
             found.setdefault((COMPUTE, what), []).append(us)
         calls = [call for graph in graphs for call in graph.calls]
+        formulas = _formulas_only(topology)
         for call, count in Counter(calls).items():  # layers repeat them
-            us = _call_us(call, _formulas_only(topology), ranks.get(call.ranks))
+            us = _call_us(call, formulas, ranks.get(call.ranks))
             found.setdefault((_label(call.ranks), call.kind), []).extend([us] * count)
         terms = [Term(*key, len(all_), sympy.Add(*all_)) for key, all_ in found.items()]
         traced, sources = {}, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -65,13 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
         return _failed(f"There is no script {arguments.script!r}.", 2)
     collector = _Collector(topology)
     registry.register(collector, before=registry.registered_passes()[0])
-    printed, sys.stdout = sys.stdout, sys.stderr  # what the script prints is not our answer
     try:
-        error_ = run_script(
-            arguments.script, arguments.arguments, 0, arguments.world_size, dynamic=True
-        )
+        with contextlib.redirect_stdout(sys.stderr):  # what the script prints is not our answer
+            error_ = run_script(
+                arguments.script, arguments.arguments, 0, arguments.world_size, dynamic=True
+            )
     finally:
-        sys.stdout = printed
         registry.unregister(collector)
     if error_:
         return _failed(f"The script failed: {error_}", 2)
