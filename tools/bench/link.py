@@ -3,7 +3,8 @@
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
 (tc tbf; needs root). Three programs: a chain of layers whose weights are gathered over the link, and
 training runs of a small Llama with tensor and with data parallelism, whose losses must be equal. All times are
-milliseconds on the wall, variants in turn; the exposed time beside them is simulated.
+milliseconds on the wall, variants in turn; beside those of the chain stand the simulator's, which knows
+compute alone and communication alone. The exposed times beside those of training are simulated too.
 
 usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training 1gbit] [--steps N] [--out FILE]
 """

@@ -36,6 +36,7 @@ from inductor_passes import recorder
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.rescale import write_rescaled
 from inductor_passes.cost.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.timed_group import ThreadClock, WallClock, link_time, timed_group
@@ -51,7 +52,6 @@ STOCK_REORDER = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
 }
-DATA = Path(inductor_passes.__file__).parent / "cost" / "data" / "cpu-gloo.json"
 WARM_UP = 2
 
 
@@ -95,8 +95,7 @@ def main() -> int:
 
 def measure(rounds: int, work: Path, clock: WallClock) -> dict:
     """Times of all variants at all rates, in turn, as multiples of the step without link time."""
-    base = load_topology("cpu-gloo")
-    predicted_us, link_us = simulated_step(base)
+    predicted_us, link_us = simulated_step(load_topology("cpu-gloo"))
     with recorder.gathered():  # what a warm cache brings back is not taken for ours below
         free = step_of(loss, {"schedule": "off", "topology": "cpu-gloo"})
     measured_us = statistics.median(timed(free, clock) for _ in range(9))
@@ -106,7 +105,9 @@ def measure(rounds: int, work: Path, clock: WallClock) -> dict:
     reordered = step_of(loss, STOCK_REORDER)
     for load in LOADS:
         factor = load * measured_us / link_us
-        path = write_topology(work, slower, factor, base)
+        path = work / f"timed{factor:.4f}.json"
+        name = f"timed-{factor:.4f}"
+        write_rescaled("cpu-gloo", path, name=name, compute=slower, links=factor)
         topology = load_topology(path)
         with recorder.gathered() as records:
             ours = step_of(loss, {"topology": str(path)})
@@ -196,28 +197,6 @@ def link_of(topology: Topology) -> Callable[..., float]:
         return sum(collective_us(kind, p, shape, topology) for p in payloads)
 
     return us
-
-
-def write_topology(work: Path, slower: float, factor: float, base: Topology) -> Path:
-    """cpu-gloo with compute ``slower`` by a factor, and every link time ``factor`` times as long."""
-    file = json.loads(DATA.read_text())
-    file["name"] = f"timed-{factor:.4f}"
-    device, links = file["device"], file["links"]
-    for rate in device["matmul"].values():
-        rate["peak_tflops"]["value"] /= slower
-    device["memory_gb_per_s"]["value"] /= slower
-    device["kernel_us"]["value"] *= slower
-    for name in ("intra_node_gb_per_s", "inter_node_gb_per_s"):
-        links[name]["value"] /= factor
-    for protocol in links["protocols"]:
-        protocol["launch_us"]["value"] *= factor
-        protocol["intra_node"]["step_us"]["value"] *= factor
-        protocol["inter_node"]["step_us"]["value"] *= factor
-    links["all_reduce_in_node"]["launch_us"]["value"] *= factor
-    links["all_reduce_in_node"]["gb_per_s"]["value"] /= factor
-    path = work / f"timed{factor:.4f}.json"
-    path.write_text(json.dumps(file))
-    return path
 
 
 if __name__ == "__main__":

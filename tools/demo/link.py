@@ -31,6 +31,8 @@ ADDRESSES = ("10.9.0.1", "10.9.0.2")
 PORT = 29555  # in a namespace of its own, so always free
 TITLES = {
     "compute": "compute alone, no link",
+    "communication": "communication alone",
+    "both": "both at once, independent",
     "stock": "stock Inductor, default",
     "stock_reorder": "stock Inductor, its opt-in reordering",
     "ours": "dynamo_dist",
@@ -163,22 +165,28 @@ def summarise(ranks: list[dict], rate: str) -> dict:
         name: [max(pair) for pair in zip(*(rank["ms"][name] for rank in ranks), strict=True)]
         for name in ranks[0]["ms"]
     }
-    ratios = [ours / stock for ours, stock in zip(rounds["ours"], rounds["stock"], strict=True)]
+    ideal = [max(pair) for pair in zip(rounds["compute"], rounds["communication"], strict=True)]
+    to_stock = _ratios(rounds["ours"], rounds["stock"])
+    step_ms = {name: statistics.median(times) for name, times in rounds.items()}
+    predicted_ms = ranks[0]["predicted_ms"]
     return {
         "ok": all(rank["equal"] and rank["recompiles"] == 0 for rank in ranks),
         "label": LABEL,
         "link": rate,
         "program": ranks[0]["program"],
-        "step_ms": {name: statistics.median(times) for name, times in rounds.items()},
+        "step_ms": step_ms,
         "step_ms_quartiles": {name: _quartiles(times) for name, times in rounds.items()},
-        "ratio_ours_to_stock": statistics.median(ratios),
-        "ratio_quartiles": _quartiles(ratios),
-        "rounds": len(ratios),
+        "ratio_ours_to_stock": statistics.median(to_stock),
+        "ratio_quartiles": _quartiles(to_stock),
+        "ratio_ours_to_longer_alone": statistics.median(_ratios(rounds["ours"], ideal)),
+        "ratio_ours_to_both": statistics.median(_ratios(rounds["ours"], rounds["both"])),
+        "predicted_ms": predicted_ms,
+        "prediction_error": {
+            name: predicted_ms[name] / step_ms[name] - 1 for name in ("stock", "ours")
+        },
+        "rounds": len(to_stock),
         "numbers_equal": all(rank["equal"] for rank in ranks),
         "order_kept": all(rank["order_kept"] for rank in ranks),
-        "exposed_us_before": ranks[0]["exposed_us_before"],
-        "exposed_us_after": ranks[0]["exposed_us_after"],
-        "topology": ranks[0]["topology"],
     }
 
 
@@ -186,11 +194,13 @@ def show(results: dict) -> None:
     """A table and the ratio."""
     console = wide_console()
     table = Table(title=f"{results['program']}; {results['link']} link ({LABEL})")
-    for heading in ("", "step, ms, median", "quartiles"):
+    for heading in ("", "step, ms, median", "quartiles", "predicted"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, median in results["step_ms"].items():
         low, high = results["step_ms_quartiles"][name]
-        table.add_row(TITLES[name], f"{median:.1f}", f"{low:.1f} to {high:.1f}")
+        predicted = results["predicted_ms"].get(name)
+        cells = f"{median:.1f}", f"{low:.1f} to {high:.1f}", f"{predicted:.1f}" if predicted else ""
+        table.add_row(TITLES[name], *cells)
     console.print(table)
     low, high = results["ratio_quartiles"]
     console.print(
@@ -199,6 +209,15 @@ def show(results: dict) -> None:
         f"{'equal' if results['numbers_equal'] else 'DIFFER'}; launches and waits "
         f"{'stand' if results['order_kept'] else 'DO NOT stand'} in the generated code as scheduled"
     )
+    console.print(
+        f"ours / the longer of compute and communication alone: "
+        f"{results['ratio_ours_to_longer_alone']:.3f}; ours / both at once, where the two share "
+        f"these cores: {results['ratio_ours_to_both']:.3f}"
+    )
+
+
+def _ratios(over: list[float], under: list[float]) -> list[float]:
+    return [a / b for a, b in zip(over, under, strict=True)]
 
 
 def _quartiles(values: list[float]) -> list[float]:

@@ -1,6 +1,8 @@
 """One rank of ``--link``: a chain of sharded layers, whose weights are gathered over the link.
 
-The variants take turns, so that a busy machine slows all of them alike.
+The variants take turns, so that a busy machine slows all of them alike. Compute alone, communication
+alone, and both at once with nothing to wait for, show what overlap could reach on this machine. The first
+two, measured once before, scale the cost model; its predictions stand beside the measurements.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +22,10 @@ import torch.distributed._functional_collectives as funcol
 from progress import Progress
 
 from dynamo_dist.comparing._torch import unique_graphs
-from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
+from dynamo_dist.comparing.variants import compiled, plugin_for
 from dynamo_dist.reporting import collect
+from inductor_passes.cost.rescale import write_rescaled
+from inductor_passes.records import GraphRecord
 from inductor_passes.testing import leave_process
 
 LAYERS, WIDTH, ROWS = 8, 1024, 512
@@ -31,6 +36,7 @@ STOCK_REORDER = {
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
 }
 WARM_UP = 3
+CALIBRATION_ROUNDS = 5
 # Older torch knows the second name only.
 gather = getattr(funcol, "all_gather_single", None) or funcol.all_gather_tensor
 
@@ -49,6 +55,17 @@ def compute_alone(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     return x
 
 
+def communicate(shards: list[torch.Tensor]) -> Callable[[], None]:
+    """Launch every layer's gather; what is returned waits for all of them."""
+    launched = [gather(shard, 0, dist.group.WORLD) for shard in shards]
+
+    def wait() -> None:
+        for weight in launched:
+            funcol.wait_tensor(weight)
+
+    return wait
+
+
 def main() -> None:
     """Compile every variant, time them in turn, write the times."""
     parser = argparse.ArgumentParser()
@@ -63,7 +80,7 @@ def main() -> None:
     progress = Progress(show=rank == 0)
     try:
         with torch.no_grad():
-            result = measure(rank, args.rounds, progress)
+            result = measure(rank, args.rounds, Path(args.work), progress)
         (Path(args.work) / f"rank{rank}.json").write_text(json.dumps(result))
         dist.barrier()
     finally:
@@ -71,18 +88,15 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def measure(rank: int, rounds: int, progress: Progress) -> dict:
+def measure(rank: int, rounds: int, work: Path, progress: Progress) -> dict:
     """Milliseconds of each round of each variant on this rank, and whether their results agree."""
     torch.manual_seed(rank)
     shards = [torch.randn(WIDTH // dist.get_world_size(), WIDTH) for _ in range(LAYERS)]
     weights = [torch.randn(WIDTH, WIDTH) for _ in range(LAYERS)]
     x = torch.randn(ROWS, WIDTH)
-    variants: dict[str, tuple[str, Callable[[], torch.Tensor]]] = {}
+    variants: dict[str, tuple[str, Callable[[], object]]] = {}
 
-    def add(name: str, state: str, fn: Callable[..., torch.Tensor], given: list) -> None:
-        def call() -> torch.Tensor:
-            return fn(x, given)
-
+    def add(name: str, state: str, call: Callable[[], object]) -> None:
         progress.phase(f"{name}: compiling", WARM_UP)
         with plugin_for(state):
             for _ in range(WARM_UP):
@@ -90,13 +104,28 @@ def measure(rank: int, rounds: int, progress: Progress) -> dict:
                 progress.advance()
         variants[name] = (state, call)
 
-    add("compute", "stock", torch.compile(compute_alone), weights)
-    add("stock", "stock", compiled(chain, "stock"), shards)
-    add("stock_reorder", "stock", torch.compile(chain, options=STOCK_REORDER), shards)
+    compute = torch.compile(compute_alone)
+    add("compute", "stock", lambda: compute(x, weights))
+    add("communication", "stock", lambda: communicate(shards)())
+
+    def both() -> None:
+        wait = communicate(shards)
+        compute(x, weights)
+        wait()
+
+    add("both", "stock", both)
+    alone = {name: calibrate(variants[name][1]) for name in ("compute", "communication")}
+    topology = link_topology(alone, x, shards, work)
+
+    for name, fn in (
+        ("stock", compiled(chain, "stock")),
+        ("stock_reorder", torch.compile(chain, options=STOCK_REORDER)),
+    ):
+        add(name, "stock", lambda fn=fn: fn(x, shards))
     with collect() as collector:
         with plugin_for("ours"):
-            ours = compiled(chain, "ours")
-        add("ours", "ours", ours, shards)
+            ours = compiled(chain, "ours", {"topology": str(topology)})
+        add("ours", "ours", lambda: ours(x, shards))
 
     graphs = unique_graphs()
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -107,21 +136,60 @@ def measure(rank: int, rounds: int, progress: Progress) -> dict:
         order.append(order.pop(0))  # none always follows the same one
         for name, (state, call) in order:
             with plugin_for(state):
-                dist.barrier()
-                start = time.perf_counter()
-                results[name] = call()
-                times[name].append(1e3 * (time.perf_counter() - start))
+                times[name].append(timed(call, results, name))
         progress.advance(", ".join(f"{name} {times[name][-1]:.0f} ms" for name in times))
-    predicted = simulated(collector.graphs)
     return {
         "program": PROGRAM,
         "ms": times,
         "equal": torch.equal(results["stock"], results["ours"]),
         "recompiles": unique_graphs() - graphs,
         "order_kept": all(graph.order_kept for graph in collector.graphs),
-        "topology": predicted.topology if predicted else None,
-        "exposed_us_before": predicted.exposed_us_before if predicted else None,
-        "exposed_us_after": predicted.exposed_us_after if predicted else None,
+        "predicted_ms": predictions(collector.graphs),
+    }
+
+
+def timed(call: Callable[[], object], results: dict[str, object], name: str) -> float:
+    """Milliseconds of one call that all ranks start together; what it returns goes into ``results``."""
+    dist.barrier()
+    start = time.perf_counter()
+    results[name] = call()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def calibrate(call: Callable[[], object]) -> float:
+    """Microseconds of one call on the slowest rank, the same number on every rank."""
+    median = statistics.median(timed(call, {}, "") for _ in range(CALIBRATION_ROUNDS))
+    slowest = torch.tensor(1e3 * median, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item()
+
+
+def link_topology(
+    alone: dict[str, float], x: torch.Tensor, shards: list[torch.Tensor], work: Path
+) -> Path:
+    """This machine and this link as a topology file: cpu-gloo, scaled to what each takes ``alone``."""
+    with collect() as collector, plugin_for("ours"):
+        compiled(chain, "ours", {"topology": "cpu-gloo"})(x, shards)
+    before = [graph.before for graph in collector.graphs]
+    path = work / "link.json"
+    if dist.get_rank() == 0:
+        write_rescaled(
+            "cpu-gloo",
+            path,
+            name="this link",
+            compute=alone["compute"] / sum(timeline.compute_us for timeline in before),
+            links=alone["communication"] / sum(timeline.communication_us for timeline in before),
+        )
+    dist.barrier()
+    return path
+
+
+def predictions(graphs: list[GraphRecord]) -> dict[str, float]:
+    """Milliseconds that the simulator expects of stock's order and of ours, and the bound on any order."""
+    return {
+        "stock": sum(graph.before.makespan_us for graph in graphs) / 1e3,
+        "ours": sum(graph.after.makespan_us for graph in graphs) / 1e3,
+        "bound": sum(graph.schedule.bound_us for graph in graphs if graph.schedule) / 1e3,
     }
 
 
