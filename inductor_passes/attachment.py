@@ -16,7 +16,7 @@ from inductor_passes.base import GraphPass
 from inductor_passes.checks import check_groups
 from inductor_passes.collectives import is_launch
 from inductor_passes.cost import TopologyCostModel, default_topology, load_topology
-from inductor_passes.kernels import availability
+from inductor_passes.kernels import availability, register_operators
 from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
@@ -181,5 +181,7 @@ def _is_inference(told: bool | None) -> bool:
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:
     """The objects for ``post_grad_custom_pre_pass`` and ``post_grad_custom_post_pass``."""
+    if not availability.why_not_here():
+        register_operators()
     before, after = _pass_classes()
     return before(attachment), after(attachment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import fx
 from inductor_passes import _torch, recorder, reporters
 from inductor_passes.attach import config_patches
 from inductor_passes.generated_code import order_kept
+from inductor_passes.kernels import availability
 from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
@@ -84,7 +86,19 @@ def compile_graph(
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
     compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
     finish()
-    return compiled
+    return compiled if availability.why_not_here() else _watched(compiled)
+
+
+def _watched(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA graph runs no operator."""
+    from inductor_passes.kernels.workspace import raise_if_failed
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise_if_failed(wait=False)
+        return compiled(*args, **kwargs)
+
+    return call
 
 
 def _holds_script_objects(gm: fx.GraphModule) -> bool:

@@ -37,7 +37,11 @@ class FuseAllGatherMatmul(Fusion):
         products = [u for n in rows for u in n.users if u.target in PRODUCTS and _reads(u, n)]
         if not products:
             right = any(u.target in PRODUCTS for n in others for u in (n, *n.users))
-            return "the gathered tensor is not the left operand of a product" if right else None
+            return (
+                "the gathered tensor is not the left operand of a product that the kernel makes"
+                if right
+                else None
+            )
         first = products[0]
         fusible = [
             product
@@ -75,8 +79,6 @@ class AllGatherMatmul(Match):
         return Prediction(exposed_us + matmul_us + cast_us, fused)
 
     def apply(self, graph: fx.Graph) -> fx.Node:
-        import inductor_passes.kernels.all_gather_matmul  # noqa: F401 - registers the operator
-
         shard = self.launch.args[0]
         assert isinstance(shard, fx.Node)
         gathered = self.wait if self.cast is None else self.cast
@@ -161,9 +163,12 @@ def _reads(product: fx.Node, rows: fx.Node) -> bool:
     if product.kwargs or _left(product) is not rows or rows in operands:
         return False
     values = [tensor(n) for n in (rows, *operands)]
-    dims = [value.dim() for value in values if value is not None]
     types = {value.dtype for value in values if value is not None}
-    return dims in ([2, 2], [2, 2, 1]) and len(dims) == len(values) and len(types) == 1
+    dims = [value.dim() for value in values if value is not None]
+    if dims not in ([2, 2], [2, 2, 1]) or len(dims) < len(values) or len(types) > 1:
+        return False
+    whole = tensor(product)  # a bias may be one number for all columns
+    return whole is not None and all(v is None or v.shape == whole.shape[1:] for v in values[2:])
 
 
 def _layout(product: fx.Node) -> tuple[bool, bool]:

@@ -55,6 +55,8 @@ class FuseAllReduceNorm(Fusion):
             return f"a row of {shape[-1]} does not fit into registers: at most {MAX_ROW}"
         if value.dtype != given.dtype or norm.rstd.meta["val"].dtype != torch.float32:
             return f"the total is {value.dtype}, the sum {given.dtype}, the norm {norm.rstd.meta['val'].dtype}"
+        if value.numel() != given.numel():
+            return "the sum is broadcast to what is added to it"
         biases = [t for t in terms if static_shape(t) == shape[-1:]]
         residuals = [t for t in terms if static_shape(t) == shape and len(shape) > 1]
         if len(biases) > 1 or len(residuals) > 1 or len(biases) + len(residuals) < len(terms):
@@ -93,8 +95,6 @@ class AllReduceNorm(Match):
         return Prediction(exposed_us + chain_us, fused)
 
     def apply(self, graph: fx.Graph) -> fx.Node:
-        import inductor_passes.kernels.all_reduce_add_norm  # noqa: F401 - registers the operators
-
         norm, total = self.norm, self.total
         x = self.launch.args[0]
         assert isinstance(x, fx.Node)

@@ -26,7 +26,7 @@ from inductor_passes.cost import CostModel, Topology
 from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
 from inductor_passes.invariants import check_functional
-from inductor_passes.kernels import availability
+from inductor_passes.kernels import availability, register_operators
 from inductor_passes.reorder.sink_waits import is_view
 from inductor_passes.rewrite.edit import CAST, erase_unused, static_shape
 from inductor_passes.simulate import simulate
@@ -112,6 +112,7 @@ class Fusion(GraphPass):
             if reason or isinstance(found, str):
                 notes.append(f"declined {where}: {reason}")
             else:
+                register_operators()
                 kernel = found.apply(graph)
                 kernel.meta[PREDICTED_US] = predicted.fused_us
                 fused += 1

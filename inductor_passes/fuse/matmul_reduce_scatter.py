@@ -65,8 +65,6 @@ class MatmulReduceScatter(Match):
         return Prediction(matmul_us + exposed_us, fused)
 
     def apply(self, graph: fx.Graph) -> fx.Node:
-        import inductor_passes.kernels.matmul_reduce_scatter  # noqa: F401 - registers the operator
-
         a, b = self.product.args
         with graph.inserting_before(self.product):
             kernel = emit(

@@ -1,1 +1,21 @@
-"""Triton kernels that wait for peers inside, one a file. Importing this package imports no triton."""
+"""Kernels that wait for peers inside: one file each, with its eager reference and its operator.
+
+Importing this package imports no kernel: those need triton, which is not everywhere.
+"""
+
+import importlib
+
+OPERATORS = (
+    "all_gather_matmul",
+    "all_reduce",
+    "all_reduce_add_norm",
+    "all_to_all_grouped_matmul",
+    "matmul_reduce_scatter",
+    "reduce_chunks",
+)
+
+
+def register_operators() -> None:
+    """Make ``torch.ops.inductor_passes`` complete: code from a warm cache calls what no pass has imported."""
+    for module in OPERATORS:
+        importlib.import_module(f"{__name__}.{module}")

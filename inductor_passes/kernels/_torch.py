@@ -18,6 +18,17 @@ def has_symmetric_memory() -> bool:
     return hasattr(symm, "empty") and hasattr(symm, "rendezvous")
 
 
+def process_group(group_name: str) -> object:
+    """The group of that name; None if there is none. Seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
+    try:
+        return resolve(group_name)
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return None
+
+
 def symmetric_buffers(
     nbytes: int, group_name: str, device: torch.device
 ) -> tuple[list[torch.Tensor], int, object]:

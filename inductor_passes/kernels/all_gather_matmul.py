@@ -366,7 +366,7 @@ def all_gather_matmul(
     return launch_all_gather_matmul(
         a.contiguous(),
         weights,
-        biases,
+        [bias.contiguous() for bias in biases],
         workspace,
         activation=activation,
         gather=gather,
@@ -406,15 +406,18 @@ def _check(
         and 0 < len(weights) <= MAX_WEIGHTS
         and all(w.dim() == 2 and w.shape[0] == a.shape[1] for w in weights)
         and all(t.dtype == a.dtype for t in (*weights, *biases))
-        and len(biases) in (0, len(weights))
+        and [b.shape for b in biases] in ([], [w.shape[1:] for w in weights])
         and activation in ACTIVATIONS
     )
     if not fits:
-        shapes = ", ".join(f"{list(w.shape)} {w.dtype}" for w in weights)
+        given = [
+            ", ".join(f"{list(t.shape)} {t.dtype}" for t in tensors) or "none"
+            for tensors in (weights, biases)
+        ]
         raise KernelError(
-            f"all_gather_matmul got a {list(a.shape)} {a.dtype}, weights {shapes or 'none'}, "
-            f"{len(biases)} biases and activation {activation!r}.",
-            f"It takes [rows, K] and one to {MAX_WEIGHTS} weights [K, N] of one dtype, a bias for "
+            f"all_gather_matmul got a {list(a.shape)} {a.dtype}, weights {given[0]}, "
+            f"biases {given[1]} and activation {activation!r}.",
+            f"It takes [rows, K] and one to {MAX_WEIGHTS} weights [K, N] of one dtype, a bias [N] for "
             f"each or none, and one of {', '.join(ACTIVATIONS)}.",
             "Cast to one dtype and reshape to two dimensions first.",
         )

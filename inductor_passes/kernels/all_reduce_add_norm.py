@@ -9,16 +9,16 @@ rank sums a share of the rows. Adding in the order of ranks gives every rank ide
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
+from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels.all_reduce import TWO_SHOT_BYTES
 from inductor_passes.kernels.all_reduce import reference as sum_reference
-from inductor_passes.kernels.norm import E4M3_MAX, SMALLEST, Norm
+from inductor_passes.kernels.norm import E4M3_MAX, SMALLEST, Norm, matrix
+from inductor_passes.kernels.tiles import capability_of
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_reduce_add_norm"
@@ -182,7 +182,7 @@ def all_reduce_add_rmsnorm(
     the reciprocal root ``[..., 1]`` in float32, and with ``out_dtype`` float8_e4m3fn a scale for each row
     (else an empty tensor): y times scale is the norm.
     """
-    norm = Norm(residual, bias, weight, None, eps, out_dtype)
+    norm = _check(x, Norm(residual, bias, weight, None, eps, out_dtype))
     y, total, _, rstd, scale = _run(x, norm, group_name)
     return y, total, rstd, scale
 
@@ -199,42 +199,72 @@ def all_reduce_add_layernorm(
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]`` before the root."""
-    norm = Norm(residual, bias, weight, shift, eps, out_dtype, layer=True)
+    norm = _check(x, Norm(residual, bias, weight, shift, eps, out_dtype, layer=True))
     y, total, mean, rstd, scale = _run(x, norm, group_name)
     return y, total, mean, rstd, scale
 
 
 @all_reduce_add_rmsnorm.register_fake
-def _(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
-    *_, out_dtype, _ = given
-    y, total, _, rstd, scale = Norm(out_dtype=out_dtype).outputs(x)
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, ...]:
+    norm = _check(x, Norm(residual, bias, weight, None, eps, out_dtype))
+    y, total, _, rstd, scale = norm.outputs(x)
     return y, total, rstd, scale
 
 
 @all_reduce_add_layernorm.register_fake
-def _(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
-    *_, out_dtype, _ = given
-    return tuple(Norm(out_dtype=out_dtype, layer=True).outputs(x))
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+    out_dtype: torch.dtype,
+    group_name: str,
+) -> tuple[torch.Tensor, ...]:
+    norm = _check(x, Norm(residual, bias, weight, shift, eps, out_dtype, layer=True))
+    return tuple(norm.outputs(x))
 
 
 def _run(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:
     size = x.numel() * x.element_size()
     two_shot = size > TWO_SHOT_BYTES
     workspace = None
-    if x.shape[-1] <= MAX_ROW:
+    if x.shape[-1] <= MAX_ROW and not (norm.quantised and capability_of(x.device) < 89):
         workspace = find_workspace(FAMILY, x, group_name, size * (2 if two_shot else 1))
     if workspace is None:
         return reference(x, norm, group_name)
-    flat = norm._replace(residual=None if norm.residual is None else _rows(norm.residual))
-    outs = launch_all_reduce_add_norm(_rows(x), flat, workspace, two_shot=two_shot)
+    outs = launch_all_reduce_add_norm(matrix(x), norm.contiguous(), workspace, two_shot=two_shot)
     shapes = [x.shape, x.shape, *[(*x.shape[:-1], 1)] * 3]
     return [
         out.view(shape) if out.numel() else out for out, shape in zip(outs, shapes, strict=True)
     ]
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+def _check(x: torch.Tensor, norm: Norm) -> Norm:
+    wanted = x.shape[-1:]
+    fits = (
+        x.dim() > 0
+        and (norm.residual is None or norm.residual.shape == x.shape)
+        and all(row is None or row.shape == wanted for row in norm.rows().values())
+    )
+    if not fits:
+        given = {"residual": norm.residual, **norm.rows()}
+        shapes = ", ".join(f"{k} {list(t.shape)}" for k, t in given.items() if t is not None)
+        raise KernelError(
+            f"all_reduce_add_norm got x {list(x.shape)}, {shapes or 'nothing else'}.",
+            "It takes a residual of the shape of x, and rows [D] of its last dimension.",
+            "Expand what is to be broadcast first.",
+        )
+    return norm
 
 
 def reference(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:

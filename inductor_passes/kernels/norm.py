@@ -11,6 +11,11 @@ E4M3_MAX = 448.0
 SMALLEST = 1e-12
 
 
+def matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """``[..., D]`` as contiguous ``[rows, D]``."""
+    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+
+
 class Norm(NamedTuple):
     """The terms, each of which may be missing, and the norm of their total; a layer norm if ``layer``.
 
@@ -30,6 +35,18 @@ class Norm(NamedTuple):
     def quantised(self) -> bool:
         """Whether rows have scales."""
         return self.out_dtype == torch.float8_e4m3fn
+
+    def rows(self) -> dict[str, torch.Tensor | None]:
+        """The terms of one row, by field."""
+        return {"bias": self.bias, "weight": self.weight, "shift": self.shift}
+
+    def contiguous(self) -> Norm:
+        """The terms as a kernel reads them: the residual ``[rows, D]``, every row with stride 1."""
+        bias, weight, shift = (
+            None if row is None else row.contiguous() for row in self.rows().values()
+        )
+        residual = None if self.residual is None else matrix(self.residual)
+        return self._replace(residual=residual, bias=bias, weight=weight, shift=shift)
 
     def outputs(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Memory for the results of ``x`` ``[..., D]``: y and total like x; mean, rstd and scale ``[..., 1]``, float32.

@@ -6,6 +6,7 @@ them, and this process's own state: epochs, and the report of a wait that gave u
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -17,8 +18,9 @@ from inductor_passes.kernels.availability import MAX_WORLD, why_not
 FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
 STATE_WORDS = int(device.STATE_WORDS.value)
 REPORT_WORDS = int(device.REPORT_WORDS.value)
-# Looks at a flag before a wait gives up: each takes about half a microsecond on an H100, so half a minute.
-SPIN_LIMIT = 50_000_000
+# Looks at a flag before a wait gives up. Each is assumed to take about half a microsecond: ten minutes, which
+# is how long NCCL waits by default. A rank may be late because it writes a checkpoint.
+SPIN_LIMIT = 1_200_000_000
 ALIGNMENT = 16
 # Programs of one launch. All of them must be resident at once beside a communication library's kernels:
 # 128 programs of 512 threads fit on 64 multiprocessors of an H100.
@@ -48,6 +50,7 @@ class Workspace:
         spin_limit: int = SPIN_LIMIT,
         mode: int = device.REAL.value,
         mapping: object = None,
+        group: object = None,
     ) -> None:
         if not 2 <= len(buffers) <= MAX_WORLD or flags * len(buffers) > FLAG_WORDS:
             raise KernelError(
@@ -58,6 +61,7 @@ class Workspace:
         self.family = family
         self.buffers = tuple(buffers)
         self._mapping = mapping  # peers' memory stays mapped as long as this lives
+        self._group = None if group is None else weakref.ref(group)
         self.rank = rank
         self.world = len(buffers)
         self.local_ranks = local_ranks
@@ -82,6 +86,10 @@ class Workspace:
         """Bytes of data that one call may use, at every rank."""
         data = self.buffers[0].numel() - FLAG_WORDS * 4
         return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
+
+    def serves(self, group: object) -> bool:
+        """Whether it was made for this process group, and not for one that bore the name before."""
+        return self._group is None or self._group() is group
 
     def raise_if_failed(self) -> None:
         """Raise KernelError for a wait that gave up, in a kernel that has ended. Does not wait for any."""
@@ -143,6 +151,8 @@ def virtual_workspace(
 
 
 _workspaces: dict[tuple[str, str], Workspace] = {}
+# Those that a larger one has replaced: a CUDA graph may have recorded their addresses.
+_replaced: list[tuple[str, Workspace]] = []
 
 
 def install(group_name: str, workspace: Workspace) -> None:
@@ -168,6 +178,10 @@ def find_workspace(
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None
     found = _workspaces.get((group_name, family))
+    group = _torch.process_group(group_name)
+    if found is not None and not found.serves(group):
+        release(group_name)
+        found = None
     if found is not None:
         found.raise_if_failed()
         if found.half_bytes >= data_bytes:
@@ -181,20 +195,23 @@ def find_workspace(
             "Ranks meet to allocate it, which a graph cannot record.",
             "Run the function once before capturing it.",
         )
-    if found is not None:
-        torch.cuda.synchronize(place)  # peers may still read the old buffers
-    size = bytes_needed(data_bytes)
+    # A power of two: calls that grow step by step keep at most twice the memory of the largest.
+    size = bytes_needed(1 << (data_bytes - 1).bit_length())
     buffers, rank, mapping = _torch.symmetric_buffers(size, group_name, place)
-    made = Workspace(family, buffers, rank, programs=programs, flags=flags, mapping=mapping)
+    made = Workspace(
+        family, buffers, rank, programs=programs, flags=flags, mapping=mapping, group=group
+    )
+    if found is not None:
+        _replaced.append((group_name, found))
     _workspaces[group_name, family] = made
     return made
 
 
-def raise_if_failed() -> None:
-    """Wait for the device, then raise KernelError if a wait of any kernel gave up since the start."""
-    if torch.cuda.is_available():
+def raise_if_failed(*, wait: bool = True) -> None:
+    """Wait for the device, or not, then raise KernelError if a wait of any kernel has given up since the start."""
+    if wait and torch.cuda.is_available():
         torch.cuda.synchronize()
-    for workspace in _workspaces.values():
+    for workspace in (*_workspaces.values(), *(old for _, old in _replaced)):
         workspace.raise_if_failed()
 
 
@@ -202,3 +219,4 @@ def release(group_name: str | None = None) -> None:
     """Forget the workspaces of a group, or all: for after its process group was destroyed."""
     for key in [key for key in _workspaces if group_name in (None, key[0])]:
         del _workspaces[key]
+    _replaced[:] = [entry for entry in _replaced if group_name not in (None, entry[0])]

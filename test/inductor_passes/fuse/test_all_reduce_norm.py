@@ -66,6 +66,10 @@ def two_residuals(x, residual, weight):
     return rms(summed(x) + residual + weight * residual, weight)[0]
 
 
+def broadcast(x, residual, weight):
+    return rms(summed(x) + residual.view(1, *residual.shape).expand(4, -1, -1), weight)[0]
+
+
 def over_rows(x, residual, weight):
     total = to(summed(x) + residual, torch.float32)
     return total * torch.rsqrt(total.pow(2).mean(0, keepdim=True) + 1e-6)
@@ -142,6 +146,7 @@ return (convert_element_type_1, getitem_2)""",
         (average, "sums, not avg"),
         (narrow_norm, "the norm torch.bfloat16"),
         (two_residuals, "not one bias and one residual"),
+        (broadcast, "the sum is broadcast"),
     ],
 )
 def test_what_is_declined_is_left_alone(fuse, fn, reason):

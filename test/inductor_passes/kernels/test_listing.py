@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from inductor_passes.__main__ import main
 from inductor_passes.kernels import availability, listing
 from inductor_passes.registry import registered_passes
@@ -26,25 +24,9 @@ def test_without_peers_only_the_kernel_that_meets_none_runs(capsys, monkeypatch)
     assert [row["name"] for row in rows if row["runs"]] == ["reduce_chunks"]
 
 
-def test_the_list_agrees_with_operators_and_passes():
+def test_the_list_agrees_with_the_passes():
     named = {row.fused_by for row in listing.KERNELS if row.fused_by}
     assert named == {name for name in registered_passes() if name.startswith("fuse_")}
-    pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
-    import importlib
-    import pkgutil
-
-    import torch
-
-    from inductor_passes import kernels
-
-    for module in pkgutil.iter_modules(kernels.__path__):
-        importlib.import_module(f"inductor_passes.kernels.{module.name}")
-    registered = {
-        name.removeprefix("inductor_passes::")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("inductor_passes::")
-    }
-    assert {row.name for row in listing.KERNELS} == registered
 
 
 def test_nothing_needs_triton_to_be_listed(monkeypatch, capsys):

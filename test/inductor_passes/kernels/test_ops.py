@@ -82,6 +82,22 @@ def test_on_cpu_the_reference_runs():
             "activation 'tanh'",
         ),
         (
+            lambda: ops.all_gather_matmul(t(3, 8), [t(8, 5)], [t(1)], "none", False, "0", 4),
+            r"biases \[1\]",
+        ),
+        (
+            lambda: ops.all_reduce_add_rmsnorm(
+                t(3, 8), t(1, 8), None, None, 1e-5, torch.float32, "0"
+            ),
+            r"x \[3, 8\], residual \[1, 8\]",
+        ),
+        (
+            lambda: ops.all_reduce_add_layernorm(
+                t(3, 8), None, None, t(1), None, 1e-5, torch.float32, "0"
+            ),
+            r"weight \[1\]",
+        ),
+        (
             lambda: ops.matmul_reduce_scatter(t(9, 8), t(8, 5), "sum", "0", 4),
             "share evenly",
         ),
@@ -99,6 +115,31 @@ def test_inputs_that_are_not_contiguous():
     assert out.shape == (1, 5)
     assert not gather.can_read([t(8, 10)[:, ::2]])
     assert not gather.can_read([t(8, 5), t(5, 8).t()])
+
+
+def test_rows_that_are_not_contiguous_reach_kernels_contiguous(monkeypatch):
+    seen = []
+
+    def launched(*given, **_):
+        for value in given:
+            seen.extend(value if isinstance(value, (list, tuple)) else [value])
+        raise StopIteration
+
+    monkeypatch.setattr(gather, "launch_all_gather_matmul", launched)
+    monkeypatch.setattr(norm, "launch_all_reduce_add_norm", launched)
+    row, x = t(8, 2)[:, 1], t(8, 8).t()
+    for family in (gather.FAMILY, norm.FAMILY):
+        spaces.install("0", spaces.virtual_workspace(family, 4, 1 << 12, "cpu"))
+    try:
+        with pytest.raises(StopIteration):
+            ops.all_gather_matmul(x, [t(8, 8)], [row], "none", False, "0", 4)
+        with pytest.raises(StopIteration):
+            ops.all_reduce_add_layernorm(x, x, row, row, row, 1e-5, torch.float32, "0")
+    finally:
+        spaces.release("0")
+    tensors = [value for value in seen if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 3 + 5
+    assert all(tensor.is_contiguous() for tensor in tensors)
 
 
 def test_a_world_beyond_the_flags_is_refused():
@@ -130,6 +171,48 @@ def test_no_workspace_for_what_no_kernel_takes():
     finally:
         spaces.release("0")
     assert find(t(4)) is None
+
+
+@pytest.fixture
+def symmetric(monkeypatch):
+    """Symmetric memory as far as a CPU has it; returns the sizes that were asked for."""
+    sizes = []
+
+    def buffers(size, group_name, place):
+        sizes.append(size)
+        return [torch.zeros(size, dtype=torch.uint8) for _ in range(4)], 0, None
+
+    monkeypatch.setattr(spaces._torch, "symmetric_buffers", buffers)
+    monkeypatch.setattr(spaces, "why_not", lambda group, device: "")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    yield sizes
+    spaces.release()
+
+
+def test_a_workspace_grows_and_keeps_what_a_graph_may_have_recorded(symmetric, monkeypatch):
+    first = spaces.find_workspace("all_reduce", t(4), "0", 1000)
+    assert spaces.find_workspace("all_reduce", t(4), "0", 1024) is first
+    second = spaces.find_workspace("all_reduce", t(4), "0", 1025)
+    assert second is not first
+    assert second.half_bytes == 2 * first.half_bytes == 2048
+    first.reports[0, :5] = torch.tensor([1, 3, 7, 5, 4])  # a replay of the old graph gives up
+    with pytest.raises(KernelError, match="gave up on chunk 7 of rank 3"):
+        spaces.raise_if_failed()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(KernelError, match="Run the function once before capturing"):
+        spaces.find_workspace("all_reduce", t(4), "0", 4096)
+    assert len(symmetric) == 2
+
+
+def test_a_new_group_of_the_same_name_gets_a_workspace_of_its_own(symmetric):
+    import torch.distributed as dist
+
+    old = dist.group.WORLD  # somebody keeps it
+    first = spaces.find_workspace("all_reduce", t(4), "0", 1000)
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+    assert dist.group.WORLD is not old
+    assert spaces.find_workspace("all_reduce", t(4), "0", 1000) is not first
 
 
 def test_buffers_are_aligned_halves():
