@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch._dynamo.guards as _guards
 import torch._dynamo.variables.builder as _builder
 import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
 import torch._functorch._aot_autograd.functional_utils as _functional_utils
@@ -23,6 +24,8 @@ import torch.distributed.tensor.placement_types as _placement_types
 import torch.fx.experimental.proxy_tensor as _proxy_tensor
 from torch._C import _functionalization, _get_dispatch_mode
 from torch._C import _TorchDispatchModeKey as _ModeKey
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
@@ -359,6 +362,60 @@ def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any
     )
     proxy = tx.output.create_proxy("call_function", function, proxy_args, proxy_kwargs)
     return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+# --- DTensor: implicit replication ----------------------------------------------------------------
+
+
+def implicit_replication() -> bool:
+    """Whether plain tensors among DTensors count as replicated."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def set_implicit_replication(on: bool) -> None:
+    """Turn that switch."""
+    DTensor._op_dispatcher._allow_implicit_replication = on
+
+
+def restore_implicit_replication(tx: Any) -> None:
+    """Have the switch be as it is now when Dynamo is done with the frame, or gives it up."""
+    tx.output.add_cleanup_hook(functools.partial(set_implicit_replication, implicit_replication()))
+
+
+def call_for_effect(tx: Any, function: Callable[..., None], *args: Any) -> None:
+    """Call ``function`` now, and in the graph."""
+    tx.output.create_node("call_function", function, args, {})
+    function(*args)
+
+
+def keep_implicit_replication() -> list[Change]:
+    """The switch is as it was once a graph is compiled; a graph compiled while it was on asks for it.
+
+    Without it the program is one that eager refuses.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_user_compiler(self: Any, *args: Any, **kwargs: Any) -> Any:
+            on = implicit_replication()
+            if on:
+                _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
+            try:
+                return stock(self, *args, **kwargs)
+            finally:
+                set_implicit_replication(on)
+
+        return call_user_compiler
+
+    return [WrapAttribute(OutputGraph, "call_user_compiler", changed)]
+
+
+def REPLICATES_IMPLICITLY(builder: Any, guard: Any) -> None:
+    """Guard: the switch is on."""
+    code = _guards.get_verbose_code_parts("plain tensors count as replicated", guard)
+    builder.guard_manager.root.add_lambda_guard(
+        lambda _: implicit_replication(), code, guard.user_stack
+    )
 
 
 # --- DTensor: dynamic sizes -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dynamo_dist.dtensor import (
     construction,
     debug,
     distribution,
+    implicit_replication,
     loss_parallel,
     views,
 )
@@ -23,6 +24,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *distribution.changes(),
         *_torch.on_construction({**construction.CONSTRUCTED, **debug.CONSTRUCTED}),
         *loss_parallel.changes(),
+        *implicit_replication.changes(),
         *_torch.keep_first_symbols(),
         *_torch.keep_strided_shards(),
         *_torch.cut_empty_shards(),
