@@ -13,6 +13,10 @@ COMMANDS = {
         "dynamo_dist.explaining.command",
         "run a script as it is, and report its graph breaks, recompiles and collectives",
     ),
+    "report": (
+        "dynamo_dist.explaining.report_command",
+        "show reports that are on disk, ranks merged",
+    ),
     "doctor": ("dynamo_dist.doctor", "versions, what is on, what is degraded and why"),
 }
 

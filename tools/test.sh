@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
-# All checks: fast tests, slow tests, ruff, mypy. Arguments go to pytest.
+# All checks: fast tests, slow tests, ruff, mypy. Arguments go to pytest; --setup-only makes the environment and ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh
 ensure_env
+if [[ ${1:-} == --setup-only ]]; then
+    say "ready: . $VENV/bin/activate"
+    exit
+fi
 fresh_run
 
 failed=()

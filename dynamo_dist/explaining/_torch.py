@@ -24,6 +24,21 @@ def on_compile_call(listen: Callable[[], object], adapt: Callable[[Any], Any]) -
     torch.compile = compile
 
 
+def meeting_point() -> str:
+    """``HOST:PORT`` of the store that the process group's ranks met at; "" if it is none over TCP.
+
+    ``_get_default_store`` is in 2.11 to 2.15.
+    """
+    from torch.distributed import distributed_c10d
+
+    if not distributed_c10d.is_initialized():
+        return ""
+    store: Any = distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return f"{store.host}:{store.port}" if hasattr(store, "port") else ""
+
+
 def peak_device_bytes() -> dict[str, int]:
     """Most memory that tensors took on each accelerator that this process uses."""
     import torch

@@ -13,16 +13,12 @@ import importlib.metadata
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dynamo_dist.explaining import child, process
-
-if TYPE_CHECKING:
-    from dynamo_dist.reporting import MergedReport, RunReport
+from dynamo_dist.explaining import child, output, process
 
 # How long rank 0 waits for the reports of other ranks once its own script has ended.
 WAIT_S = 30.0
@@ -31,11 +27,7 @@ _REFUSED = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of ``explain``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument(
-        "--html", metavar="FILE", help="write the page, one file that works offline"
-    )
-    parser.add_argument("--trace", metavar="FILE", help="write the timelines for ui.perfetto.dev")
+    output.add_arguments(parser)
     parser.add_argument(
         "--backend",
         default="",
@@ -65,7 +57,7 @@ class _PrintSchema(argparse.Action):
 def run(arguments: argparse.Namespace) -> int:
     """Run the script and report; the script's exit status, or 2 if it cannot be started."""
     if why := _refusal(arguments):
-        _fail(arguments, why)
+        output.fail(arguments, why)
         return _REFUSED
     with tempfile.TemporaryDirectory(prefix="dynamo_dist_explain_") as folder:
         script = ["-m", arguments.script] if arguments.is_module else [arguments.script]
@@ -76,15 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 _report(arguments, folder, status)
             except Exception as error:  # the script's status counts, whatever becomes of its report
-                _fail(arguments, f"there is no report: {type(error).__name__}: {error}")
+                output.fail(arguments, f"there is no report: {type(error).__name__}: {error}")
     return process.end_like(status)
-
-
-def _fail(arguments: argparse.Namespace, why: str) -> None:
-    if arguments.json:
-        print(json.dumps({"error": why}))
-    else:
-        print(f"error: {why}", file=sys.stderr)
 
 
 def _refusal(arguments: argparse.Namespace) -> str:
@@ -113,41 +98,22 @@ def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
     found = journal.read(folder, (rank, world_size)) or [RunReport(rank, world_size)]
     ended = Fact("exit status", _status_text(status), "", "the script's")
     found = [dataclasses.replace(report, facts=(ended, *report.facts)) for report in found]
+    others = sorted(set(range(found[0].world_size)) - {report.rank for report in found})
+    is_host = found[0].rank == 0
     store = ranks.agent_store() if world_size > 1 else None
-    if store is not None and rank != 0:
-        ranks.give(store, found[0])
+    if store is None and others:
+        # A script that ended before it met anyone leaves what the launcher said.
+        given = ranks.given_address() if world_size > 1 else ""
+        if address := journal.meeting(folder) or given:
+            store = ranks.own_store(address, is_host, WAIT_S)
+    if store is not None and not is_host:
+        for report in found:
+            ranks.give(store, report)
         return
     if store is not None:
-        found += ranks.take(store, range(1, world_size), WAIT_S)
-    alone = store is None and world_size > 1
-    _show(arguments, merge(found), f".rank{rank}" if alone else "")
+        found += ranks.take(store, others, WAIT_S)
+    output.show(arguments, merge(found), "" if is_host else f".rank{found[0].rank}")
 
 
 def _status_text(status: int) -> str:
     return str(status) if status >= 0 else f"killed by {signal.Signals(-status).name}"
-
-
-def _show(arguments: argparse.Namespace, merged: MergedReport, infix: str) -> None:
-    """Files and text. ``infix`` tells the files of ranks apart that nobody brings together."""
-    from dynamo_dist.reporting import render_html, render_text
-    from dynamo_dist.reporting.write import trace
-
-    report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
-    if arguments.html:
-        _write(arguments.html, infix, render_html(report))
-    if arguments.trace:
-        _write(arguments.trace, infix, json.dumps(trace(merged)))
-    if arguments.json:
-        print(json.dumps(merged.to_json(), indent=2))
-    else:
-        render_text(report)
-
-
-def _write(name: str, infix: str, text: str) -> None:
-    path = Path(name)
-    path = path.with_name(f"{path.stem}{infix}{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        print(f"error: {path} was not written: {error.strerror}.", file=sys.stderr)

@@ -53,7 +53,10 @@ class Journal:
         self._process: dict[str, Any] = {}
 
     def process(self, **known: Any) -> None:
-        """Who is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``."""
+        """Who is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``, ``meeting``.
+
+        ``meeting`` is ``HOST:PORT`` of the store where the ranks met, "" where there is none.
+        """
         if known != self._process:
             self._process = known
             self._append("process", known)
@@ -88,6 +91,15 @@ def read(folder: str | os.PathLike[str], default: tuple[int, int] = (0, 1)) -> l
     return [
         dataclasses.replace(report, world_size=world_size) for _, report in sorted(by_rank.items())
     ]
+
+
+def meeting(folder: str | os.PathLike[str]) -> str:
+    """``HOST:PORT`` where the ranks met, as the last process that knew one says; else ""."""
+    found = ""
+    for path in Path(folder).glob("*.jsonl"):
+        for kind, data in _lines(path):
+            found = (data.get("meeting") if kind == "process" else "") or found
+    return found
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

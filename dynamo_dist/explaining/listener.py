@@ -28,6 +28,7 @@ class Listener:
         self._journal = Journal(folder)
         self._place = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self._is_launched = self._place[1] > 1
+        self._meeting = ""
         self._functions: set[tuple[str, str, int]] = set()
         self._listening = contextlib.ExitStack()
 
@@ -53,14 +54,17 @@ class Listener:
 
     def _say_who(self) -> None:
         """A launcher's rank and number of ranks; without one the process group's, also when it is gone."""
-        if not self._is_launched and dist.is_available() and dist.is_initialized():
-            self._place = dist.get_rank(), dist.get_world_size()
+        if dist.is_available() and dist.is_initialized():
+            self._meeting = _torch.meeting_point()
+            if not self._is_launched:
+                self._place = dist.get_rank(), dist.get_world_size()
         rank, size = self._place
         self._journal.process(
             rank=rank,
             world_size=size,
             torch_version=torch.__version__,
             plugin_version=dynamo_dist.__version__,
+            meeting=self._meeting,
         )
 
     def _finish(self) -> None:

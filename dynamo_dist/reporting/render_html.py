@@ -14,7 +14,16 @@ from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.picture import COMPUTE_LANE, Box, Lane, Picture, draw, ticks
 from dynamo_dist.reporting.records import RunReport
-from dynamo_dist.reporting.summary import WHY_EXPOSED, graph_titles, order_text, summarize
+from dynamo_dist.reporting.summary import (
+    ONLY_OBSERVED,
+    WHY_EXPOSED,
+    WHY_RANKS_ARE_MISSING,
+    graph_titles,
+    is_only_observed,
+    order_text,
+    summarize,
+    why_no_graph,
+)
 from inductor_passes.records import CollectiveRecord, GraphRecord
 
 if TYPE_CHECKING:
@@ -60,6 +69,8 @@ def render_html(report: RunReport | MergedReport) -> str:
         summary=summarize(run),
         graphs=_views(run.graphs),
         facts=run.facts,
+        why_no_graph=why_no_graph(run),
+        is_only_observed=is_only_observed(run),
     )
 
 
@@ -184,6 +195,10 @@ def _template() -> Template:
         labels=_labels,
         lane_y=_lane_y,
         why_exposed=WHY_EXPOSED,
+        why_ranks_are_missing=WHY_RANKS_ARE_MISSING,
+        only_observed=ONLY_OBSERVED,
+        human_us=units.human_us,
+        human_bytes=units.human_bytes,
         LANE_HEIGHT=LANE_HEIGHT,
     )
     return environment.get_template("report.html.j2")

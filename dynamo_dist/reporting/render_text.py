@@ -11,13 +11,17 @@ from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.records import BreakRecord, Fact, PlanRecord, RunReport
 from dynamo_dist.reporting.summary import (
+    ONLY_OBSERVED,
     WHY_EXPOSED,
+    WHY_RANKS_ARE_MISSING,
     Collectives,
     Summary,
     alike,
     graph_titles,
+    is_only_observed,
     order_text,
     summarize,
+    why_no_graph,
 )
 from inductor_passes.records import GraphRecord, PassRecord, ScheduleRecord
 
@@ -82,11 +86,7 @@ def _ranks(console: Console, merged: MergedReport) -> None:
             _line(console, f"  {difference.what}: {value} on {where}")
     if merged.missing:
         _line(console, f"No report from rank {units.rank_list(merged.missing)}.", "bold red")
-        _line(
-            console,
-            "  Ranks of a fake group have no process, so none. Others: start all of them by torchrun, "
-            "and see whether they ended early.",
-        )
+        _line(console, f"  {WHY_RANKS_ARE_MISSING}")
 
 
 def _head(console: Console, report: RunReport) -> None:
@@ -119,9 +119,13 @@ def _summary(console: Console, report: RunReport, summary: Summary) -> None:
         ]
     for name, value in rows:
         _line(console, f"  {name:<14}{value}")
+    if note := ONLY_OBSERVED if is_only_observed(report) else why_no_graph(report):
+        _line(console, f"  {note}")
 
 
 def _from_to(before: float, after: float, human: Callable[[float], str], label: str) -> str:
+    if before == after:
+        return f"{human(after)} ({label})"
     changed = _ascii(units.change(before, after))
     return (
         f"{human(before)} -> {human(after)}" + (f", {changed}" if changed else "") + f" ({label})"
@@ -159,12 +163,13 @@ def _break(console: Console, item: BreakRecord) -> None:
 
 
 def _fact(console: Console, fact: Fact) -> None:
-    value = fact.value if isinstance(fact.value, str) else _ascii(units.fact_text(fact.value))
+    value = units.fact_text(fact.value, fact.unit)
+    if not isinstance(fact.value, str):
+        value = _ascii(value)
     if isinstance(fact.value, tuple) and len(fact.value) > 1:
         value += f" over {len(fact.value)} values"
-    unit = f" {fact.unit}" if fact.unit else ""
     source = f" ({fact.source})" if fact.source else ""
-    _line(console, f"{fact.name}: {value}{unit}{source}")
+    _line(console, f"{fact.name}: {value}{source}")
 
 
 def _plan(console: Console, plan: PlanRecord) -> None:

@@ -38,14 +38,15 @@ def human_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def fact_text(value: float | str | tuple[float, ...]) -> str:
-    """A measured value; of several the first and the last."""
+def fact_text(value: float | str | tuple[float, ...], unit: str = "") -> str:
+    """A measured value with its unit; of several the first and the last."""
     if isinstance(value, str):
-        return value
-    if isinstance(value, tuple):
-        ends = value[:1] + value[-1:] if len(value) > 1 else value
-        return " → ".join(human_number(item) for item in ends) or "none"
-    return human_number(value)
+        return f"{value} {unit}".rstrip()
+    values = value if isinstance(value, tuple) else (value,)
+    ends = values[:1] + values[-1:] if len(values) > 1 else values
+    if unit == "bytes":
+        return " → ".join(map(human_bytes, ends)) or "none"
+    return f"{' → '.join(map(human_number, ends)) or 'none'} {unit}".rstrip()
 
 
 def change(before: float, after: float) -> str:

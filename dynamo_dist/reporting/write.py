@@ -52,6 +52,16 @@ def write_report(
 
 def read_report(path: str | os.PathLike[str]) -> RunReport:
     """Read a ``report.json`` of one rank back. Raises ValueError if it is none of this version."""
+    return RunReport.from_json(_read(path))
+
+
+def read_reports(path: str | os.PathLike[str]) -> list[RunReport]:
+    """The ranks of a ``report.json``, or of a merged report such as ``explain --json`` prints."""
+    data = _read(path)
+    return [RunReport.from_json(item) for item in data.get("reports", [data])]
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -60,7 +70,7 @@ def read_report(path: str | os.PathLike[str]) -> RunReport:
         ) from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} holds no report. Pass a report.json that write_report() wrote.")
-    return RunReport.from_json(data)
+    return data
 
 
 def trace(report: RunReport | MergedReport) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """``python -m dynamo_dist explain`` on scripts that know nothing of it, as real processes."""
 
+import concurrent.futures
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from importlib import metadata
@@ -25,8 +27,8 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def start(cache, *command):
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+def start(cache, *command, **variables):
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
         [sys.executable, *map(str, command)], env=env, capture_output=True, text=True, timeout=300
     )
@@ -102,6 +104,30 @@ def test_ranks_under_torchrun_of_which_one_differs_and_fails(cache):
     )
     assert [p["name"] for p in first["graphs"][0]["passes"]]
     assert [r["facts"][0]["value"] for r in merged["reports"]] == ["0", "1"]
+
+
+def test_ranks_that_no_torchrun_started_come_into_one_report(cache):
+    """As a shell, srun or mpirun starts them: rank 0's command shows all, the other's nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        done = [
+            threads.submit(
+                start,
+                cache,
+                *("-m", "dynamo_dist", "explain", "--json", HERE / "script_of_ranks.py", "run"),
+                RANK=str(rank),
+                **launched,
+            )
+            for rank in (0, 1)
+        ]
+    first, second = (process.result() for process in done)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert second.stdout == ""
+    merged = checked(first.stdout)
+    assert [report["rank"] for report in merged["reports"]] == [0, 1]
+    assert differences(merged)["graph breaks"] == [[0], [1]]
 
 
 def test_processes_that_the_script_starts_are_ranks_too(cache, tmp_path):

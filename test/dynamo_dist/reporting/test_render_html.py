@@ -146,15 +146,28 @@ def test_text_of_users_is_escaped_everywhere(report, graph):
 
 def test_no_graph(report):
     words = Page(render_html(RunReport())).words
-    assert "No graph was recorded." in words
+    assert words.count("No process of this run called torch.compile.") == 1
     assert "Exposed communication" not in words
+    failed = report(graphs=(), breaks=(dataclasses.replace(report().breaks[0], effect="error"),))
+    assert "No graph was compiled: see the failed compile." in Page(render_html(failed)).words
+    uncalled = RunReport(torch_version="2.13.0")
+    assert "No graph came to Inductor" in Page(render_html(uncalled)).words
+
+
+def test_what_stock_compiled_is_shown_once(report, graph):
+    same = graph(passes=(), after=graph().before)
+    page = Page(render_html(report(graphs=(same,))))
+    assert page.count("svg", class_="plot") == 1
+    assert "Stock Inductor compiled these graphs." in page.words
+    assert "80 µs → 80 µs" not in page.words
+    assert "Stock Inductor compiled" not in Page(render_html(report())).words
 
 
 def test_ranks_that_differ_come_first(report):
     merged = merge([report(rank=0), dataclasses.replace(report(rank=1), breaks=())])
     words = Page(render_html(merged)).words
     assert words.index("Ranks differ") < words.index("Graph breaks")
-    assert "No report from 6 ranks: 2-7." in words
+    assert "No report from 6 ranks: 2-7. Ranks of a fake group have no process" in words
     agreed = Page(render_html(merge([report(rank=r, world_size=2) for r in (0, 1)]))).words
     assert "2 ranks agree" in agreed
 

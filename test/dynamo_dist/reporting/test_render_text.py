@@ -7,7 +7,7 @@ from pathlib import Path
 from expecttest import TestCase
 from rich.console import Console
 
-from dynamo_dist.reporting import RunReport, merge, render_text
+from dynamo_dist.reporting import Fact, RunReport, merge, render_text
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.reporting.summary import WHY_EXPOSED
 from inductor_passes import describe
@@ -61,7 +61,8 @@ def test_an_empty_report():
 dynamo_dist ?: torch ?
   graph breaks  0
   graphs        0
-  launches      0""",
+  launches      0
+  No process of this run called torch.compile.""",
     )
 
 
@@ -76,7 +77,7 @@ RANKS DIFFER; ranks that launch in another order hang.
   graph breaks: Data-dependent branching at model.py:30 on rank 0
   graph breaks: none on rank 2
 No report from rank 1.
-  Ranks of a fake group have no process, so none. Others: start all of them by torchrun, and see whether they ended early.
+  Ranks of a fake group have no process, so none. Others: start all of them in the same way, and see whether they ended early.
 """,
     )
 
@@ -85,6 +86,27 @@ def test_ranks_that_agree(report):
     merged = merge([report(rank=0, world_size=2), report(rank=1, world_size=2)])
     assert printed(merged).startswith(
         "2 ranks agree in breaks, graphs, launches, payloads and order."
+    )
+
+
+def test_what_stock_compiled_is_told_once(report, graph):
+    same = graph(passes=(), after=graph().before)
+    facts = (Fact("peak memory of the process", 3 << 29, "bytes", "measured"),)
+    TestCase().assertExpectedInline(
+        printed(report(graphs=(same,), breaks=(), recompiles=(), facts=facts)).split("forward")[0],
+        """\
+dynamo_dist 0.1.0: rank 1 of 8, torch 2.13.0
+  graph breaks  0
+  graphs        1
+  launches      1 (1 all_gather)
+  exposed       80 us (simulated on h100x8)
+  time          230 us (simulated on h100x8)
+  peak memory   3 MiB (simulated on h100x8)
+  Stock Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", or explain with --backend dynamo_dist.
+
+peak memory of the process: 1.50 GiB (measured)
+
+""",
     )
 
 

@@ -82,6 +82,8 @@ def test_facts():
     assert units.fact_text((5.5,)) == "5.5"
     assert units.fact_text(()) == "none"
     assert units.fact_text("as it is") == "as it is"
+    assert units.fact_text(12.25, "ms") == "12.25 ms"
+    assert units.fact_text((1 << 20, 3 << 20), "bytes") == "1 MiB → 3 MiB"
 
 
 @pytest.mark.parametrize(
