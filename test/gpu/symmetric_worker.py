@@ -5,7 +5,7 @@ import json
 import torch
 import torch.distributed as dist
 
-from inductor_passes.kernels import workspace
+from inductor_passes.kernels import register_operators, workspace
 from inductor_passes.kernels.availability import why_not
 
 ops = torch.ops.inductor_passes
@@ -22,6 +22,7 @@ def error(got, wanted):
 
 
 def main():
+    register_operators()
     dist.init_process_group("gloo")
     rank, world, group = dist.get_rank(), 2, dist.group.WORLD.group_name
     torch.cuda.set_device(0)
@@ -40,6 +41,12 @@ def main():
         r = ops.matmul_reduce_scatter(x[rank], w, "sum", group, world)
         wanted = (total @ w.float()).view(world, 32, 256)[rank]
         found[f"matmul_reduce_scatter {call}"] = error(r, wanted)
+        sent = [of_rank(20 * call + r, 2 * world, 16, 512) for r in range(world)]
+        experts = of_rank(200 + rank, 2, 512, 256) / 512**0.5
+        e = ops.all_to_all_grouped_matmul(sent[rank], experts, group, world)
+        came = torch.stack([s[2 * rank : 2 * rank + 2] for s in sent], 1).view(2, world * 16, 512)
+        wanted = torch.bmm(came.float(), experts.float())
+        found[f"all_to_all_grouped_matmul {call}"] = error(e, wanted)
     workspace.raise_if_failed()
     print(json.dumps(found))
     dist.destroy_process_group()

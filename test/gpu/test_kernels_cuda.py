@@ -40,8 +40,13 @@ def test_all_reduce(space, two_shot):
     from inductor_passes.kernels.all_reduce import launch_all_reduce
 
     area = space("all_reduce")
-    for n in (1 << 18, 1000, 7):
-        x = torch.randn(WORLD, n, device="cuda", dtype=BF16)
+    for n, first in (
+        (1 << 18, 0),
+        (1000, 0),
+        (7, 0),
+        (1000, 1),
+    ):  # the last begins at an odd address
+        x = torch.randn(WORLD * n + first, device="cuda", dtype=BF16)[first:].view(WORLD, n)
         out = launch_all_reduce(x, area, two_shot=two_shot)
         torch.cuda.synchronize()
         area.raise_if_failed()
@@ -147,16 +152,46 @@ def test_reduce_chunks():
     close(launch_reduce_chunks(x), reference(x))
 
 
-def test_a_graph_replays(space):
+def replayed_sum(space):
     from inductor_passes.kernels.all_reduce import launch_all_reduce
 
     area = space("all_reduce")
     x = torch.randn(WORLD, 10000, device="cuda", dtype=BF16)
-    first = launch_all_reduce(x, area, two_shot=True)
+    return area, lambda: launch_all_reduce(x, area, two_shot=True)
+
+
+def replayed_gather(space):
+    from inductor_passes.kernels.all_gather_matmul import launch_all_gather_matmul
+    from inductor_passes.kernels.tiles import tiles_for
+
+    area = space("all_gather_matmul")
+    a = torch.randn(WORLD * 128, 512, device="cuda", dtype=BF16)
+    weight = torch.randn(512, 256, device="cuda", dtype=BF16)
+    tiles = tiles_for(BF16, 128, 80)
+    return area, lambda: launch_all_gather_matmul(a, [weight], [], area, tiles=tiles, copiers=2)[0]
+
+
+def replayed_scatter(space):
+    from inductor_passes.kernels.matmul_reduce_scatter import launch_matmul_reduce_scatter
+    from inductor_passes.kernels.tiles import tiles_for
+
+    area = space("matmul_reduce_scatter")
+    a = torch.randn(WORLD * WORLD * 128, 512, device="cuda", dtype=BF16)
+    b = torch.randn(WORLD * 512, 256, device="cuda", dtype=BF16)
+    tiles = tiles_for(BF16, 128, 80)
+    return area, lambda: launch_matmul_reduce_scatter(a, b, area, average=False, tiles=tiles)
+
+
+@pytest.mark.parametrize("make", [replayed_sum, replayed_gather, replayed_scatter])
+def test_a_graph_replays(space, make):
+    area, call = make(space)
+    first = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = launch_all_reduce(x, area, two_shot=True)
-    for _ in range(1000):
+        out = call()
+    for replay in range(1000):
+        if replay % 100 == 0:
+            out.fill_(float("nan"))
         graph.replay()
     torch.cuda.synchronize()
     area.raise_if_failed()

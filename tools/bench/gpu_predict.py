@@ -6,7 +6,9 @@ import concurrent.futures
 import multiprocessing
 from typing import Any
 
+import gpu_products
 import torch
+from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
 
 from inductor_passes._torch import fake_tensor_mode
 from inductor_passes.cost import load_topology
@@ -21,9 +23,6 @@ from inductor_passes.kernels import (
 from inductor_passes.kernels.ahead import gate
 from inductor_passes.kernels.builds import builds, facts_of
 
-WORLD = 8
-TOPOLOGY = "h200x8"
-PRODUCTS = ((8192, 7168, 8192), (8192, 1280, 8192), (2048, 7168, 8192))
 NORMS = (64, 512, 4096)
 CAPABILITY = 90
 ops = torch.ops.inductor_passes
@@ -93,6 +92,11 @@ def predict() -> list[dict[str, Any]]:
         comm = collective_us("all_gather", payload, group, topology)
         fused = prediction.all_gather_matmul_us(topology, payload, WORLD, matmul, 0)
         row("all_gather_matmul", shape, matmul, comm, matmul + comm, fused)
+        for gb_per_s in RATES:  # as measured beside an emulated link
+            comm = (WORLD - 1) * payload / gb_per_s / 1e3
+            fused = gpu_products.predicted(m, n, k, gb_per_s, matmul, comm)["predicted_fused"]
+            name = f"{shape} at {gb_per_s:.0f} GB/s"
+            row("all_gather_matmul", name, matmul, comm, matmul + comm, fused)
         result = m // WORLD * n * 2
         comm = collective_us("reduce_scatter", WORLD * result, group, topology)
         fused = prediction.matmul_reduce_scatter_us(topology, result, WORLD, matmul)

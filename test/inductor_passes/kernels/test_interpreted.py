@@ -11,11 +11,12 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("proof", ["check_numbers.py", "check_protocol.py"])
+@pytest.mark.parametrize("proof", ["check_numbers.py", "check_protocol.py", "check_bench.py"])
 def test_in_the_interpreter(proof):
     pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", HERE / proof]
-    path = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    bench = HERE.parents[2] / "tools" / "bench"
+    path = os.pathsep.join([str(HERE), str(bench), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

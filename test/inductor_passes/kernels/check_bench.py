@@ -1,0 +1,166 @@
+"""The measurements of ``tools/bench/gpu.py`` with this process in a GPU's place: what they call, and in which order.
+
+Times mean nothing here. Numbers do: the emulated link sets flags, the kernel waits for them, errors are found.
+By hand: TRITON_INTERPRET=1 PYTHONPATH=tools/bench pytest test/inductor_passes/kernels/check_bench.py
+"""
+
+import contextlib
+import time
+import types
+
+import gpu
+import gpu_link
+import gpu_products
+import gpu_streams
+import gpu_timing
+import pytest
+import torch
+import triton.language as tl
+from interpreted import Schedule
+from torch.overrides import TorchFunctionMode
+
+from inductor_passes.errors import KernelError
+from inductor_passes.kernels.tiles import Tiles
+
+TILES = Tiles(16, 16, 16, warps=4, stages=1)
+
+
+class OnCpu(TorchFunctionMode):
+    def __torch_function__(self, func, kinds, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if torch.device(kwargs.get("device") or "cpu").type == "cuda":
+            kwargs["device"] = "cpu"
+        return func(*args, **kwargs)
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.at = 0.0
+
+    def record(self):
+        self.at = time.monotonic()
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.at - self.at)
+
+
+class Stream:
+    def __init__(self, priority=0):
+        pass
+
+    def wait_stream(self, other):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch):
+    """A device of a few multiprocessors, on which a launch has ended when it returns."""
+    cuda = {
+        "Event": Event,
+        "Stream": Stream,
+        "synchronize": lambda: None,
+        "current_stream": Stream,
+        "stream": lambda stream: contextlib.nullcontext(),
+    }
+    for name, stand_in in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for module in (gpu_link, gpu_timing):
+        monkeypatch.setattr(
+            module, "globaltimer", lambda: tl.full((), time.monotonic_ns(), tl.int64)
+        )
+    for module in (gpu_products, gpu_streams):
+        monkeypatch.setattr(module, "BF16", torch.float32)  # the interpreter truncates bfloat16
+        monkeypatch.setattr(module, "SPIN_LIMIT", 500)
+    monkeypatch.setattr(gpu_products, "multiprocessors", lambda place: 18)
+    monkeypatch.setattr(gpu_streams, "multiprocessors", lambda place: 8)
+    monkeypatch.setattr(gpu_timing, "REPEATS", 1)
+    monkeypatch.setattr(gpu_timing, "WARM_UPS", 0)
+    monkeypatch.setattr(gpu_timing, "HEAD_START_NS", 0)
+    with OnCpu():
+        yield
+
+
+def test_products_beside_a_link():
+    found = gpu_products.measure_all_gather_matmul(256, 32, 32, rates=(0.01,), tiles=TILES)
+    (link,) = found["links"]
+    assert link["largest_error"] < 1e-5
+    # 224 rows of 32 numbers in 4 bytes, at a rate: nothing can be quicker than the link
+    least = 224 * 32 * 4 / link["gb_per_s"] / 1e3
+    assert min(link[t] for t in ("t_comm", "sequential", "chunked", "fused")) >= least
+    assert not gpu.wrong_numbers({"product": found})
+
+
+def test_a_link_that_forgets_a_flag_is_a_wrong_number_or_an_error(monkeypatch):
+    case = gpu_products.GatherCase(256, 32, 32, TILES)
+    assert case.error(1.0) < 1e-5
+    case.link.order[3] = case.link.order[2]  # one chunk is never sent
+    with pytest.raises(KernelError, match="gave up on chunk"):
+        case.error(1.0)
+
+
+@pytest.mark.parametrize("two_shot", [False, True])
+def test_sums_and_norms(monkeypatch, two_shot):
+    monkeypatch.setattr(torch, "compile", lambda fn: fn)
+    monkeypatch.setattr(gpu_streams.NormCase, "replay", lambda self: True)
+    with Schedule():
+        found = gpu_streams.measure_norm(1.0, 8, 32, two_shot=two_shot)
+    assert found["largest_error"] < 1e-5
+    assert found["share_of_copy"] > 0
+    found["largest_error"] = float("inf")
+    assert "largest error is inf" in gpu.wrong_numbers({"norm": found})[0]
+
+
+def test_chunks(monkeypatch):
+    found = gpu_streams.measure_reduce_chunks(1.0, 3000)
+    assert found["largest_error"] < 1e-5
+
+
+def test_targets_take_the_worst_figure_and_miss_what_is_not_there():
+    def product(share, fused, taken):
+        link = {"taken": taken, "fused_over_longer": fused, "hidden_share": 0.9}
+        return {"share_of_cublas": share, "flags_cost": 0.0, "links": [link]}
+
+    content = {
+        "all_gather_matmul, a": product(0.95, 1.05, True),
+        "all_gather_matmul, b": product(0.93, 2.0, False),
+        "all_reduce_add_rmsnorm": {
+            "share_of_copy": 0.5,
+            "speedup": 2.0,
+            "replays_keep_bits": True,
+        },
+    }
+    rows = {row["target"]: row for row in gpu.targets(content)}
+    assert rows["all_gather_matmul, flags preset: share of cuBLAS"]["reached"] == 0.93
+    met = [row["met"] for row in rows.values()]
+    assert met == [True, True, True, True, False, True, False, False, True]
+    assert rows["reduce_chunks: speed-up over torch.sum"]["reached"] is None
+
+
+def test_the_report_names_what_was_measured_on(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    properties = types.SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    named = gpu.environment()
+    assert named["device"] == "H200"
+    assert {"date", "driver", "torch", "triton", "python", "cuda"} <= set(named)
+
+
+def test_a_part_that_fails_does_not_lose_the_others(monkeypatch):
+    monkeypatch.setattr(gpu, "environment", lambda: {"device": "H200"})
+    monkeypatch.setattr(gpu, "run_tests", lambda: {"summary": "", "failed": ["FAILED one"]})
+    monkeypatch.setattr(gpu_timing, "copy_gb_per_s", lambda: 4300.0)
+    monkeypatch.setattr(gpu_streams, "measure_reduce_chunks", lambda rate: {"largest_error": 0.0})
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(gpu_streams, "measure_norm", broken)
+    monkeypatch.setattr(gpu_products, "measure_all_gather_matmul", broken)
+    monkeypatch.setattr(gpu, "targets", lambda content: [])
+    *_, last = gpu.measure()
+    assert last["reduce_chunks"] == {"largest_error": 0.0}
+    assert [p.split(":")[0] for p in last["problems"]][-1] == "FAILED one"
+    assert sum("no luck" in problem for problem in last["problems"]) == 5
