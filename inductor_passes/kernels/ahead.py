@@ -1,7 +1,7 @@
 """Compile the kernels ahead of time, for a GPU that need not be here, and read what came out.
 
-What a test without a GPU can know of machine code: whether loads of gathered data stay behind their waits,
-spills, registers, shared memory, tensor-core and vector instructions. ``gate`` turns that into problems.
+What a test without a GPU can know of machine code: whether loads of gathered data stay behind their waits and
+stores before their signals, spills, registers, shared memory, tensor-core and vector instructions. ``gate`` turns that into problems.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from inductor_passes.kernels.hoisting import COPY, early_signal, hoisted_load
+
 TENSOR_CORES = re.compile(r"\b(HGMMA|HMMA|IMMA|UTCHMMA|UTCQMMA|UTCMMA)\b")
-COPY = re.compile(r"ttg\.async_copy_global_to_local|ttng\.async_tma_copy_global_to_local")
-TILE_LOAD = re.compile(r"tt\.load .*tensor<\d+x\d+x")
-LOOP = re.compile(r"^\s*(?:%\S+ = )?scf\.(?:for|while)\b")
-ACQUIRING_READ = re.compile(r"\bLD\S*\.STRONG\.SYS\b")
-ACQUIRE = re.compile(r"tt\.atomic_rmw .*acquire|inline_asm.*acquire")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,7 @@ class Facts:
     narrow_loads: int
     async_copies: int
     hoisted: str
+    early_signal: str
 
 
 def compile_build(build: Build, capability: int) -> tuple[Facts, Any]:
@@ -99,15 +97,14 @@ def compile_build(build: Build, capability: int) -> tuple[Facts, Any]:
         narrow_loads=len(re.findall(r"\b(?:LDG|LD)\.E\S*\.[US](?:8|16)\b", sass)),
         async_copies=len(COPY.findall(compiled.asm["ttgir"])),
         hoisted=hoisted_load(compiled.asm["ttgir"], sass),
+        early_signal=early_signal(compiled.asm["ttgir"]),
     )
     return facts, compiled
 
 
 def gate(build: Build, facts: Facts) -> list[str]:
     """What is wrong with a compiled kernel; empty if nothing is."""
-    problems = []
-    if facts.hoisted:
-        problems.append(facts.hoisted)
+    problems = [problem for problem in (facts.hoisted, facts.early_signal) if problem]
     if facts.spill_bytes:
         problems.append(f"{facts.spill_bytes} bytes a thread are spilled")
     if facts.registers > build.max_registers:
@@ -122,50 +119,6 @@ def gate(build: Build, facts: Facts) -> list[str]:
     if build.wide_loads and (not facts.wide_loads or facts.narrow_loads):
         problems.append(f"{facts.narrow_loads} narrow loads, {facts.wide_loads} of 128 bits")
     return [f"{facts.name} for sm_{facts.capability}: {problem}" for problem in problems]
-
-
-def hoisted_load(ttgir: str, sass: str) -> str:
-    """Why a tile's load may run before its wait; "" if none may, or if the kernel does not wait.
-
-    The wait and the loads stand in one loop over tiles. If that loop itself is pipelined, it carries
-    copies from one iteration to the next: they were started before the wait of the tile they belong to.
-    Otherwise it is enough that the wait comes first in its body, and that machine code keeps it there.
-    """
-    lines = ttgir.splitlines()
-    acquires = [n for n, line in enumerate(lines) if ACQUIRE.search(line)]
-    loads = [n for n, line in enumerate(lines) if COPY.search(line) or TILE_LOAD.search(line)]
-    if not acquires or not loads:
-        return ""
-    if loads[0] < acquires[0]:
-        return f"a tile is loaded before the first wait (TTGIR line {loads[0] + 1})"
-    for first, last in _loops(lines):
-        waits = [n for n in acquires if first < n < last]
-        reads = [n for n in loads if first < n < last]
-        if waits and reads and "!ttg.async.token" in lines[first]:
-            return (
-                f"a loop that waits carries copies started before the wait (TTGIR line {first + 1})"
-            )
-        if waits and reads and reads[0] < waits[0]:
-            return f"a tile is loaded before its wait (TTGIR line {reads[0] + 1})"
-    code = sass.splitlines()
-    copies = [n for n, line in enumerate(code) if "LDGSTS" in line]
-    reads = [n for n, line in enumerate(code) if ACQUIRING_READ.search(line)]
-    if copies and (not reads or copies[0] < reads[0]):
-        return "machine code copies a tile before the first acquiring read"
-    return ""
-
-
-def _loops(lines: list[str]) -> list[tuple[int, int]]:
-    """First and last line of every loop; MLIR prints the end of a region at the indent of its op."""
-    found, unfinished = [], []
-    for number, line in enumerate(lines):
-        indent = len(line) - len(line.lstrip())
-        if LOOP.search(line):
-            unfinished.append((number, indent))
-        elif unfinished and line.lstrip().startswith("}") and indent == unfinished[-1][1]:
-            if "do {" not in line:  # the middle of a while
-                found.append((unfinished.pop()[0], number))
-    return found
 
 
 def _tool(name: str, *arguments: str) -> str:
