@@ -9,9 +9,11 @@ import torch
 from torch import fx
 
 from inductor_passes.base import GraphPass, PassStats
-from inductor_passes.collectives import is_wait
+from inductor_passes.collectives import is_wait, launch_of
+from inductor_passes.cost.aliasing import mutated_inputs
 from inductor_passes.invariants import check_functional, check_permutation
 from inductor_passes.reorder.order import relink
+from inductor_passes.simulate.memory import memory_owners
 
 aten = torch.ops.aten
 # What gathers are unpacked with: it moves along, or it would hold its wait where it stands.
@@ -30,7 +32,7 @@ UNPACKING = frozenset(
 class SinkWaits(GraphPass):
     """Sink each ``wait_tensor`` to just above its first user, so more compute hides the collective.
 
-    Views, casts and concatenations of nothing but waited values count as part of the wait.
+    It stays above a write to what its launch reads: the link may read it until then. Views, casts and concatenations of nothing but waited values count as part of the wait.
 
     Requires: a functional graph.
     Ensures:  same nodes, same launch order; running it twice changes nothing.
@@ -52,9 +54,10 @@ class SinkWaits(GraphPass):
                 floating.add(node)
         # slot: the index of the node that a floating node must stand above.
         slot = {node: index for index, node in enumerate(nodes)}
+        overwritten = _overwritten(graph)
         for node in reversed(nodes):
             if node in floating:
-                slot[node] = min(slot[user] for user in node.users)
+                slot[node] = min([slot[user] for user in node.users] + overwritten.get(node, []))
         above: dict[int, list[fx.Node]] = {}
         for node in nodes:
             if node in floating:
@@ -70,6 +73,24 @@ class SinkWaits(GraphPass):
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         check_permutation(before, graph, self.name)
+
+
+def _overwritten(graph: fx.Graph) -> dict[fx.Node, list[int]]:
+    """For each wait the indices of later nodes that write to what its launch reads."""
+    nodes, owners = list(graph.nodes), memory_owners(graph)
+    owner = dict(zip(nodes, owners, strict=True))
+    writes = [
+        (index, {owner[written] for written in mutated_inputs(node)})
+        for index, node in enumerate(nodes)
+    ]
+    writes = [(index, written) for index, written in writes if written]
+    found: dict[fx.Node, list[int]] = {}
+    for index, node in enumerate(nodes):
+        launch = launch_of(node) if is_wait(node) else None
+        if launch is not None:
+            reads = {owner[source] for source in launch.all_input_nodes}
+            found[node] = [at for at, written in writes if at > index and written & reads]
+    return found
 
 
 def _unpacks(node: fx.Node, floating: set[fx.Node]) -> bool:

@@ -1,6 +1,7 @@
 """What must keep its order in a graph although no value flows: memory, effects, random numbers, ranks.
 
 - Whoever writes memory comes after everything that used it, and before everything that uses it later.
+  A launch uses what it reads until its wait: the link may take it as late as that.
 - A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes it.
 - Random operators keep their order, or each would draw another's numbers.
 - Where ranks may hold different graphs, launches keep the program's order: it is all that they share.
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.collectives import argument, kind
+from inductor_passes.collectives import argument, kind, launch_of
 from inductor_passes.cost.aliasing import mutated_inputs
 from inductor_passes.cost.collective_cost import role
 
@@ -117,10 +118,12 @@ class _Memory:
     def of(self, i: int) -> set[int]:
         """Earlier accesses that node i must come after; called once for each node, in order."""
         node, deps = self._nodes[i], set[int]()
-        writes = self._writes(node)
+        writes, used = self._writes(node), node.all_input_nodes
         if role(node) == "wait":
             writes.add(self._owners[i])  # until then, a launch that works in place still writes
-        reads = {self._owners[self._position[source]] for source in node.all_input_nodes}
+            launch = launch_of(node)
+            used = [*used, *(launch.all_input_nodes if launch is not None else ())]
+        reads = {self._owners[self._position[source]] for source in used}
         for owner in sorted((reads | writes) & self._written):
             deps.update([self._writer[owner]] if owner in self._writer else [])
             if owner in writes:

@@ -29,6 +29,12 @@ def unpacked(x, w):
     return (x @ x) @ torch.cat([first, second], 1)
 
 
+def overwritten(x, w):
+    w_full = c10d.wait_tensor(c10d.all_gather_into_tensor(w, 8, "0"))
+    w.copy_(w + x[: w.shape[0]])
+    return x, w_full
+
+
 def chained(x):
     return c10d.wait_tensor(c10d.all_reduce(x @ x, "sum", "0")) + 1
 
@@ -88,6 +94,22 @@ mm: [16, 16] = mm(x_1, wait_tensor)
 wait_tensor_1: [16, 16] = wait_tensor(all_gather_into_tensor_1)
 mm_1: [16, 16] = mm(x_1, wait_tensor_1)
 return (mm, mm_1)""",
+        )
+
+    def test_a_wait_stays_above_a_write_to_what_is_still_being_sent(self):
+        graph = trace(overwritten, [16, 16], [2, 16])
+        run_pass(SinkWaits(), graph)
+        self.assertExpectedInline(
+            dump(graph),
+            """\
+x_1: [16, 16]
+w_1: [2, 16]
+all_gather_into_tensor: [16, 16] = all_gather_into_tensor(w_1, 8, 0)
+slice_1: [2, 16] = slice(x_1, 0, 0, 2)
+add: [2, 16] = add(w_1, slice_1)
+wait_tensor: [16, 16] = wait_tensor(all_gather_into_tensor)
+copy_: [2, 16] = copy_(w_1, add)
+return (x_1, wait_tensor)""",
         )
 
     def test_unpacking_sinks_with_its_wait(self):

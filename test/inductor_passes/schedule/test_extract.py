@@ -79,6 +79,16 @@ def test_a_launch_in_place_writes_until_its_wait():
     assert behind(extracted, "mul") >= {"wait_tensor"}
 
 
+def test_a_launch_reads_until_its_wait():
+    def program(x, y):
+        whole = wait(c10d.all_gather_into_tensor(x[:2], RANKS, "0"))
+        x.copy_(y)
+        return whole
+
+    extracted = extract(trace(program, [4], [4]), FixedCost())
+    assert behind(extracted, "copy_") >= {"wait_tensor"}
+
+
 def test_effects_are_fences():
     library = torch.library.Library("test_extract", "FRAGMENT")
     library.define("note(Tensor x) -> ()")
