@@ -80,7 +80,12 @@ def meshes(choose: Random, costly: bool = False) -> tuple[int, ...]:
 
 
 def pass_options(choose: Random) -> dict[str, Any]:
-    """Options of the passes: all of them, one alone, some, or a mode."""
+    """Options of the passes: all of them, one alone, some, or a mode; by the default's times or a machine's."""
+    topology = choose.choice(({}, {}, {"topology": "cpu-gloo"}, {"topology": "h100x8"}))
+    return {**_selection(choose), **topology}
+
+
+def _selection(choose: Random) -> dict[str, Any]:
     names = list(registered_passes())
     kind = choose.randrange(6)
     if kind == 0:
@@ -93,7 +98,11 @@ def pass_options(choose: Random) -> dict[str, Any]:
         return {"disable": sorted(choose.sample(names, choose.randint(1, 4)))}
     if kind == 4:
         return {"exact": True}
-    return {"schedule": choose.choice(["local", "off", {"extra_memory_ratio": 0.0}])}
+    return {
+        "schedule": choose.choice(
+            ["local", "local", "off", {"extra_memory_ratio": 0.0}, {"bucket": False}]
+        )
+    }
 
 
 def settings(choose: Random) -> dict[str, Any]:

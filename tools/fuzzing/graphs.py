@@ -36,6 +36,8 @@ def draw(seed: int) -> Program:
         draft.give(Input(f"x{at}", (rows, WIDTH), dtype, spread=True))
     for _ in range(choose.randint(2, 9)):
         choose.choice(_LINES)(draft, choose.choice(groups), rows)
+    for _ in range(choose.choice((0, 0, 1, 2))):  # at the end, where a functional graph has them
+        _write(draft, choose.choice(groups), rows)
     dynamic = choose.random() < 0.1
     return Program(
         "graph",
@@ -69,7 +71,9 @@ def _compute(draft: Draft, group: Group, rows: int) -> None:
 
 def _gather(draft: Draft, group: Group, rows: int) -> None:
     """A gather of a part: of this rank's rows, a cast, a view; read whole, in part, cast, transposed."""
-    value = draft.like((rows, WIDTH))
+    shape = (rows, WIDTH)
+    given = draft.choose.random() < 0.5  # an input, which may be written to later
+    value = draft.choose.choice(draft.inputs).name if given else draft.like(shape)
     part = draft.choose.choice(
         (
             "{0}[: {n}].contiguous()",
@@ -85,7 +89,7 @@ def _gather(draft: Draft, group: Group, rows: int) -> None:
     whole = draft.add(
         f"wait(c10d.all_gather_into_tensor({{0}}, {group.size}, {group.name}))",
         [piece],
-        (rows, WIDTH),
+        shape,
     )
     if draft.choose.random() < 0.4:
         after = draft.choose.choice(
@@ -96,8 +100,7 @@ def _gather(draft: Draft, group: Group, rows: int) -> None:
                 "torch.cat({0}.chunk(2, 0), 1)",
             )
         )
-        shape = (rows // 2, 2 * WIDTH) if "chunk" in after else (rows, WIDTH)
-        draft.add(after, [whole], shape)
+        draft.add(after, [whole], (rows // 2, 2 * WIDTH) if "chunk" in after else shape)
 
 
 def _scatter(draft: Draft, group: Group, rows: int) -> None:

@@ -8,6 +8,7 @@ import traceback
 import torch
 from fuzzing.execute import ROWS, Verdict, _brief, namespace
 from fuzzing.program import Program
+from fuzzing.spmd import Group, run
 from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -15,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_dist.verifying.compare import how_far
 from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_passes
-from inductor_passes.testing import fake_group, run_on_ranks
+from inductor_passes.testing import fake_group
 
 
 def wait(tensor: torch.Tensor) -> torch.Tensor:
@@ -23,6 +24,7 @@ def wait(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
+WORLD = "0"
 NAMES = {"c10d": torch.ops._c10d_functional, "wait": wait}
 
 
@@ -30,8 +32,8 @@ def execute(program: Program) -> Verdict:
     """The verdict on the passes: each rank's outputs and inputs after, against the graph as traced."""
     with fake_group(program.ranks):
         try:
-            graph = traced(program)
-            expected = values(program, graph)
+            graph, groups = traced(program)
+            expected = values(program, graph, groups)
         except Exception as error:
             return Verdict("refused", _brief(error))
         for options in program.settings["options"]:
@@ -40,7 +42,7 @@ def execute(program: Program) -> Verdict:
             try:
                 run_passes(changed, split(options)[0])
                 changed.lint()
-                found = values(program, changed)
+                found = values(program, changed, groups)
             except Exception as error:
                 text = "".join(traceback.format_exception(error))[-6000:]
                 return Verdict("crash", f"options {options}: {text}")
@@ -54,21 +56,27 @@ def execute(program: Program) -> Verdict:
     return Verdict("ok")
 
 
-def traced(program: Program) -> fx.Graph:
-    """The program's graph, with symbolic sizes if it is dynamic."""
+def traced(program: Program) -> tuple[fx.Graph, dict[str, Group]]:
+    """The program's graph, with symbolic sizes if it is dynamic, and the ranks of its groups by name."""
     mesh = init_device_mesh("cpu", program.mesh)
-    groups = [group.group_name for group in mesh.get_all_groups()]
-    step = namespace(program, "graph", more={**NAMES, "GROUPS": groups})["step"]
+    names = [group.group_name for group in mesh.get_all_groups()]
+    step = namespace(program, "graph", more={**NAMES, "GROUPS": names})["step"]
     inputs = [given.draw(program.seed, 0, ROWS[0]) for given in program.inputs]
     mode = "symbolic" if program.dynamic else "fake"
-    return make_fx(lambda *given: step(None, *given), tracing_mode=mode)(*inputs).graph
+    graph = make_fx(lambda *given: step(None, *given), tracing_mode=mode)(*inputs).graph
+    ranks = torch.arange(program.ranks).view(program.mesh)
+    groups: dict[str, Group] = {
+        name: ranks.movedim(dim, -1).reshape(-1, program.mesh[dim]).tolist()
+        for dim, name in enumerate(names)
+    }
+    return graph, {WORLD: [list(range(program.ranks))], **groups}
 
 
-def values(program: Program, graph: fx.Graph) -> list[list[torch.Tensor]]:
+def values(program: Program, graph: fx.Graph, groups: dict[str, Group]) -> list[list[torch.Tensor]]:
     """What every rank returns, and then its inputs."""
     inputs = [
         [given.draw(program.seed, rank, ROWS[0]) for rank in range(program.ranks)]
         for given in program.inputs
     ]
-    outputs = run_on_ranks(graph, *inputs)
+    outputs = run(graph, inputs, groups)
     return [[*outs, *(of_ranks[rank] for of_ranks in inputs)] for rank, outs in enumerate(outputs)]
