@@ -46,7 +46,7 @@ def enable() -> None:
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.randomness import registry as randomness
     from dynamo_dist.reporting import logs, placements
-    from dynamo_dist.runtime import gradients, guards, wrapping
+    from dynamo_dist.runtime import below_autograd, gradients, guards, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
     from dynamo_dist.trackers import hooks, registry
@@ -67,6 +67,7 @@ def enable() -> None:
                 *guards.changes(),
                 *wrapping.changes(),
                 *gradients.changes(),
+                *below_autograd.changes(),
                 *sharding.changes(config),
                 *registration.changes(),
                 *hooks.changes(),

@@ -45,11 +45,12 @@ def compile_graph(
     ones, for an option or a pass that neither knows.
     """
     from dynamo_dist.randomness import replicas
+    from dynamo_dist.runtime import below_autograd
     from dynamo_dist.runtime.gradients import direct
     from dynamo_dist.runtime.guards import lighten
     from dynamo_dist.runtime.inputs import merge
     from inductor_passes.compile import compile_graph as compile_with_passes
-    from inductor_passes.pass_options import DIRECT_GRADIENTS, split
+    from inductor_passes.pass_options import BELOW_AUTOGRAD, DIRECT_GRADIENTS, split
     from inductor_passes.source_lines import add_library
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
@@ -60,7 +61,12 @@ def compile_graph(
         with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
             replicas.forget()
             compiled = compile_with_passes(
-                gm, inputs, mode=mode, options=options, on_graph=_compare_with_other_ranks
+                gm,
+                inputs,
+                mode=mode,
+                options=options,
+                on_graph=_compare_with_other_ranks,
+                around=lambda: below_autograd.wanted(BELOW_AUTOGRAD not in own.disable),
             )
             replicas.check(agreement_seconds())
             return compiled

@@ -42,13 +42,15 @@ def compile_graph(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     on_graph: Callable[[GraphRecord], None] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
     """What a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
 
     ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
     Inductor's and AOTAutograd's caches work as they do in stock. ``on_graph`` is called with each graph
-    that communicates, compiled or from a cache, before it runs; what it raises ends the compile.
+    that communicates, compiled or from a cache, before it runs; what it raises ends the compile. Code is
+    made, and loaded from caches, inside ``around()``: that of a backward graph perhaps long after this returns.
     """
     own, inductor = split({**_torch.mode_options(mode), **(options or {})})
     current = _torch.compile_id()
@@ -71,7 +73,7 @@ def compile_graph(
     compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with recorder.compiling() as fresh:
+        with recorder.compiling() as fresh, around():
             code = compile_inner(*args, **kwargs)
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
@@ -84,7 +86,8 @@ def compile_graph(
     if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
         inductor = {"benchmark_harness": False, **inductor}
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
-    compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
+    with around():
+        compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)
 

@@ -15,9 +15,10 @@ from inductor_passes.schedule.options import ScheduleOptions
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 ON_PASS_ERROR = ("raise", "skip")
-# What `disable` takes beside passes; the second belongs to the backend "dynamo_dist".
+# What `disable` takes beside passes; those after the first belong to the backend "dynamo_dist".
 DIRECT_GRADIENTS = "direct_gradients"
-NO_PASSES = (pin.NAME, DIRECT_GRADIENTS)
+BELOW_AUTOGRAD = "below_autograd"
+NO_PASSES = (pin.NAME, DIRECT_GRADIENTS, BELOW_AUTOGRAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class PassOptions:
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
     disable: names of passes to leave out; ``pin_order``; ``direct_gradients`` to leave gradients of
-        DTensor parameters to autograd.
+        DTensor parameters to autograd; ``below_autograd`` to call operators with autograd's kernels.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches

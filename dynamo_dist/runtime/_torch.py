@@ -1,4 +1,4 @@
-"""Private torch names of guards, of DTensor's wrapping and of gradients.
+"""Private torch names of guards, of DTensor's wrapping, of gradients and of compiled code.
 
 Seen in torch 2.11 to 2.15; what a torch lacks leaves stock's way in place.
 """
@@ -411,3 +411,47 @@ def has_hooks(node: Any) -> bool:
             if told.args[0]:
                 return True
     return False
+
+
+# --- Compiled code ---------------------------------------------------------------------------------
+
+# In a block of it, operators skip the kernels of autograd.
+below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+
+
+def wrap_compiled_code(
+    wrap: Callable[[Callable[..., Any], str], Callable[..., Any]],
+) -> list[Change]:
+    """``wrap(call, source)`` stands for what runs a graph that Inductor has compiled or loaded from a cache.
+
+    ``source`` is its Python code; code in C++ stays as it is. Empty where this torch cannot call below
+    autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were seen in 2.11
+    to 2.15.
+    """
+    from torch._inductor import config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if below_autograd is None or not hasattr(CompiledFxGraph, "post_compile"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            stock(self, *args, **kwargs)
+            source = getattr(self, "source_code", None)
+            if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
+                self.current_callable = wrap(self.current_callable, source)
+
+        return post_compile
+
+    return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
+
+
+def is_custom_op(name: str) -> bool:
+    """Whether ``torch.library.custom_op`` made the operator, whose implementations run below autograd anyway.
+
+    ``OPDEFS`` was seen in 2.11 to 2.15.
+    """
+    from torch._library import custom_ops
+
+    return name in getattr(custom_ops, "OPDEFS", ())

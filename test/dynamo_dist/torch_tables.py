@@ -10,6 +10,7 @@ def snapshot():
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._inductor.output_code import CompiledFxGraph
     from torch._library import opaque_object
     from torch.distributed import device_mesh, distributed_c10d
     from torch.distributed.tensor import DTensor, placement_types
@@ -30,6 +31,7 @@ def snapshot():
     classes = {
         *sharding,
         guards.GuardBuilder,
+        CompiledFxGraph,
         DTensor,
         PyCodegen,
         VariableBuilder,
