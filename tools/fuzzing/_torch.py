@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo import guards
 from torch._dynamo.exc import Unsupported as Unsupported
 from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
@@ -40,3 +41,9 @@ def _forget_meshes() -> None:
     clear_redistribute_planner_cache()
     cached: Any = _redistribute._gen_transform_infos
     cached.cache_clear()
+
+
+def without_timed_guards() -> None:
+    """Dynamo measures how long the guards of each compile take, with caches flushed; nobody reads it here."""
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *arguments: 0.0

@@ -11,7 +11,17 @@ from fuzzing.program import Input, Statement
 
 from inductor_passes.registry import registered_passes
 
-_MESHES = ((2,), (2,), (2,), (2,), (3,), (4,), (2, 2), (2, 2), (1, 2), (1, 2, 2), (2, 2, 2))
+# How often each is drawn. Every rank compiles: what many ranks cost buys several programs on few.
+_MESHES = {
+    (2,): 8,
+    (1, 2): 2,
+    (3,): 2,
+    (2, 2): 3,
+    (4,): 1,
+    (1, 2, 1): 1,
+    (1, 2, 2): 1,
+    (2, 2, 2): 0.5,
+}
 
 
 @dataclass
@@ -75,7 +85,7 @@ class Draft:
 
 def meshes(choose: Random, costly: bool = False) -> tuple[int, ...]:
     """Sizes of a mesh, of one to three dimensions; of one mostly, where each dimension more is ``costly``."""
-    mesh = choose.choice(_MESHES)
+    mesh = choose.choices(list(_MESHES), list(_MESHES.values()))[0]
     return mesh if not costly or choose.random() < 0.2 else (choose.choice((2, 2, 3, 4)),)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 import torch.distributed.nn.functional as dnf
 import torch.nn.functional as F
-from fuzzing._torch import Unsupported
+from fuzzing._torch import Unsupported, without_timed_guards
 from fuzzing.group import LaunchesDiffer, on_ranks
 from fuzzing.program import Program
 from fuzzing.turns import Hang
@@ -235,4 +235,5 @@ def prepare() -> None:
     # Ranks of one process share a store and a compile lock: their check would wait for itself.
     os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "0"
     torch.set_num_threads(1)
+    without_timed_guards()
     dynamo_dist.enable()

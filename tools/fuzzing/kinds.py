@@ -11,8 +11,8 @@ from fuzzing.program import Program
 
 DRAW = {"graph": graphs.draw, "c10d": c10d.draw, "dtensor": dtensors.draw, "module": modules.draw}
 # Of a hundred. A program for the passes alone costs a tenth of one that is compiled on every rank.
-SHARES = {"graph": 80, "c10d": 8, "dtensor": 9, "module": 3}
-CODE_SHARE = 500  # one in so many of the compiled ones goes through Inductor's code generation too
+SHARES = {"graph": 86, "c10d": 6, "dtensor": 7, "module": 1}
+CODE_SHARE = 60  # one in so many of the compiled ones goes through Inductor's code generation too
 
 
 def draw(seed: int, kind: str | None = None) -> Program:

@@ -46,7 +46,7 @@ class _Blocks:
 def draw(seed: int) -> Program:
     """One to three blocks on an input that all ranks share."""
     choose = Random(seed)
-    mesh = choose.choice(((2,), (2,), (2,), (3,), (4,), (2, 2), (1, 2)))
+    mesh = choose.choice((*((2,),) * 6, (3,), (4,), (2, 2), (1, 2)))
     tensor = choose.random() < 0.6
     width, batch = choose.choice(((8, 4), (12, 6), (8, 8), (12, 12), (6, 6)))
     draft = Draft(choose)
