@@ -13,12 +13,12 @@ import torch
 from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import config
 from torch._inductor.fx_passes import joint_graph, post_grad
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
 import inductor_passes as ip
 from inductor_passes import recorder
 from inductor_passes.testing import fake_group
 
-c10d = torch.ops._c10d_functional
 DEVICE = types.SimpleNamespace(
     name="H100",
     major=9,
@@ -55,22 +55,27 @@ def stop_with_code(graph):
     raise Generated(getattr(code, "value", code))
 
 
-def block(x, up, down, residual, weight):
-    """Sequence parallel between, tensor parallel inside; then a row-parallel output and its norm."""
-    rows = c10d.wait_tensor(c10d.all_gather_into_tensor(x, 8, "0"))
-    part = torch.relu(rows @ up) @ down
-    mine = c10d.wait_tensor(c10d.reduce_scatter_tensor(part, "sum", 8, "0"))
-    total = c10d.wait_tensor(c10d.all_reduce(mine, "sum", "0")) + residual
-    return torch.nn.functional.rms_norm(total, (total.shape[-1],), weight, 1e-6), total
+def block(mesh, x, up, down, residual, weight):
+    """DTensors: sequence parallel between, tensor parallel inside; then a partial output and its norm."""
+    placed = ((x, Shard(0)), (up, Shard(1)), (down, Shard(0)), (residual, Replicate()))
+    x, up, down, residual = (DTensor.from_local(t, mesh, [p], run_check=False) for t, p in placed)
+    weight = DTensor.from_local(weight, mesh, [Replicate()], run_check=False)
+    hidden = torch.relu(x.redistribute(placements=[Replicate()]) @ up)
+    mine = (hidden @ down).redistribute(placements=[Shard(0)]).to_local()
+    partial = DTensor.from_local(mine, mesh, [Partial()], run_check=False)
+    total = partial.redistribute(placements=[Replicate()]) + residual
+    normed = torch.nn.functional.rms_norm(total, (total.shape[-1],), weight, 1e-6)
+    return normed.to_local(), total.to_local()
 
 
 def generated(**options):
     shapes = ((1024, 8192), (8192, 1024), (1024, 8192), (1024, 8192), (8192,))
     torch._dynamo.reset()
+    mesh = init_device_mesh("cuda", (8,))
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         inputs = [torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in shapes]
         try:
-            torch.compile(block, fullgraph=True, options=ip.options(**options))(*inputs)
+            torch.compile(block, fullgraph=True, options=ip.options(**options))(mesh, *inputs)
         except BaseException as error:  # Dynamo wraps what a compile raises
             cause = error
             while cause is not None and not isinstance(cause, Generated):

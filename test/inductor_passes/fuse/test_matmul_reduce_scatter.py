@@ -112,7 +112,5 @@ def test_no_candidate_and_no_kernel(fuse):
 
 
 def test_results_equal_on_all_ranks(same_on_all_ranks):
-    from inductor_passes.kernels.matmul_reduce_scatter import reference
-
     for fn, shapes in ((rows, ([16, 64], [64, 8])), (sequence, ([1, 16, 64], [8, 64]))):
-        same_on_all_ranks(FuseMatmulReduceScatter, fn, *shapes, reference=reference)
+        same_on_all_ranks(FuseMatmulReduceScatter, fn, *shapes)
