@@ -19,7 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils import _pytree as pytree
 
-from dynamo_dist._torch import SetAttribute
+from dynamo_dist._torch import SetAttribute, WrapAttribute
 from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Spec, Value
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -187,6 +187,34 @@ def propagated(schema: Any) -> Choice | None:
         tuple(words(spec.placements) for spec in specs_in(used)),
         tuple(None if spec is None else words(spec.placements) for spec in listed),
     )
+
+
+@contextlib.contextmanager
+def remembered_ways() -> Iterator[None]:
+    """Find the way from one spec to another once, not each time that an operator's strategies are weighed.
+
+    DTensor keeps what it found, but not while a graph is traced, because sizes may be symbols; those
+    are found anew here too. On a mesh of two dimensions a search takes most of the time of a plan.
+    """
+    known: dict[Any, Any] = {}
+
+    def remembering(stock: Any) -> Any:
+        def find(*asked: Any) -> Any:
+            try:
+                if asked not in known:
+                    known[asked] = stock(*asked)
+            except TypeError:  # a symbol has no hash
+                return stock(*asked)
+            return known[asked]
+
+        return find
+
+    change = WrapAttribute(redistribution, "_gen_transform_infos_non_cached", remembering)
+    change.apply()
+    try:
+        yield
+    finally:
+        change.undo()
 
 
 def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:

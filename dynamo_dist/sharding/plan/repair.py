@@ -96,8 +96,9 @@ def find_plan(
     known = file.load(cached).get(name)
     if known is None:
         try:
-            recorded = record(gm, inputs)
-            made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
+            with _torch.remembered_ways():
+                recorded = record(gm, inputs)
+                made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
         except PlanError as error:
             log.warning("Compiled without a plan. %s", error)
             return None
