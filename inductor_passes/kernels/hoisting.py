@@ -17,7 +17,7 @@ LOOP = re.compile(r"^\s*(?:%\S+ = )?scf\.(?:for|while)\b")
 ACQUIRE = re.compile(r"tt\.atomic_rmw .*acquire|inline_asm.*acquire")
 ACQUIRING_READ = re.compile(r"\bLD\S*\.STRONG\.SYS\b")
 SIGNAL = re.compile(r"tt\.atomic_rmw .*\b(?:release|acq_rel)\b")
-STORE, BARRIER = re.compile(r"tt\.store .*tensor<"), re.compile(r"\b(?:gpu|ttg)\.barrier\b")
+STORE, BARRIER = re.compile(r"tt\.store (%\w+)\b.*tensor<"), re.compile(r"\b(?:gpu|ttg)\.barrier\b")
 WIDE_LOAD, WIDE_STORE = re.compile(r"\bLDG?\.E\S*\.128\b"), re.compile(r"\bSTG?\.E\S*\.128\b")
 # Addresses of peers' data are integers in memory; those of flags are made into pointers to i32.
 PEER_DATA = re.compile(r"tt\.int_to_ptr .*!tt\.ptr<(?:bf16|f16|f32)>")
@@ -38,16 +38,26 @@ def hoisted_load(ttgir: str, sass: str) -> str:
 
 
 def early_signal(ttgir: str) -> str:
-    """Why a flag may be set before all threads have stored; "" if none may.
+    """Why a flag may be set before what it stands for is stored; "" if none may.
 
-    One thread sets the flag, and releases what it has written itself: a barrier must stand before it.
+    One thread sets the flag, and releases what it has written itself: a barrier must stand before it. And what
+    is stored at a peer, or for a peer, must have a signal behind it.
     """
     last = ""
-    for number, line in enumerate(ttgir.splitlines()):
+    lines = ttgir.splitlines()
+    signals = [n for n, line in enumerate(lines) if SIGNAL.search(line)]
+    if not signals:
+        return ""
+    for number, line in enumerate(lines):
         if STORE.search(line) or BARRIER.search(line):
             last = line
         elif SIGNAL.search(line) and STORE.search(last):
             return f"a flag is set with no barrier after the stores before it (TTGIR line {number + 1})"
+    _, sent = _of_peers(lines)
+    if not sent:
+        return "no store of data that peers read was found: the check does not know this code"
+    if sent[-1] > signals[-1]:
+        return f"data is stored for a peer after the last signal (TTGIR line {sent[-1] + 1})"
     return ""
 
 
@@ -73,12 +83,7 @@ def _hoisted_tile(lines: list[str], acquires: list[int], loads: list[int]) -> st
 
 def _hoisted_row(lines: list[str], acquires: list[int]) -> str:
     """No peer's data is read before the first wait, and some of it after the last."""
-    pointers = _peer_pointers(lines)
-    reads = [
-        n
-        for n, line in enumerate(lines)
-        if (found := ROW_LOAD.search(line)) and found[1] in pointers
-    ]
+    reads, _ = _of_peers(lines)
     if not reads:
         return "no load of a peer's data was found: the check does not know this code"
     if reads[0] < acquires[0]:
@@ -88,19 +93,26 @@ def _hoisted_row(lines: list[str], acquires: list[int]) -> str:
     return ""
 
 
-def _peer_pointers(lines: list[str]) -> set[str]:
-    """Values that point to peers' data, by any chain of operations."""
-    found: set[str] = set()
-    for line in lines:
+def _of_peers(lines: list[str]) -> tuple[list[int], list[int]]:
+    """Lines that load and that store by a pointer to peers' data, however it was computed."""
+    pointers: set[str] = set()
+    loads, stores = [], []
+    for number, line in enumerate(lines):
         if "iter_args" in line:
-            found.update(inner for inner, outer in CARRIED.findall(line) if outer in found)
+            pointers.update(inner for inner, outer in CARRIED.findall(line) if outer in pointers)
+        for kind, found in ((ROW_LOAD, loads), (STORE, stores)):
+            if (access := kind.search(line)) and access[1] in pointers:
+                found.append(number)
         defined = DEFINED.match(line)
-        if defined is None or "tt.ptr" not in line or "tt.load" in line:
+        if defined is None:
             continue
         operands = re.findall(r"%\w+", line[defined.end() :])
-        if PEER_DATA.search(line) or any(operand in found for operand in operands):
-            found.add(defined[1])
-    return found
+        points = "tt.ptr" in line and "tt.load" not in line
+        if PEER_DATA.search(line) or (points and not pointers.isdisjoint(operands)):
+            pointers.add(defined[1])
+        else:
+            pointers.discard(defined[1])  # regions beside each other use a name again
+    return loads, stores
 
 
 def _copied_early(code: list[str]) -> str:

@@ -50,7 +50,7 @@ def test_all_reduce(world, dtype):
 @pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize(
-    ("world", "dtype", "full"), [(2, F32, True), (3, BF16, True), (2, F16, False)]
+    ("world", "dtype", "full"), [(2, F32, True), (3, BF16, True), (2, F16, False), (8, F32, True)]
 )
 def test_all_reduce_add_norm(world, dtype, full, layer, two_shot):
     torch.manual_seed(world)
@@ -77,14 +77,15 @@ def test_all_reduce_add_norm(world, dtype, full, layer, two_shot):
                 assert torch.equal(got[:rows], got[rank * rows : (rank + 1) * rows])
 
 
-def test_quantised_norm():
+@pytest.mark.parametrize(("layer", "two_shot"), [(False, False), (True, True)])
+def test_quantised_norm(layer, two_shot):
     torch.manual_seed(0)
     x, weight = torch.randn(2 * 3, 64), torch.randn(64)
     space = workspace("all_reduce_add_norm", 2)
-    terms = Norm(weight=weight)
+    terms = Norm(weight=weight, shift=torch.randn(64) if layer else None, layer=layer)
     with Schedule():
         y, _, _, _, scale = norm.launch_all_reduce_add_norm(
-            x, terms._replace(out_dtype=torch.float8_e4m3fn), space, two_shot=False
+            x, terms._replace(out_dtype=torch.float8_e4m3fn), space, two_shot=two_shot
         )
     wanted = terms.of(x[:3] + x[3:])
     assert y.dtype == torch.float8_e4m3fn
@@ -160,7 +161,7 @@ def test_matmul_reduce_scatter(world, dtype, rows, k, n):
 
 @pytest.mark.parametrize(
     ("world", "dtype", "experts", "capacity", "k", "n"),
-    [(2, F32, 2, 20, 16, 16), (3, BF16, 1, 5, 24, 17)],
+    [(2, F32, 2, 20, 16, 16), (3, BF16, 1, 5, 24, 17), (8, F16, 1, 3, 16, 16)],
 )
 def test_all_to_all_grouped_matmul(world, dtype, experts, capacity, k, n):
     torch.manual_seed(world)

@@ -12,8 +12,11 @@ from interpreted import Schedule, workspace
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
+from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import Tiles
 
 TILES = Tiles(16, 16, 16, warps=4, stages=1)
@@ -45,8 +48,34 @@ def matmul_scatter(space, seed=0, plant=None, rows=20):
     return out, torch.bmm(a.view(WORLD, -1, 16), b.view(WORLD, 16, 16)).sum(0)
 
 
+def reduce_norm(space, seed=0, plant=None, rows=5):
+    x, residual = torch.randn(WORLD * rows, 20), torch.randn(rows, 20)
+    terms = Norm(residual.repeat(WORLD, 1))
+    with Schedule(seed, plant):
+        y, *_ = norm.launch_all_reduce_add_norm(x, terms, space, two_shot=seed % 2 == 1)
+    total = x.view(WORLD, rows, 20).sum(0) + residual
+    return y, torch.nn.functional.rms_norm(total, (20,), eps=1e-5).repeat(WORLD, 1)
+
+
+def grouped_matmul(space, seed=0, plant=None, capacity=20):
+    x, weights = torch.randn(WORLD, WORLD * 2, capacity, 16), torch.randn(WORLD, 2, 16, 16)
+    with Schedule(seed, plant):
+        out = exchange.launch_all_to_all_grouped_matmul(
+            x.view(-1, capacity, 16),
+            weights.view(-1, 16, 16),
+            space,
+            tiles=TILES,
+            copiers=2,
+            copy_block=64,
+        )
+    came = [x[:, 2 * r : 2 * r + 2].reshape(-1, capacity, 16) for r in range(WORLD)]
+    return out, torch.cat([exchange.grouped(c, w) for c, w in zip(came, weights, strict=True)])
+
+
 CALLS = {
     "all_reduce": all_reduce,
+    "all_reduce_add_norm": reduce_norm,
+    "all_to_all_grouped_matmul": grouped_matmul,
     "all_gather_matmul": gather_matmul,
     "matmul_reduce_scatter": matmul_scatter,
 }
@@ -166,11 +195,23 @@ def test_a_double_signal_is_noticed():
         space.raise_if_failed()
 
 
-def test_an_epoch_that_does_not_advance_is_noticed():
-    space = workspace("all_reduce", WORLD)
-    assert is_right(all_reduce(space))
+@pytest.mark.parametrize("family", [f for f in CALLS if f != "matmul_reduce_scatter"])
+def test_an_epoch_that_does_not_advance_is_noticed(family):
+    space = workspace(family, WORLD, programs=3, spin_limit=50)
+    for seed in (0, 2):
+        assert is_right(CALLS[family](space, seed))
     space.state[1, dev.EPOCHS.value : dev.COUNTERS.value] = 0  # rank 1 believes in an older call
-    assert not is_right(all_reduce(space)) or is_reported(space)
+    assert not is_right(CALLS[family](space))
+    assert is_reported(space)
+
+
+def test_a_count_that_does_not_advance_is_noticed():
+    # Flags of this family count tiles; CHECKING compares them exactly.
+    space = workspace("matmul_reduce_scatter", WORLD, mode=2)
+    assert is_right(matmul_scatter(space))
+    space.state[1, dev.COUNTERS.value :] = 0
+    matmul_scatter(space)
+    assert space.reports[:, 0].tolist() == [0, 1, 0]
 
 
 def is_reported(space):

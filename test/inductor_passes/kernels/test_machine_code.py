@@ -115,18 +115,22 @@ def flat_kernel(
 
 @triton.jit
 def early_sum_kernel(
-    x_ptr, out_ptr, peers_ptr, state_ptr, half, EARLY: tl.constexpr, SYNCHRONISED: tl.constexpr,
+    x_ptr, out_ptr, peers_ptr, state_ptr, half,
+    EARLY: tl.constexpr, SYNCHRONISED: tl.constexpr, STORED_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Planted: a sum over ranks that reads one peer's data before its wait, or signals without a barrier."""
+    """Planted: a sum over ranks that reads a peer's data before its wait, or signals too early."""
     at = tl.arange(0, 2048)
     mine = device.data_of(peers_ptr, 0, half, tl.bfloat16)
     theirs = device.data_of(peers_ptr, 1, half, tl.bfloat16)
-    tl.store(mine + at, tl.load(x_ptr + at))
+    if STORED_FIRST:
+        tl.store(mine + at, tl.load(x_ptr + at))
     flags = device.flags_of(peers_ptr, 1)
     if SYNCHRONISED:
         device.signal(flags, 1)
     else:
         tl.atomic_xchg(flags, 1, sem="release", scope="sys")
+    if not STORED_FIRST:
+        tl.store(mine + at, tl.load(x_ptr + at))
     if EARLY:
         total = tl.load(theirs + at)
     device.flag_wait(device.flags_of(peers_ptr, 0), 1, 1, 1, 0, state_ptr, device.REAL)
@@ -137,14 +141,15 @@ def early_sum_kernel(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("early", "synchronised", "problem"),
+    ("early", "synchronised", "stored_first", "problem"),
     [
-        (False, True, ""),
-        (True, True, "a peer's data is read before the first wait"),
-        (False, False, "a flag is set with no barrier"),
+        (False, True, True, ""),
+        (True, True, True, "a peer's data is read before the first wait"),
+        (False, False, True, "a flag is set with no barrier"),
+        (False, True, False, "stored for a peer after the last signal"),
     ],
 )
-def test_a_sum_in_the_wrong_order_fails_the_gate(early, synchronised, problem):
+def test_a_sum_in_the_wrong_order_fails_the_gate(early, synchronised, stored_first, problem):
     build = ahead.Build(
         "sum",
         early_sum_kernel,
@@ -155,7 +160,7 @@ def test_a_sum_in_the_wrong_order_fails_the_gate(early, synchronised, problem):
             "state_ptr": "*i32",
             "half": "i64",
         },
-        {"EARLY": early, "SYNCHRONISED": synchronised},
+        {"EARLY": early, "SYNCHRONISED": synchronised, "STORED_FIRST": stored_first},
         ("x_ptr", "out_ptr", "half"),
         warps=8,
     )
