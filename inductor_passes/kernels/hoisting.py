@@ -96,7 +96,8 @@ def _hoisted_row(lines: list[str], acquires: list[int]) -> str:
 def _of_peers(lines: list[str]) -> tuple[list[int], list[int]]:
     """Lines that load and that store by a pointer to peers' data, however it was computed."""
     pointers: set[str] = set()
-    loads, stores = [], []
+    loads: list[int] = []
+    stores: list[int] = []
     for number, line in enumerate(lines):
         if "iter_args" in line:
             pointers.update(inner for inner, outer in CARRIED.findall(line) if outer in pointers)

@@ -15,15 +15,16 @@ from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
+from inductor_passes.kernels import device
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.device import INTERPRETER
 from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import Tiles
 from inductor_passes.kernels.workspace import Workspace, bytes_needed
 
 FOLDER, RANK, WORLD = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 TILES = Tiles(16, 16, 16, warps=4, stages=1)
-CALLS = 3
+CALLS = 4
 BYTES = bytes_needed(1 << 14)
 
 
@@ -33,12 +34,31 @@ def shared_workspace(family, spin_limit=200_000):
         for r in range(WORLD)
     ]
     return Workspace(
-        family, buffers, RANK, programs=2, spin_limit=spin_limit, mode=INTERPRETER.value
+        family, buffers, RANK, programs=2, spin_limit=spin_limit, mode=device.INTERPRETER.value
     )
 
 
 def of_rank(rank, call, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * call + rank))
+
+
+def slow_reader():
+    """This rank reads what its peers have sent so late that they are in their next call by then."""
+
+    def late(original):
+        def helper(*args):
+            time.sleep(0.02)
+            return original(*args)
+
+        return helper
+
+    for module, name in (
+        (device, "sum_over_ranks"),
+        (gather, "tile_product"),
+        (scatter, "add_chunks"),
+        (exchange, "tile_product"),
+    ):
+        setattr(module, name, late(getattr(module, name)))
 
 
 def all_reduce(space, call):
@@ -74,7 +94,17 @@ def matmul_scatter(space, call):
     return got, sum(x @ y for x, y in zip(a, b, strict=True)).view(WORLD, 16, 16)[RANK]
 
 
+def grouped_matmul(space, call):
+    x = [of_rank(r, call, WORLD, 20, 16) for r in range(WORLD)]
+    weights = of_rank(70 + RANK, call, 1, 16, 16)
+    got = exchange.launch_all_to_all_grouped_matmul(
+        x[RANK], weights, space, tiles=TILES, copiers=1, copy_block=64
+    )
+    return got, torch.stack([t[RANK] for t in x]).view(1, -1, 16) @ weights
+
+
 FAMILIES = {
+    "all_to_all_grouped_matmul": grouped_matmul,
     "all_reduce": all_reduce,
     "all_reduce_add_norm": add_norm,
     "all_gather_matmul": gather_matmul,
@@ -83,6 +113,8 @@ FAMILIES = {
 
 
 def work():
+    if RANK == 0:
+        slow_reader()
     error, bits = 0.0, {}
     for family, run in FAMILIES.items():
         space = shared_workspace(family)
@@ -103,7 +135,7 @@ def meet():
 
 
 def mourn():
-    space = shared_workspace("all_reduce", spin_limit=3_000)
+    space = shared_workspace("all_reduce", spin_limit=5_000)
     meet()
     if RANK == WORLD - 1:
         return {"error": "died"}
