@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from inductor_passes._torch import group_size_of
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import _torch, device
 from inductor_passes.kernels.availability import MAX_WORLD, why_not
@@ -36,6 +37,9 @@ class Workspace:
     ``buffers`` are uint8, one a rank, equal in size, mapped here. This process computes ranks
     ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. One stream at
     a time may use a workspace, and all ranks use it in the same order, as with a communicator.
+
+    ``memory``, ``own_bytes(world)`` of uint8, holds what this process keeps on the device; without it, torch's
+    allocator gives it. While Inductor warms up for a CUDA graph, that would be memory of the graph.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Workspace:
         flags: int = 2 * PROGRAMS,
         spin_limit: int = SPIN_LIMIT,
         mode: int = device.REAL.value,
+        memory: torch.Tensor | None = None,
         mapping: object = None,
         group: object = None,
     ) -> None:
@@ -68,8 +73,7 @@ class Workspace:
         self.programs = programs
         self.mode = mode
         place = buffers[0].device
-        addresses = [buffer.data_ptr() for buffer in buffers]
-        self.peers = torch.tensor(addresses, dtype=torch.int64).to(place)
+        addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64)
         on_host = torch.zeros(local_ranks, REPORT_WORDS, dtype=torch.int32)
         # Pinned memory is written by the kernel and read here without a copy or a wait.
         self.reports = on_host.pin_memory() if place.type == "cuda" else on_host
@@ -79,7 +83,12 @@ class Workspace:
             state[i, device.RANK.value] = rank + i
             words = state[i, device.REPORT.value : device.REPORT.value + 2]
             words.view(torch.int64)[0] = self.reports[i].data_ptr()
-        self.state = state.to(place)
+        if memory is None:
+            self.peers, self.state = addresses.to(place), state.to(place)
+        else:
+            kept = memory.split([addresses.nbytes, memory.numel() - addresses.nbytes])
+            self.peers = kept[0].view(torch.int64).copy_(addresses)
+            self.state = kept[1].view(torch.int32).view(state.shape).copy_(state)
 
     @property
     def half_bytes(self) -> int:
@@ -117,6 +126,11 @@ def wait_error(
         "group and start again, or compile with options={'disable': "
         f"['fuse_{family}']}}.",
     )
+
+
+def own_bytes(world: int) -> int:
+    """Size of what a process that computes one rank keeps on the device: addresses and state."""
+    return 8 * world + 4 * STATE_WORDS
 
 
 def bytes_needed(data_bytes: int) -> int:
@@ -197,9 +211,18 @@ def find_workspace(
         )
     # A power of two: calls that grow step by step keep at most twice the memory of the largest.
     size = bytes_needed(1 << (data_bytes - 1).bit_length())
-    buffers, rank, mapping = _torch.symmetric_buffers(size, group_name, place)
+    given, rank, mapping = _torch.symmetric_buffers(
+        size + own_bytes(group_size_of(group_name)), group_name, place
+    )
     made = Workspace(
-        family, buffers, rank, programs=programs, flags=flags, mapping=mapping, group=group
+        family,
+        [buffer[:size] for buffer in given],
+        rank,
+        programs=programs,
+        flags=flags,
+        memory=given[rank][size:],
+        mapping=mapping,
+        group=group,
     )
     if found is not None:
         _replaced.append((group_name, found))

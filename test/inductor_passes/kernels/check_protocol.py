@@ -218,6 +218,39 @@ def is_reported(space):
     return bool(space.reports[:, 0].any())
 
 
+def test_tiles_are_multiplied_in_the_order_in_which_rows_come(monkeypatch):
+    waits, served = {}, {}
+    wait = dev.flag_wait
+    space = workspace("all_gather_matmul", WORLD, programs=3)  # two push, one multiplies
+    flags = [buffer.data_ptr() for buffer in space.buffers]
+
+    def number(value):
+        return int(value.handle.data[0])
+
+    def noted_wait(flag, expect, ahead, source, index, state, mode):
+        rank = (number(state) - space.state.data_ptr()) // 4 // dev.STATE_WORDS.value
+        waits.setdefault(rank, []).append((number(source), number(index)))
+        return wait(flag, expect, ahead, source, index, state, mode)
+
+    signal = dev.signal
+
+    def noted_signal(flag, epoch):
+        peer = next(r for r in range(WORLD) if 0 <= number(flag) - flags[r] < dev.FLAG_BYTES.value)
+        rank = (number(flag) - flags[peer]) // 4 // gather.MAX_CHUNKS.value
+        served.setdefault(rank, []).append(peer)
+        signal(flag, epoch)
+
+    monkeypatch.setattr(dev, "flag_wait", noted_wait)
+    assert is_right(gather_matmul(space, plant={"signal": noted_signal}))
+    for rank in range(WORLD):
+        after, last = (
+            (rank + 1) % WORLD,
+            (rank + 2) % WORLD,
+        )  # its own rows, which came first, need no flag
+        assert waits[rank] == [(after, c) for c in range(3)] + [(last, c) for c in range(3)]
+        assert served[rank] == [last] * 3 + [after] * 3  # whom this rank's rows are next for
+
+
 @triton.jit
 def push_rows_flag_first(
     a_ptr, peers_ptr, state_ptr, rank, half, epoch, program, n, chunk_size, chunks,
