@@ -17,6 +17,7 @@ from inductor_passes.cost.group_shape import shape_of_ranks
 from inductor_passes.kernels import _torch
 
 MAX_WORLD = 64
+LEAST_CAPABILITY = (8, 0)
 NO_TRITON = "triton is not installed (pip install dynamo-dist[triton])"
 
 
@@ -48,6 +49,8 @@ def why_not_here() -> str:
         return NO_TRITON
     if not torch.cuda.is_available():
         return "there is no CUDA device"
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        return "the CUDA device is older than capability 8.0"
     if not _torch.has_symmetric_memory():
         return "this torch has no symmetric memory"
     return peer_access_missing()

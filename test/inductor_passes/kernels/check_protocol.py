@@ -147,17 +147,43 @@ def test_a_missing_signal_is_named_and_ends(family):
         space.raise_if_failed()
 
 
+def number(value):
+    return int(value.handle.data[0])
+
+
+def ends_of(flag_ptr, space):
+    """The rank that sets a flag, and the rank that waits for it."""
+    flags = [buffer.data_ptr() for buffer in space.buffers]
+    peer = next(r for r in range(WORLD) if 0 <= number(flag_ptr) - flags[r] < dev.FLAG_BYTES.value)
+    index = (number(flag_ptr) - flags[peer]) // 4
+    if space.family in ("all_gather_matmul", "all_to_all_grouped_matmul"):
+        return index // gather.MAX_CHUNKS.value, peer
+    return index % WORLD, peer
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_every_rank_waits_for_every_other(family):
+    name = "signal_add" if family == "matmul_reduce_scatter" else "signal"
+    original = getattr(dev, name)
+    for ends in ((0, 1), (0, 2)):  # the next rank and the one before: kernels count from their own
+        space = workspace(family, WORLD, programs=3, spin_limit=20)
+
+        def deaf(flag_ptr, *epoch, space=space, ends=ends):
+            if ends_of(flag_ptr, space) != ends:
+                original(flag_ptr, *epoch)
+
+        CALLS[family](space, plant={name: deaf})
+        source, peer = ends
+        assert [report[0] for report in space.reports.tolist()] == [r == peer for r in range(WORLD)]
+        assert space.reports[peer, 1] == source
+
+
 def test_a_rank_that_never_signals():
     space = workspace("all_reduce", WORLD, spin_limit=30)
     original = dev.signal
 
     def dead(flag_ptr, epoch):  # rank 2 sends nothing
-        rank = (int(flag_ptr.handle.data[0]) - space.buffers[0].data_ptr()) // 4 % WORLD
-        flags = [b.data_ptr() for b in space.buffers]
-        address = int(flag_ptr.handle.data[0])
-        base = max(f for f in flags if f <= address)
-        rank = (address - base) // 4 % WORLD
-        if rank != 2:
+        if ends_of(flag_ptr, space)[0] != 2:
             original(flag_ptr, epoch)
 
     got, wanted = all_reduce(space, plant={"signal": dead})
@@ -222,10 +248,6 @@ def test_tiles_are_multiplied_in_the_order_in_which_rows_come(monkeypatch):
     waits, served = {}, {}
     wait = dev.flag_wait
     space = workspace("all_gather_matmul", WORLD, programs=3)  # two push, one multiplies
-    flags = [buffer.data_ptr() for buffer in space.buffers]
-
-    def number(value):
-        return int(value.handle.data[0])
 
     def noted_wait(flag, expect, ahead, source, index, state, mode):
         rank = (number(state) - space.state.data_ptr()) // 4 // dev.STATE_WORDS.value
@@ -235,8 +257,7 @@ def test_tiles_are_multiplied_in_the_order_in_which_rows_come(monkeypatch):
     signal = dev.signal
 
     def noted_signal(flag, epoch):
-        peer = next(r for r in range(WORLD) if 0 <= number(flag) - flags[r] < dev.FLAG_BYTES.value)
-        rank = (number(flag) - flags[peer]) // 4 // gather.MAX_CHUNKS.value
+        rank, peer = ends_of(flag, space)
         served.setdefault(rank, []).append(peer)
         signal(flag, epoch)
 

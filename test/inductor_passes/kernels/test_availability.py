@@ -12,6 +12,7 @@ def gpus(monkeypatch):
     """A host with eight devices that reach each other, as far as the probes can tell."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
     monkeypatch.setattr(availability._torch, "has_symmetric_memory", lambda: True)
     monkeypatch.setattr(availability, "is_installed", lambda: True)
@@ -37,6 +38,8 @@ def test_what_is_missing_here_is_named(gpus):
         assert "devices 0 and 5" in availability.why_not("0", "cuda")
         gpus.setattr(availability._torch, "has_symmetric_memory", lambda: False)
         assert "no symmetric memory" in availability.why_not("0", "cuda")
+        gpus.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+        assert "older than capability 8.0" in availability.why_not("0", "cuda")
         gpus.setattr(torch.cuda, "is_available", lambda: False)
         assert "no CUDA device" in availability.why_not("0", "cuda")
         gpus.setattr(availability, "is_installed", lambda: False)
