@@ -15,9 +15,11 @@ import torch._dynamo.guards as _guards
 import torch._dynamo.variables.builder as _builder
 import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
 import torch._functorch._aot_autograd.functional_utils as _functional_utils
+import torch._functorch._aot_autograd.runtime_wrappers as _runtime_wrappers
 import torch._prims_common as _prims_common
 import torch.distributed.device_mesh as _device_mesh
 import torch.distributed.tensor._dtensor_spec as _dtensor_spec
+import torch.distributed.tensor._ops._view_ops as _view_ops
 import torch.distributed.tensor._redistribute as _redistribute
 import torch.distributed.tensor.parallel.loss as _loss
 import torch.distributed.tensor.placement_types as _placement_types
@@ -32,6 +34,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.tensor import DTensor, Partial
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -418,6 +421,50 @@ def REPLICATES_IMPLICITLY(builder: Any, guard: Any) -> None:
     )
 
 
+# --- DTensor: outputs that no loss uses -----------------------------------------------------------
+
+
+def on_forward_with_tangents(
+    cls: type, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Change]:
+    """Run ``wrap(forward)`` for each forward whose backward takes several gradients, one of them a ``cls``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def post_compile(
+            self: Any, compiled_fn: Any, *args: Any, runtime_metadata: Any, **kwargs: Any
+        ) -> Any:
+            tangents = runtime_metadata.subclass_tangent_meta or ()
+            kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
+            if self.trace_joint and len(kinds) > 1 and cls in kinds:
+                compiled_fn = wrap(compiled_fn)
+            return stock(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
+
+        return post_compile
+
+    return [WrapAttribute(_runtime_wrappers.RuntimeWrapper, "post_compile", changed)]
+
+
+def on_plain_tangent(
+    cls: type, answer: Callable[[torch.Tensor, Any], torch.Tensor | None]
+) -> list[Change]:
+    """A plain gradient where the backward was traced with a ``cls``: ``answer(gradient, metadata)`` in its place.
+
+    ``metadata``: what ``__tensor_flatten__`` gave. On None stock refuses it.
+    """
+    owner = _runtime_wrappers.AOTDispatchAutograd
+    stock = owner.process_runtime_tangent
+
+    @functools.wraps(stock)
+    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
+            found = answer(x, meta.meta)
+            x = x if found is None else found
+        return stock(x, meta, *args, **kwargs)
+
+    return [SetAttribute(owner, "process_runtime_tangent", staticmethod(process_runtime_tangent))]
+
+
 # --- DTensor: dynamic sizes -----------------------------------------------------------------------
 
 
@@ -488,6 +535,7 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
     @functools.wraps(stock)
     def size_and_offset(*args: Any, **kwargs: Any) -> Any:
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
+        args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
             return stock(*args, **kwargs)
         return counted(*args, **kwargs)
@@ -498,6 +546,43 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
             return stock(*args, **kwargs)
 
     return [SetAttribute(cls, name, size_and_offset)]
+
+
+def _known_size(size: torch.SymInt) -> int | torch.SymInt:
+    """The number, where guards have fixed a symbolic size; up to 2.12, which cannot count with symbols, they do."""
+    if not hasattr(_view_ops, "_explicit_unbacked_hint") and not has_free_unbacked_symbols(size):
+        return int(size)
+    known = size.node.maybe_as_int()
+    return size if known is None else known
+
+
+def fix_split_factors() -> list[Change]:
+    """With dynamic sizes, a view that joins dimensions is laid out as in eager.
+
+    Where a dimension behind the first is sharded, the product of those before it is how often its shards
+    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the view.
+    """
+    cls = vars(_view_ops).get("_ViewShardingPropagator")
+    if not hasattr(cls, "_rewrite_plain_shard"):  # up to 2.11
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def rewrite(
+            self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
+        ) -> Any:
+            sizes = list(sizes)
+            for joined in self.rule:
+                if isinstance(joined, _view_ops.Flatten):
+                    dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
+                    for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():
+                        if not has_free_unbacked_symbols(sizes[dim]):
+                            sizes[dim] = int(sizes[dim])
+            return stock(self, p, mesh_dim, placements, claimed, sizes, *args)
+
+        return rewrite
+
+    return [WrapAttribute(cls, "_rewrite_plain_shard", changed)]
 
 
 def remember_redistributions() -> list[Change]:

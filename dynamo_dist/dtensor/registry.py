@@ -11,8 +11,10 @@ from dynamo_dist.dtensor import (
     distribution,
     implicit_replication,
     loss_parallel,
+    unused_outputs,
     views,
 )
+from dynamo_dist.trackers import creation
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
@@ -22,13 +24,17 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *attributes.changes(),
         *construction.changes(),
         *distribution.changes(),
-        *_torch.on_construction({**construction.CONSTRUCTED, **debug.CONSTRUCTED}),
+        *_torch.on_construction(
+            {**construction.CONSTRUCTED, **debug.CONSTRUCTED, **creation.CONSTRUCTED}
+        ),
         *loss_parallel.changes(),
         *implicit_replication.changes(),
+        *unused_outputs.changes(),
         *_torch.keep_first_symbols(),
         *_torch.keep_strided_shards(),
         *_torch.cut_empty_shards(),
         *_torch.search_decompositions_apart(),
         *_torch.count_strided_shards_with_real_tensors(),
+        *_torch.fix_split_factors(),
         *_torch.remember_redistributions(),
     ]

@@ -274,6 +274,23 @@ def _is_same_class(self: Any, other: Any) -> bool:
     return self.value is other.as_python_constant()
 
 
+def on_class_call(cls: type, answer: Callable[..., Any]) -> list[Change]:
+    """Answer ``cls(...)`` while tracing by ``answer(tx, args, kwargs)``, for a class of opaque objects."""
+    if "call_function" not in vars(_OPAQUE_CLASS or object):  # 2.11, where no class is
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self.value is cls:
+                return answer(tx, list(args), kwargs)
+            return stock(self, tx, args, kwargs)
+
+        return call
+
+    return [WrapAttribute(_OPAQUE_CLASS, "call_function", changed)]
+
+
 def extend_builtins() -> list[Change]:
     """``str``, ``hash``, ``type`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
 

@@ -123,6 +123,7 @@ def changes() -> list[_torch.Change]:
         *_torch.on_mesh_creation(MEMORY.on_mesh),
         *_torch.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
         *_torch.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh)),
+        *_torch.on_class_call(DeviceMesh, CONSTRUCTED[DeviceMesh]),
         *_torch.on_function(DeviceMesh._concatenate, _answer_concatenate),
     ]
 
@@ -171,6 +172,20 @@ def _equal_mesh(arguments: Mapping[str, Any]) -> DeviceMesh | None:
     shape = torch.Size(arguments["mesh_shape"])
     ranks = torch.arange(shape.numel()).view(shape)
     return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
+
+
+def _equal_constructed(arguments: Mapping[str, Any]) -> DeviceMesh | None:
+    known = ("device_type", "mesh", "mesh_dim_names")
+    if any(arguments[name] not in (None, True) for name in arguments.keys() - {*known}):
+        return None
+    try:
+        ranks = torch.tensor(arguments["mesh"], dtype=torch.int)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
+
+
+CONSTRUCTED: dict[type, Callable[..., Any]] = {DeviceMesh: _answer(DeviceMesh, _equal_constructed)}
 
 
 def flattened(

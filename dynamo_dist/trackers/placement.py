@@ -23,6 +23,8 @@ class PlacementVariable(_torch.PlacementTracker):
             return _torch.build_type(tx, self)
         if is_torchs_own(self.real) and not hasattr(self.real, name):
             _torch.missing_attribute(tx, self.real, name)
+        if self.source is None and self._is_constant_property(name):
+            return _torch.build(tx, getattr(self.real, name))
         if not self._is_constant_method(name):
             return None
         return _torch.build_callable(
@@ -41,6 +43,11 @@ class PlacementVariable(_torch.PlacementTracker):
         if not is_torchs_own(self.real) or (name.startswith("__") and name not in CONSTANT_DUNDERS):
             return False
         return callable(getattr(self.real, name, None))
+
+    def _is_constant_property(self, name: str) -> bool:
+        """A property of one of torch's own; stock traces none of a placement made in the program."""
+        kind = type(self.real)
+        return is_torchs_own(self.real) and isinstance(getattr(kind, name, None), property)
 
     def has_attribute(self, tx: Any, name: str) -> bool | None:
         return attributes.has_attribute(self.real, name)

@@ -87,7 +87,7 @@ class WorkVariable(_torch.ObjectTracker):
 
     def reconstruct(self, codegen: Any) -> None:
         self.left = True
-        finish = None if self.done else self.finish
+        finish = _torch.build(codegen.tx, None) if self.done else self.finish
         launched = _torch.build_list(codegen.tx, []) if self.done else self.launched
         _torch.construct(codegen, GraphWork, [finish, launched, self.outputs])
 

@@ -85,3 +85,33 @@ def test_a_size_that_can_have_one_value_is_no_symbol():
         )
     (result,) = graphs[-1].graph.output_node().args[0]
     assert type(result.meta["example_value"].shape[1]) is int
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad):
+    """As attention by matrix products does: heads lie in the joined dimension once for each batch."""
+
+    def joined(d):
+        y = d.view(-1, d.shape[2], d.shape[3])
+        return torch.bmm(y, y.transpose(1, 2)).view(d.shape[0], d.shape[1], d.shape[2], -1)
+
+    with fake_mesh(4) as mesh:
+        compiled = torch.compile(joined, backend="aot_eager", fullgraph=True, dynamic=True)
+        for batch, length in ((2, 5), (3, 7)):
+            x = torch.randn(batch, 8, length, 6)
+            eager, traced = (
+                distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None).requires_grad_(
+                    requires_grad
+                )
+                for _ in range(2)
+            )
+            expected, found = joined(eager), compiled(traced)
+            assert found.placements == expected.placements == (Shard(1),)
+            assert torch.equal(found.to_local(), expected.to_local())
+            if requires_grad:
+                expected.to_local().sum().backward()
+                found.to_local().sum().backward()
+                gradient = eager.grad.redistribute(placements=[Shard(1)]).to_local()
+                assert torch.allclose(
+                    gradient, traced.grad.redistribute(placements=[Shard(1)]).to_local()
+                )

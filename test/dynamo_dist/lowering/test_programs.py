@@ -30,6 +30,16 @@ def work_in_an_attribute(x):
     return x + 1, other
 
 
+HELD = Holder()
+
+
+@program
+def work_in_an_attribute_that_stays(x):
+    HELD.work = dist.all_reduce(x, async_op=True)
+    HELD.work.wait()
+    return x + 1
+
+
 @program
 def work_in_a_condition(x):
     work = dist.all_reduce(x, async_op=True)

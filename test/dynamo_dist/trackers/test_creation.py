@@ -55,6 +55,31 @@ def test_an_equal_mesh_of_before_is_used():
     assert torch.equal(own_mesh(X), compiled(own_mesh)(X))
 
 
+def constructed(x):
+    mesh = DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]], mesh_dim_names=("dp", "tp"))
+    return x + mesh.size(1)
+
+
+def test_an_equal_mesh_of_before_is_used_by_the_constructor():
+    expected = constructed(X)
+    assert torch.equal(compiled(constructed)(X), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: DeviceMesh("cpu", [0, 1, 2, 3]),
+        lambda x: DeviceMesh("cpu", torch.arange(4)),
+        lambda x: DeviceMesh("cpu", [[0, 1], [2]]),
+    ],
+)
+def test_without_an_equal_one_the_constructor_breaks(make):
+    with pytest.raises(
+        torch._dynamo.exc.Unsupported, match="Create it above the compiled function"
+    ):
+        compiled(lambda x: x + make(x).ndim)(X)
+
+
 def test_an_equal_unflattened_mesh_is_used(plugin):
     def fn(x, mesh):
         return x + mesh._unflatten(0, (2, 4), ("a", "b")).size(0)

@@ -167,3 +167,11 @@ def test_other_copies_are_stocks(compiled):
     deep, _ = run(torch.zeros(1), things)
     assert deep == things
     assert deep[0] is not things[0]
+
+
+def test_the_split_factor_of_one_made_inside():
+    def five(x):
+        return x + _StridedShard(0, split_factor=4).split_factor
+
+    found = torch.compile(five, backend="eager", fullgraph=True)(torch.ones(2))
+    assert torch.equal(found, five(torch.ones(2)))
