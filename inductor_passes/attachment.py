@@ -20,6 +20,7 @@ from inductor_passes.kernels import availability, register_operators
 from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
 from inductor_passes.uneven import has_uneven_inputs
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ class Attachment:
         )
         if record is None:
             return
-        if self.options.schedule != "off" and pin.NAME not in self.options.disable:
+        decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
+        # Sends and receives hang in another order than the program's, whoever schedules.
+        if decided or launches_show_that_ranks_differ(graph):
             if _torch.can_pin_order():
                 pin.pin_order(graph, cost_model(graph, self.options))
             else:

@@ -64,6 +64,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     Runs last: the tied nodes become higher-order ops that no other pass looks into. A graph without
     a launch is left alone.
     """
+    _wait_as_stock(graph)
     after: dict[fx.Node, list[fx.Node]] = {}
     last: fx.Node | None = None  # the launch or wait passed most recently
     since: list[fx.Node] = []  # anchors passed since
@@ -105,6 +106,16 @@ def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
         return True
     packet = getattr(node.target, "overloadpacket", None)
     return packet in REDUCTIONS and cost.compute_us(node) >= MIN_REDUCTION_US
+
+
+def _wait_as_stock(graph: fx.Graph) -> None:
+    """Wait by stock's operator where nobody reads the wait's value.
+
+    Inductor drops the value of any other, and with it what was to run after it.
+    """
+    for node in graph.nodes:
+        if is_wait(node) and not node.users:
+            node.target, node.args = c10d.wait_tensor.default, node.args[:1]
 
 
 def _reduce_in_place(graph: fx.Graph) -> None:

@@ -5,6 +5,8 @@
 - A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes it.
 - Random operators keep their order, or each would draw another's numbers.
 - Where ranks may hold different graphs, launches keep the program's order: it is all that they share.
+- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
+  wait for that launch.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
     """
     nodes = list(graph.nodes)
     memory = _Memory(nodes, owners)
+    pairs = keep_launches and launches_show_that_ranks_differ(graph)
     found: list[set[int]] = []
     fence: int | None = None
     open_ends: dict[int, None] = {}  # since the fence: nodes that no other of them uses
@@ -98,6 +101,8 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
         chains = ["random"] if _is_random(node) else []
         if keep_launches and role(node) in ("launch", "blocking"):
             chains.append("launch")
+        elif pairs and role(node) == "wait" and "launch" in last:
+            deps.add(last["launch"])
         for chain in chains:
             deps.update([last[chain]] if chain in last else [])
             last[chain] = i

@@ -140,3 +140,23 @@ def test_no_collective_no_difference(grad):
         return [code.partition("\n")[2] for code in codes]
 
     assert code_of(ip.options()) == code_of(None)
+
+
+def exchange(x):
+    """Rank 0's half: what it launches after a wait on the link, its peer may be waiting for."""
+    given, taken = x * 2, torch.empty_like(x)
+    sent = dist.isend(given, 1)
+    received = dist.irecv(taken, 1)
+    turned = given.flip(0)
+    sent.wait()
+    received.wait()
+    return taken + 1, given.cumsum(0) - turned, given
+
+
+def test_a_send_and_a_receive_start_before_either_is_waited_for():
+    model = torch.compile(exchange, backend="dynamo_dist", options={"topology": "h100x8"})
+    _, (code,) = run_and_get_code(lambda: model(torch.ones(12, 3)))
+    calls = [line for line in code.splitlines() if "torch.ops." in line and "assert" not in line]
+    names = ("isend", "irecv", "wait_tensor")
+    order = [name for line in calls for name in names if f".{name}.default(" in line]
+    assert order == ["isend", "irecv", "wait_tensor", "wait_tensor"]

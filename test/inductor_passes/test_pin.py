@@ -1,7 +1,10 @@
+import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes import _torch
+from inductor_passes.attachment import Attachment
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pin import pin_order
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
@@ -56,6 +59,31 @@ def test_a_launch_of_several_tensors_is_one_in_flight():
     found, _ = ties(prefetched_after_a_bucket, [16, 16], [2, 16], [2, 16], [2, 16])
     # Else the product could run in front of the launch that it is to hide.
     assert found["mm"] == ["all_gather_into_tensor"]
+
+
+def exchanged(x, y):
+    from dynamo_dist.lowering import ops  # noqa: F401  (defines the operators)
+
+    torch.ops.dynamo_dist.wait_tensor(torch.ops.dynamo_dist.isend(x, 1, 0, "0", 1), 2)
+    return c10d.wait_tensor(torch.ops.dynamo_dist.irecv(y, 1, 0, "0", 3))
+
+
+def test_a_wait_that_nobody_reads_is_stocks():
+    """Of any other operator Inductor drops the value, and then what was to run after it runs before."""
+    found, module = ties(exchanged, [4], [4])
+    assert found["irecv"] == ["wait_tensor"]
+    waits = [n for n in module.graph.nodes if n.name == "wait_tensor"]
+    assert [_torch.pinned_target(n) for n in waits] == [c10d.wait_tensor.default]
+
+
+@pytest.mark.parametrize(("program", "tied"), [(exchanged, True), (prefetched, False)])
+def test_sends_are_tied_whoever_schedules(program, tied):
+    shapes = [[4], [4]] if tied else [[16, 16], [2, 16], [2, 16]]
+    with fake_group(8):
+        module = make_fx(program, tracing_mode="fake")(*(torch.ones(*shape) for shape in shapes))
+        Attachment(PassOptions(schedule="off")).after(module.graph, True)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert any(_torch.pinned_target(node) is not node.target for node in nodes) == tied
 
 
 def test_numbers_stay():

@@ -89,6 +89,21 @@ def test_a_launch_reads_until_its_wait():
     assert behind(extracted, "copy_") >= {"wait_tensor"}
 
 
+def test_no_launch_moves_behind_a_wait_that_it_preceded_beside_sends():
+    from dynamo_dist.lowering import ops  # noqa: F401  (defines the operators)
+
+    p2p = torch.ops.dynamo_dist
+
+    def program(x, y):
+        sent = p2p.isend(x, 1, 0, "0", 1)
+        received = p2p.irecv(y, 1, 0, "0", 2)
+        p2p.wait_tensor(sent, 3)
+        return wait(received)
+
+    extracted = extract(trace(program, [4], [4]), FixedCost(), ranks_differ=True)
+    assert behind(extracted, "wait_tensor") >= {"irecv"}
+
+
 def test_effects_are_fences():
     library = torch.library.Library("test_extract", "FRAGMENT")
     library.define("note(Tensor x) -> ()")
