@@ -34,6 +34,7 @@ class Post:
             defaultdict(dict)
         )
         self.sent: dict[tuple[str, int, int, int], list[torch.Tensor]] = defaultdict(list)
+        self.received: dict[tuple[str, int, int, int], int] = defaultdict(int)
 
 
 class Delivery(dist.Work):
@@ -87,7 +88,6 @@ class TurnsGroup(dist.ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._rank, self._size, self._count, self._name = rank, size, 0, ""
-        self._received: dict[tuple[int, int], int] = defaultdict(int)
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -261,13 +261,20 @@ class TurnsGroup(dist.ProcessGroup):
         return self._launch("barrier", [], [], lambda sent: None)
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Delivery:
-        Post.here.sent[self._name, self._rank, to, tag].append(tensors[0].detach().clone())
-        return Delivery(lambda: True, "", lambda: None)
+        """Done once it is received: a link need not hold what nobody has asked for."""
+        end = self._name, self._rank, to, tag
+        messages, number = Post.here.sent[end], len(Post.here.sent[end])
+        messages.append(tensors[0].detach().clone())
+        return Delivery(
+            lambda: Post.here.received[end] > number,
+            f"rank {to} to receive message {number} of group {self._name!r}, tag {tag}",
+            lambda: None,
+        )
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Delivery:
-        messages = Post.here.sent[self._name, source, self._rank, tag]
-        number = self._received[source, tag]
-        self._received[source, tag] += 1
+        end = self._name, source, self._rank, tag
+        messages, number = Post.here.sent[end], Post.here.received[end]
+        Post.here.received[end] += 1
         spoil(tensors)
         return Delivery(
             lambda: len(messages) > number,
