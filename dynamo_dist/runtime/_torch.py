@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -160,6 +160,27 @@ def is_code_match(guard: Any) -> bool:
     return bool(guard.create_fn_name() == "CLOSURE_MATCH")
 
 
+def attribute_above(source: Any, members: Collection[str]) -> Any:
+    """``source`` or the first one above it that is an attribute of such a name; None without one."""
+    for step in _chain(source):
+        if isinstance(step, _sources.AttrSource) and step.member in members:
+            return step
+    return None
+
+
+def is_on_size_or_type(guard: Any) -> bool:
+    """Whether it guards a dictionary's type, its size, or that a key is not in it."""
+    return guard.create_fn_name() in _SIZE_OR_TYPE
+
+
+_SIZE_OR_TYPE = {
+    "TYPE_MATCH",
+    "SEQUENCE_LENGTH",
+    "EMPTY_NN_MODULE_HOOKS_DICT",
+    "DICT_NOT_CONTAINS",
+}
+
+
 def member_names(source: Any) -> set[str]:
     """The attributes on the way from the frame's variables to ``source``."""
     return {step.member for step in _chain(source) if isinstance(step, _sources.AttrSource)}
@@ -173,6 +194,10 @@ def is_on(guard: Any, member: str) -> bool:
 def owner(guard: Any) -> Any:
     """The source of the object whose attribute the guard is on."""
     return guard.originating_source.base
+
+
+# A number that a dictionary has until it changes, and that no other ever has; None where this torch has none.
+dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
 def _chain(source: Any) -> Iterator[Any]:

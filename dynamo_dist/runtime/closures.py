@@ -29,7 +29,8 @@ _HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 class Closures:
     """The hooks, among what guards are on, whose closures are settled.
 
-    checks: source -> check that stands for the guards whose ``id``s are ``implied``.
+    checks: source of a hook -> check that stands for the guards whose ``id``s are ``implied``, as long as
+        ``are_as_they_were()``.
     contents: source of a cell -> what it holds.
     """
 
@@ -58,9 +59,6 @@ class Closures:
             for guard in guards.inner
             if _torch.is_code_match(guard) and guard.originating_source in self.checks
         }
-        if self.checks:
-            last, check = self.checks.popitem()
-            self.checks[last] = lambda function: self.are_as_they_were() and check(function)
 
     def _add(self, source: Any, under: list[Any]) -> None:
         function = None if source is None else _torch.value_of(source)

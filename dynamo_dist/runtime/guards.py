@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dynamo_dist._torch import Change
 from dynamo_dist.runtime import _torch
 from dynamo_dist.runtime.closures import Closures
+from dynamo_dist.runtime.module_hooks import ModuleHooks
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +64,19 @@ def lighten() -> dict[Any, object]:
     if guards is None:
         return {}
     closures = Closures(guards)
-    dropped = _meshes_of_specs(guards) | closures.implied
+    left = [guard for guard in guards.inner if id(guard) not in closures.implied]
+    modules = ModuleHooks(left, closures.checks)
+    dropped = _meshes_of_specs(guards) | closures.implied | modules.implied
     if dropped:
         log.debug("%d guards are implied by others", len(dropped))
-        _torch.replace(guards, dropped, closures.checks)
+        checks = {
+            at: is_same for at, is_same in closures.checks.items() if at not in modules.replaced
+        }
+        checks |= modules.checks
+        if checks:
+            last, check = checks.popitem()
+            checks[last] = lambda value: closures.are_as_they_were() and check(value)
+        _torch.replace(guards, dropped, checks)
     return closures.contents
 
 

@@ -1,6 +1,7 @@
 """Cheaper guards fail when stock's would: the same programs, recompiled as often."""
 
 import functools
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -103,6 +104,82 @@ def test_a_hook_whose_closure_is_bound_anew_recompiles(compiles):
     assert len(guards) == 1
     bind((3.0,))
     assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def added(module):
+    module.register_forward_hook(scaled((3.0,))[0])
+
+
+def added_before(module):
+    module.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+
+
+def taken_away(module):
+    module._forward_hooks.clear()
+
+
+def replaced(module):
+    (key,) = module._forward_hooks
+    module._forward_hooks[key] = scaled((3.0,))[0]
+
+
+def other_dictionary(module):
+    module._forward_hooks = OrderedDict({0: scaled((3.0,))[0]})
+
+
+def always_called(module):
+    (key,) = module._forward_hooks
+    module._forward_hooks_always_called[key] = True
+
+
+@pytest.mark.parametrize(
+    "change", [added, added_before, taken_away, replaced, other_dictionary, always_called]
+)
+def test_other_hooks_recompile(compiles, change):
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(scaled((2.0,))[0])
+    step, guards = compiles(model)
+    x = torch.ones(1, 4)
+    for _ in range(2):
+        step(x)
+    assert len(guards) == 1
+    change(model)
+    for _ in range(2):
+        assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def test_a_hook_that_is_registered_again_does_not_recompile_and_its_closure_is_still_looked_at(
+    compiles,
+):
+    model = nn.Linear(4, 4)
+    hook, bind = scaled((2.0,))
+    handle = model.register_forward_hook(hook)
+    step, guards = compiles(model)
+    x = torch.ones(1, 4)
+    for _ in range(3):
+        step(x)
+        handle.remove()
+        handle = model.register_forward_hook(hook)
+    assert len(guards) == 1
+    bind((3.0,))
+    assert torch.equal(step(x), model(x))
+    assert len(guards) == 2
+
+
+def test_the_closures_of_another_module_with_equal_hooks_are_looked_at(compiles):
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    first.register_forward_hook(scaled((2.0,))[0])
+    hook, bind = scaled((2.0,))
+    second.register_forward_hook(hook)
+    step, guards = compiles(lambda model, x: model(x))
+    x = torch.ones(1, 4)
+    for model in (first, second, first, second):
+        step(model, x)
+    assert len(guards) == 1
+    bind((3.0,))
+    assert torch.equal(step(second, x), second(x))
     assert len(guards) == 2
 
 
