@@ -454,15 +454,6 @@ def write_to_in_flight() -> list[Change]:
     return [WrapAttribute(AsyncCollectiveTensor, "__torch_dispatch__", changed)]
 
 
-def waits_of_tensors_in_flight() -> list[Change]:
-    """``trigger_wait()`` of a functional collective's result traces as its ``wait()``, which stock knows."""
-
-    def method_trigger_wait(self: Any, tx: Any) -> Any:
-        return self.call_method(tx, "wait", [], {})
-
-    return [SetAttribute(TensorVariable, "method_trigger_wait", method_trigger_wait)]
-
-
 # Calls on a tensor that tell of its sizes, or make one like it, without reading it.
 _METADATA = frozenset(
     "size stride dim numel storage_offset is_contiguous new_empty new_zeros new_ones new_full "

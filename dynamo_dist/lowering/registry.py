@@ -231,7 +231,6 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *_torch.return_no_aliases(),
         *_torch.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
         *_torch.write_to_in_flight(),
-        *_torch.waits_of_tensors_in_flight(),
         *_on_op("wait_tensor", tracker.wait_tensor),
         *_torch.on_function(work.start, tracker.start),
         *_torch.on_function(state.next_serial, _next_serial),

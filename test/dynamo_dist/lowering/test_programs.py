@@ -30,11 +30,6 @@ def work_in_an_attribute(x):
     return x + 1, other
 
 
-@program
-def trigger_wait_of_a_result(x):
-    return funcol.all_reduce(x, "sum", dist.group.WORLD).trigger_wait() * 2
-
-
 HELD = Holder()
 
 
