@@ -7,11 +7,15 @@ line: the operation, where stock puts its inputs, where the plan puts them. To c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from filelock import FileLock
 
 from dynamo_dist.errors import PlanError
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
@@ -106,6 +110,20 @@ def save(path: str, plans: dict[str, StoredPlan]) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text_of(plans))
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: str, wait_s: float = 300.0) -> Iterator[None]:
+    """Of the processes of a host that would make the file, one does; the others wait and find it made.
+
+    One that has waited ``wait_s`` seconds, or that cannot lock in this folder, goes on: a plan that is made
+    twice is the same plan.
+    """
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # filelock's Timeout is one
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+            held.enter_context(FileLock(f"{path}.lock").acquire(timeout=wait_s))
+        yield
 
 
 def text_of(plans: dict[str, StoredPlan]) -> str:

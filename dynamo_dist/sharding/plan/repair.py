@@ -93,28 +93,36 @@ def find_plan(
             )
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
     cached = os.path.join(_torch.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
-    known = file.load(cached).get(name)
-    if known is None:
-        try:
-            with _torch.remembered_ways():
-                recorded = record(gm, inputs)
-                made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
-        except PlanError as error:
-            log.warning("Compiled without a plan. %s", error)
-            return None
-        known = file.StoredPlan.of(made)
-        file.save(cached, {name: known})
-        log.info(
-            "planned %d steps in %.1f s: communication %.0f -> %.0f us, modelled; gap %.2f %%",
-            len(known.rows),
-            made.seconds,
-            made.stock_us[0],
-            made.planned_us[0],
-            100 * made.gap,
-        )
+    with file.one_at_a_time(cached):
+        known = file.load(cached).get(name)
+        if known is None:
+            known = _made(gm, inputs, prices)
+            if known is None:
+                return None
+            file.save(cached, {name: known})
     if path is not None:
         file.save(path, {**file.load(path), name: known})
     return known
+
+
+def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.StoredPlan | None:
+    """A plan made now; None, with a warning, where there is none."""
+    try:
+        with _torch.remembered_ways():
+            recorded = record(gm, inputs)
+            made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
+    except PlanError as error:
+        log.warning("Compiled without a plan. %s", error)
+        return None
+    log.info(
+        "planned %d steps in %.1f s: communication %.0f -> %.0f us, modelled; gap %.2f %%",
+        len(made.program.steps),
+        made.seconds,
+        made.stock_us[0],
+        made.planned_us[0],
+        100 * made.gap,
+    )
+    return file.StoredPlan.of(made)
 
 
 def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:

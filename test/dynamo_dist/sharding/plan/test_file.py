@@ -1,5 +1,7 @@
+import concurrent.futures
 import json
 import runpy
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,35 @@ def test_what_is_no_plan_is_said(tmp_path, text):
 
 def test_it_is_json(tmp_path):
     assert json.loads(file.text_of({"a": stored(), "b": stored()})).keys() == {"schema", "plans"}
+
+
+def test_one_makes_it_and_the_others_find_it(tmp_path):
+    path = str(tmp_path / "new" / "plan.json")
+    makers = []
+
+    def need(_):
+        with file.one_at_a_time(path):
+            if not file.load(path):
+                makers.append(1)
+                time.sleep(0.1)
+                file.save(path, {"abc": stored()})
+            return file.load(path)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        found = list(threads.map(need, range(4)))
+    assert found == [{"abc": stored()}] * 4
+    assert makers == [1]
+
+
+def test_who_cannot_lock_or_has_waited_long_enough_goes_on(tmp_path):
+    path = str(tmp_path / "plan.json")
+    (tmp_path / "file").touch()
+    with file.one_at_a_time(path), file.one_at_a_time(path, wait_s=0.05):
+        pass
+    with file.one_at_a_time(str(tmp_path / "file" / "plan.json")):
+        pass
+
+
+def test_an_error_inside_is_the_caller_s(tmp_path):
+    with pytest.raises(OSError, match="full"), file.one_at_a_time(str(tmp_path / "plan.json")):
+        raise OSError("full")

@@ -138,3 +138,13 @@ def test_a_program_that_writes_into_a_view_is_compiled_without_a_plan(mesh, capl
         x, up, _ = inputs(mesh)
         planned(writes, (x, up))
     assert "writes in place into a view" in caplog.text
+
+
+def test_every_rank_asks_for_the_same_plan():
+    digests = set()
+    for rank in range(4):
+        with fake_mesh(2, 2, rank=rank):
+            digests.add(prices_of("h100x8", ()).digest())
+    with fake_mesh(2, 4):
+        other = prices_of("h100x8", ()).digest()
+    assert len(digests) == 1 and other not in digests
