@@ -18,6 +18,7 @@ import importlib
 import itertools
 import json
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ import torch
 from workers import run
 
 FAILED = ("mismatch", "crash", "hang", "break")
+_FOUND = ("mismatches", "crashes", "hangs", "graph_breaks")
+_SUMMED = ("programs", "as_inductor_code", "refused", *_FOUND)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,13 +46,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--stop", type=int, help="end after so many failures")
     parser.add_argument("--shrink", type=float, default=30.0, help="seconds to cut a failure down")
     parser.add_argument("--plant", help="module:function, called first: a fault to be found")
-    parser.add_argument("--out", type=Path, help="write the result to this file too")
+    parser.add_argument("--out", type=Path, help="add the result to this file of runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
-    start = time.monotonic()
+    start, commit = time.monotonic(), _commit()
     counts: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
+    as_code = 0
     failures: list[dict[str, Any]] = []
     result: dict[str, Any] = {}
     arguments = (options.kind, str(options.failures), options.shrink, options.plant)
@@ -66,15 +70,18 @@ def main(argv: list[str] | None = None) -> int:
             record = {"kind": options.kind or "?", "status": status, "why": "process died or hung"}
         counts[record["status"]] += 1
         kinds[record["kind"]] += 1
+        as_code += record.get("code", False)
         if record["status"] in FAILED:
             failures.append({"program": seed, **record})
             if not options.json:
                 print(f"program {seed}: {record}", file=sys.stderr)
         result = {
             "torch": torch.__version__,
+            "commit": commit,
             "seed": options.seed,
             "programs": sum(counts.values()),
             "by_kind": dict(sorted(kinds.items())),
+            "as_inductor_code": as_code,
             "refused": counts["refused"],
             "mismatches": counts["mismatch"],
             "crashes": counts["crash"],
@@ -83,9 +90,24 @@ def main(argv: list[str] | None = None) -> int:
             "seconds": round(time.monotonic() - start, 1),
         }
         if options.out:  # each time: a long run may be ended from outside
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            _add(result, options.out)
     print(json.dumps({**result, "failures": failures}) if options.json else result)
     return 1 if failures else 0
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _add(run: dict[str, Any], path: Path) -> None:
+    """Put a run into the file, in place of one of the same seed and commit, and sum up all of it."""
+    record = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    key = run["seed"], run["commit"]
+    others = [each for each in record["runs"] if (each["seed"], each["commit"]) != key]
+    runs = sorted([*others, run], key=lambda each: int(each["seed"]))
+    totals = {name: sum(each[name] for each in runs) for name in _SUMMED}
+    path.write_text(json.dumps({**record, **totals, "runs": runs}, indent=1) + "\n")
 
 
 def _seeds(options: argparse.Namespace, start: float, failures: list[Any]) -> Iterator[int]:
@@ -116,6 +138,7 @@ def _programs(
         program = kinds.draw(seed, kind)
         verdict = kinds.run(program)
         record = {"kind": program.kind, "status": verdict.status}
+        record["code"] = bool(program.settings.get("code"))
         if verdict.found:
             smaller = shrink(program, kinds.run, verdict.status, shrink_s)
             path = reproducer.write(smaller, verdict, Path(failures))

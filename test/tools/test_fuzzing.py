@@ -1,5 +1,6 @@
 """What the fuzzer is made of: ranks as threads, programs as data."""
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ TOOLS = str(Path(__file__).parents[2] / "tools")
 def tools(monkeypatch):
     monkeypatch.syspath_prepend(TOOLS)
     yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "fuzzing"]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("fuzz", "fuzzing")]:
         del sys.modules[name]
 
 
@@ -103,3 +104,16 @@ def test_a_reproducer_runs(kind, tmp_path, monkeypatch):
         runpy.run_path(str(path), run_name="__main__")
     assert not end.value.code
     assert "mismatch" in path.read_text() and "by 1" in path.read_text()
+
+
+def test_runs_add_up(tmp_path):
+    import fuzz
+
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps({"mended": ["a hang"], "runs": []}))
+    found = dict.fromkeys(fuzz._SUMMED, 0)
+    for seed, commit, programs in ((2, "a", 5), (1, "a", 7), (2, "a", 9)):
+        fuzz._add({"seed": seed, "commit": commit, **found, "programs": programs}, path)
+    record = json.loads(path.read_text())
+    assert [(run["seed"], run["programs"]) for run in record["runs"]] == [(1, 7), (2, 9)]
+    assert record["programs"] == 16 and record["mended"] == ["a hang"]
