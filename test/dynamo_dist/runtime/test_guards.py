@@ -133,8 +133,21 @@ def always_called(module):
     module._forward_hooks_always_called[key] = True
 
 
+by_versions = pytest.mark.skipif(
+    _torch._CELL is None, reason="stock's guards, kept on torch 2.11, pass what was empty"
+)
+
+
 @pytest.mark.parametrize(
-    "change", [added, added_before, taken_away, replaced, other_dictionary, always_called]
+    "change",
+    [
+        added,
+        pytest.param(added_before, marks=by_versions),
+        taken_away,
+        replaced,
+        other_dictionary,
+        always_called,
+    ],
 )
 def test_other_hooks_recompile(compiles, change):
     model = nn.Linear(4, 4)
