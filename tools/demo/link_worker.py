@@ -2,7 +2,7 @@
 
 The variants take turns, so that a busy machine slows all of them alike. Compute alone, communication
 alone, and both at once with nothing to wait for, show what overlap could reach on this machine. The first
-two, measured once before, scale the cost model; its predictions stand beside the measurements.
+two, measured once before, go into the cost model; its predictions stand beside the measurements.
 """
 
 from __future__ import annotations
@@ -167,29 +167,38 @@ def calibrate(call: Callable[[], object]) -> float:
 def link_topology(
     alone: dict[str, float], x: torch.Tensor, shards: list[torch.Tensor], work: Path
 ) -> Path:
-    """This machine and this link as a topology file: cpu-gloo, scaled to what each takes ``alone``."""
+    """This machine and this link as a topology file: cpu-gloo, with what each takes ``alone``."""
     with collect() as collector, plugin_for("ours"):
         compiled(chain, "ours", {"topology": "cpu-gloo"})(x, shards)
-    before = [graph.before for graph in collector.graphs]
+    modelled_us = sum(graph.before.compute_us for graph in collector.graphs)
+    small = shards[0][:1].clone()
+    small_us = calibrate(lambda: communicate([small])())
     path = work / "link.json"
     if dist.get_rank() == 0:
-        write_rescaled(
-            "cpu-gloo",
-            path,
-            name="this link",
-            compute=alone["compute"] / sum(timeline.compute_us for timeline in before),
-            links=alone["communication"] / sum(timeline.communication_us for timeline in before),
-        )
+        write_rescaled("cpu-gloo", path, name="this link", compute=alone["compute"] / modelled_us)
+        file = json.loads(path.read_text())
+        file["links"]["measured"] = [
+            {
+                "kind": "all_gather",
+                "ranks": dist.get_world_size(),
+                "nodes": 1,
+                "source": "measured on this link before the rounds",
+                "points": [
+                    [small.nbytes, small_us],
+                    [shards[0].nbytes, alone["communication"] / LAYERS],
+                ],
+            }
+        ]
+        path.write_text(json.dumps(file))
     dist.barrier()
     return path
 
 
 def predictions(graphs: list[GraphRecord]) -> dict[str, float]:
-    """Milliseconds that the simulator expects of stock's order and of ours, and the bound on any order."""
+    """Milliseconds that the simulator expects of stock's order and of ours."""
     return {
         "stock": sum(graph.before.makespan_us for graph in graphs) / 1e3,
         "ours": sum(graph.after.makespan_us for graph in graphs) / 1e3,
-        "bound": sum(graph.schedule.bound_us for graph in graphs if graph.schedule) / 1e3,
     }
 
 
