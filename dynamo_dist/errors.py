@@ -26,7 +26,10 @@ class ConfigError(DistError, ValueError):
 
 
 class RanksDifferError(DistError):
-    """Ranks of a group compiled graphs that launch different collectives on it, or would draw different numbers for replicas."""
+    """Ranks of a group compiled graphs that do not go together.
+
+    They launch different collectives on it, or would draw different numbers for replicas.
+    """
 
 
 class CompareError(DistError):

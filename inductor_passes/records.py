@@ -22,8 +22,8 @@ class CollectiveRecord:
     """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
 
     ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound``, ``order`` or ``no gain`` (the
-    program's order was left alone), where the scheduler said it (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where whoever
-    traced the program noted one.
+    program's order was left alone), where the scheduler said it (``schedule/solution.py``). ``cause``: the
+    change of placement that it carries out, where whoever traced the program noted one.
     """
 
     name: str

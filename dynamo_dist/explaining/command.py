@@ -1,8 +1,8 @@
 """The command: run the script, gather what its processes saw, print one report.
 
-``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``,
-as ``dynamo_dist.reporting.schema`` describes it, or ``{"error": why}`` where there is no report; what the script prints goes to standard error then.
-The exit status is the script's own.
+``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``, as
+``dynamo_dist.reporting.schema`` describes it, or ``{"error": why}`` where there is no report; what the script
+prints goes to standard error then. The exit status is the script's own.
 """
 
 from __future__ import annotations

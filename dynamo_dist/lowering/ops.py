@@ -2,7 +2,8 @@
 
 Every op is functional. It launches, registers the backend's Work with its results and returns them;
 ``wait_tensor`` on a result waits. What is sent is copied first, because a compiler may reuse a buffer
-once the launch has read it; what is received into starts as a copy of the program's buffer. A ``serial`` keeps two equal launches two: one is not the other's value.
+once the launch has read it; what is received into starts as a copy of the program's buffer.
+A ``serial`` keeps two equal launches two: one is not the other's value.
 An op that has no result returns a token of one byte, for which ``wait_tensor`` of this namespace waits:
 torch's own is dropped from a training graph when nobody reads what it gives. Group arguments are names, roots and peers are
 ranks of the group.

@@ -1,7 +1,8 @@
 """Compile the kernels ahead of time, for a GPU that need not be here, and read what came out.
 
 What a test without a GPU can know of machine code: whether loads of gathered data stay behind their waits and
-stores before their signals, spills, registers, shared memory, tensor-core and vector instructions. ``gate`` turns that into problems.
+stores before their signals, spills, registers, shared memory, tensor-core and vector instructions. ``gate``
+turns that into problems.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ def all_reduce_add_norm_kernel(
 ) -> None:
     """Rows of ``D`` elements. A pointer may be None: then that input or output is not there.
 
-    With ``mean_ptr`` it is a layer norm. With ``scale_ptr`` y is float8 and each row has a scale. Virtual
-    ranks are axis 1 of the grid; their tensors of ``rows`` lie end to end, weights are shared. Under two-shot the ``j``-th row of a program is summed by
-    rank ``j % WORLD``.
+    With ``mean_ptr`` it is a layer norm. With ``scale_ptr`` y is float8 and each row has a scale. Virtual ranks
+    are axis 1 of the grid; their tensors of ``rows`` lie end to end, weights are shared. Under two-shot the
+    ``j``-th row of a program is summed by rank ``j % WORLD``.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     program = tl.program_id(0)

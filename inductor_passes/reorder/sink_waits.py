@@ -32,7 +32,8 @@ UNPACKING = frozenset(
 class SinkWaits(GraphPass):
     """Sink each ``wait_tensor`` to just above its first user, so more compute hides the collective.
 
-    It stays above a write to what its launch reads: the link may read it until then. Views, casts and concatenations of nothing but waited values count as part of the wait.
+    It stays above a write to what its launch reads: the link may read it until then. Views, casts and
+    concatenations of nothing but waited values count as part of the wait.
 
     Requires: a functional graph.
     Ensures:  same nodes, same launch order; running it twice changes nothing.

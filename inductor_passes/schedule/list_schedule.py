@@ -31,8 +31,8 @@ def list_schedule(
 class _Run:
     """One schedule in the making.
 
-    Numbers from ``tasks.count`` on stand for waits: of buckets, and of launches that keep what they read. Entries of the queues that have been
-    run from elsewhere stay behind and are skipped.
+    Numbers from ``tasks.count`` on stand for waits: of buckets, and of launches that keep what they read.
+    Entries of the queues that have been run from elsewhere stay behind and are skipped.
     """
 
     def __init__(
