@@ -53,6 +53,7 @@ from dynamo_dist.trackers._torch import on_function as on_function
 from dynamo_dist.trackers._torch import python_object as python_object
 
 KEPT_OFFSETS = 64
+_REFUSES_SYMBOLIC_FACTORS = hasattr(_view_ops, "_explicit_unbacked_hint")  # from 2.13 on
 KEPT_REDISTRIBUTIONS = 16_384
 TRACES_PLACEMENTS = HAS_OPAQUE_TYPES  # their methods, and graphs hold them; up to 2.11 neither
 _partition_value: Any = vars(Partial)["_partition_value"]
@@ -525,7 +526,8 @@ def _is_strided_shard(placement: Any) -> bool:
 def count_strided_shards_with_real_tensors() -> list[Change]:
     """How large a strided shard is is computed with tensors; while tracing they must not be fakes.
 
-    Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.11 to 2.15.
+    Otherwise each index becomes an unknown size of the program's graph. A symbolic size is fixed, by a guard,
+    up to 2.12, which cannot count with symbols. Seen in torch 2.11 to 2.15.
     """
     cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
     stock = vars(cls).get(name)
@@ -549,8 +551,8 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
 
 
 def _known_size(size: torch.SymInt) -> int | torch.SymInt:
-    """The number, where guards have fixed a symbolic size; up to 2.12, which cannot count with symbols, they do."""
-    if not hasattr(_view_ops, "_explicit_unbacked_hint") and not has_free_unbacked_symbols(size):
+    """The number, where guards have fixed a symbolic size; up to 2.12 they do."""
+    if not _REFUSES_SYMBOLIC_FACTORS and not has_free_unbacked_symbols(size):
         return int(size)
     known = size.node.maybe_as_int()
     return size if known is None else known
@@ -560,7 +562,8 @@ def fix_split_factors() -> list[Change]:
     """With dynamic sizes, a view that joins dimensions is laid out as in eager.
 
     Where a dimension behind the first is sharded, the product of those before it is how often its shards
-    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the view.
+    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the view
+    from 2.13 on; there, on meshes of several dimensions, the tensor is gathered as before.
     """
     cls = vars(_view_ops).get("_ViewShardingPropagator")
     if not hasattr(cls, "_rewrite_plain_shard"):  # up to 2.11
@@ -572,7 +575,8 @@ def fix_split_factors() -> list[Change]:
             self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
         ) -> Any:
             sizes = list(sizes)
-            for joined in self.rule:
+            several = len(self.mesh_sizes) > 1
+            for joined in () if several and _REFUSES_SYMBOLIC_FACTORS else self.rule:
                 if isinstance(joined, _view_ops.Flatten):
                     dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
                     for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from dynamo_dist import versions
 from dynamo_dist.testing import fake_group_fills_results, fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -46,6 +47,10 @@ CASES = [(name, dynamic) for name in PROGRAMS for dynamic in (False, True)]
 
 @pytest.mark.parametrize(("name", "dynamic"), CASES)
 def test_compiles_to_one_graph_with_eagers_numbers(wide, name, dynamic):
+    if name == "flattened" and dynamic and versions.parse(torch.__version__)[:2] == (2, 12):
+        pytest.skip(
+            "torch 2.12 guards on which redistribution is cheaper, and its own guard fails at once"
+        )
     function, tensors = PROGRAMS[name]
     made = [
         distribute_tensor(torch.randn(shape), wide, layout, src_data_rank=None).requires_grad_()
