@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterator
 
 from inductor_passes.errors import OptionError
@@ -22,6 +24,19 @@ EFFORTS = ("default", "high")
 JUDGED = 2  # drafts that are judged in full
 
 
+@contextlib.contextmanager
+def without_cycle_collection() -> Iterator[None]:
+    """Python's collector of cycles paused: a solver makes millions of small objects, and none in a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@without_cycle_collection()
 def solve(
     problem: Problem,
     *,

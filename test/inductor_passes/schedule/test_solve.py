@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
@@ -227,3 +228,21 @@ def test_training_graphs(path):
     solution = solve(of)
     check(of, solution)
     assert solution.gap < 0.12
+
+
+def test_the_collector_of_cycles_is_paused_and_has_nothing_to_find():
+    of = layers(6)
+    solve(of)  # what is made once stays
+    gc.collect()
+    solve(of)
+    assert gc.isenabled()
+    assert gc.collect() < 50
+    with pytest.raises(OptionError):
+        solve(of, effort="none")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        solve(of)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
