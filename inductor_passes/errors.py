@@ -21,6 +21,10 @@ class TopologyError(PassesError, ValueError):
     """A topology file that is missing, unreadable, incomplete or physically impossible."""
 
 
+class CalibrationError(PassesError):
+    """A machine that cannot be measured: a device or a library is not there, or ranks did not come."""
+
+
 class ProblemError(PassesError, ValueError):
     """A schedule problem that is not well formed, or a schedule that does not fit its problem."""
 

@@ -1,4 +1,4 @@
-"""``python -m inductor_passes costs import FILE...``: measurements into a topology file.
+"""``python -m inductor_passes costs``: formulas, measuring, and ``import FILE...``, measurements into a topology file.
 
 Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
 gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
@@ -9,20 +9,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
-import statistics
 import sys
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from inductor_passes.cost import formula_command
-from inductor_passes.cost.alpha_beta import collective_us
-from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.calibrate import command as measure_command
 from inductor_passes.cost.importing import kineto, nccl_tests
+from inductor_passes.cost.importing.errors import errors_of, text_of
 from inductor_passes.cost.importing.measurements import Measurements, add_to
-from inductor_passes.cost.measured import Product
 from inductor_passes.cost.topology import Topology, load_topology, topology_text
 from inductor_passes.cost.topology_file import dump_topology
 from inductor_passes.errors import PassesError, TopologyError
@@ -33,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     summary = "trace a script, and print the time of its step as a formula in ranks and sizes"
     formula_command.add_arguments(actions.add_parser("formula", help=summary, description=summary))
+    summary = "measure this machine, or under torchrun this job, and write a topology file"
+    measure_command.add_arguments(actions.add_parser("measure", help=summary, description=summary))
     importing = actions.add_parser(
         "import", help="add NCCL-tests output and profiles to a topology"
     )
@@ -56,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, write, print; 1 after a one-line error."""
     if arguments.action == "formula":
         return formula_command.run(arguments)
+    if arguments.action == "measure":
+        return measure_command.run(arguments)
     try:
         base = load_topology(arguments.topology)
         tables = [_read(Path(file), arguments, base) for file in arguments.files]
@@ -73,44 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         "out": arguments.out,
         "tables": [row for found in tables for row in errors_of(found, base)],
     }
-    print(json.dumps(result) if arguments.json else _text(result))
+    print(json.dumps(result) if arguments.json else text_of(result))
     return 0
-
-
-def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
-    """How far a topology's predictions were from each table, in percent of what was measured."""
-    rows = []
-    for (kind, ranks, nodes), times in found.collectives.items():
-        group = GroupShape(ranks, nodes)
-        pairs = [(us, collective_us(kind, size, group, base)) for size, us in times.items()]
-        rows.append(_row(f"{kind}, {ranks} ranks on {nodes} nodes", found.source, pairs))
-    for dtype, products in found.products.items():
-        pairs = [(us, product_us(base, dtype, shape)) for shape, us in products.items()]
-        rows.append(_row(f"products, {dtype}", found.source, pairs))
-    return rows
-
-
-def product_us(topology: Topology, dtype: str, shape: Product) -> float:
-    """What the formulas, or what was measured, make of one product; its result has its inputs' dtype."""
-    b, m, k, n = shape
-    count = 2.0 * math.prod(shape)
-    size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
-    memory_us = b * (m * k + k * n + m * n) * size / topology.memory_bytes_per_us
-    measured = topology.measured_product_us(dtype, shape, memory_us)
-    if measured is not None:
-        return measured
-    return max(count / topology.matmul_rate(dtype).flops_per_us, memory_us) + topology.kernel_us
-
-
-def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
-    off = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
-    return {
-        "table": what,
-        "source": source,
-        "points": len(pairs),
-        "median_error_percent": round(statistics.median(off), 1),
-        "worst_error_percent": round(max(off), 1),
-    }
 
 
 def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
@@ -141,13 +103,3 @@ def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurem
             "Profile with record_shapes=True.",
         )
     return found
-
-
-def _text(result: dict[str, Any]) -> str:
-    lines = [f"{result['out']}: topology {result['topology']!r}"]
-    for row in result["tables"]:
-        lines.append(
-            f"  {row['table']}: {row['points']} points; the formulas were off by "
-            f"{row['median_error_percent']} % (median), {row['worst_error_percent']} % at worst"
-        )
-    return "\n".join(lines)

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.alpha_beta import collective_us
-from inductor_passes.cost.command import product_us
 from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.importing.errors import product_us
 
 RANKS = 8
 SMALLEST_KIB = 1

@@ -1,0 +1,62 @@
+"""How far a topology's formulas are from tables of measurements."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import torch
+
+from inductor_passes.cost.alpha_beta import collective_us
+from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.importing.measurements import Measurements
+from inductor_passes.cost.measured import Product
+from inductor_passes.cost.topology import Topology
+
+
+def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
+    """How far a topology's predictions were from each table, in percent of what was measured."""
+    rows = []
+    for (kind, ranks, nodes), times in found.collectives.items():
+        group = GroupShape(ranks, nodes)
+        pairs = [(us, collective_us(kind, size, group, base)) for size, us in times.items()]
+        rows.append(_row(f"{kind}, {ranks} ranks on {nodes} nodes", found.source, pairs))
+    for dtype, products in found.products.items():
+        pairs = [(us, product_us(base, dtype, shape)) for shape, us in products.items()]
+        rows.append(_row(f"products, {dtype}", found.source, pairs))
+    return rows
+
+
+def product_us(topology: Topology, dtype: str, shape: Product) -> float:
+    """What the formulas, or what was measured, make of one product; its result has its inputs' dtype."""
+    b, m, k, n = shape
+    count = 2.0 * math.prod(shape)
+    size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
+    memory_us = b * (m * k + k * n + m * n) * size / topology.memory_bytes_per_us
+    measured = topology.measured_product_us(dtype, shape, memory_us)
+    if measured is not None:
+        return measured
+    return max(count / topology.matmul_rate(dtype).flops_per_us, memory_us) + topology.kernel_us
+
+
+def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    off = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
+    return {
+        "table": what,
+        "source": source,
+        "points": len(pairs),
+        "median_error_percent": round(statistics.median(off), 1),
+        "worst_error_percent": round(max(off), 1),
+    }
+
+
+def text_of(result: dict[str, Any]) -> str:
+    """The same in lines: which file, and each of its ``tables``."""
+    lines = [f"{result['out']}: topology {result['topology']!r}"]
+    for row in result["tables"]:
+        lines.append(
+            f"  {row['table']}: {row['points']} points; the formulas were off by "
+            f"{row['median_error_percent']} % (median), {row['worst_error_percent']} % at worst"
+        )
+    return "\n".join(lines)
