@@ -152,6 +152,32 @@ def test_two_hosts_on_a_slow_link():
     assert namespaces() == set()
 
 
+@pytest.mark.slow
+def test_training_on_a_slow_link(tmp_path):
+    if reason := why_no_link():
+        pytest.skip(reason)
+    alone = tmp_path / "alone.json"
+    done = demo(
+        *("--link", "200mbit", "--train", "--steps", 6, "--layers", 1, "--hidden", 128),
+        *("--sequence", 64, "--alone", alone, "--json", "--out", tmp_path, "--deadline", 280),
+        timeout_s=400,
+    )
+    if done.returncode == 2:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["topology"] == "this link"
+    assert (
+        found["timed_steps"] == 3 and len(found["ratio_quartiles"]) == 2
+    )  # none of a turn's first
+    predicted = found["predicted_forward_backward"]
+    # Eight launches of 128 KiB take 42 ms at 200 Mbit/s: the link was measured, and is really that slow.
+    assert predicted["communication_alone_ms"] > 25
+    assert predicted["compute_alone_ms"] == json.loads(alone.read_text())["ms"]
+    assert predicted["longer_alone_ms"] <= predicted["ours_ms"] * 1.05
+    assert namespaces() == set()
+
+
 def namespaces():
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     return {line.split()[0] for line in listed.stdout.splitlines() if line.startswith("dd")}

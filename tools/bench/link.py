@@ -1,12 +1,16 @@
-"""Two gloo ranks on two hosts, joined by a slow link: stock, stock's reordering, and ours.
+"""Ranks on two hosts, joined by a slow link: stock, stock's reordering, and ours.
 
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
-(tc tbf; needs root). Three programs: a chain of layers whose weights are gathered over the link, and
-training runs of a small Llama with tensor and with data parallelism, whose losses must be equal. All times are
-milliseconds on the wall, variants in turn; beside those of the chain stand the simulator's, which knows
-compute alone and communication alone. The exposed times beside those of training are simulated too.
+(tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link, and training of a
+small Llama with tensor and with data parallelism on one rank a host, whose losses must be equal; at the rate
+of ``--both`` with both, on two ranks a host. Every run measures its link first and is scheduled for it.
 
-usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training 1gbit] [--steps N] [--out FILE]
+Times are milliseconds on the wall, variants in turn; ratios are of what stood in one turn, of the slower
+rank. Predictions are the simulator's, on the link as measured and compute scaled to this machine: by compute
+alone for the chain, and for training by a forward and backward whose collectives end at once, so that the
+host's own time counts as compute. They are of forward and backward; the optimizer is in the step alone.
+
+usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--both RATE] [--steps N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -17,12 +21,17 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 DEMO = Path(__file__).resolve().parent.parent / "demo" / "main.py"
 RATES = "200mbit,1gbit,5gbit"
+SIZES = ("--layers", "2", "--hidden", "256", "--batch", "2", "--sequence", "128")
+# What is of one run and says nothing about the link.
+LEFT_OUT = ("losses", "report", "trace", "parameters", "step_ms_spread", "torch")
 
 
 def main() -> int:
@@ -33,9 +42,18 @@ def main() -> int:
     parser.add_argument(
         "--training", default=RATES, help="rates of the training runs, which take long; '' for none"
     )
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument(
+        "--both", default="1gbit", help="rate of the run on four ranks; '' for none"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=41,
+        help="of each variant; one in four, and the first, is not timed",
+    )
     parser.add_argument("--out", default="")
     args = parser.parse_args()
+    start = time.monotonic()
     results = {
         "label": "real processes, emulated link",
         "torch": torch.__version__,
@@ -43,19 +61,29 @@ def main() -> int:
         "load_average": os.getloadavg()[0],
         "rates": {},
     }
-    for rate in args.rates.split(","):
-        chain = demo("--link", rate, "--rounds", str(args.rounds))
-        measured = {"chain": chain}
-        if rate in args.training.split(","):
-            sizes = ("--layers", "2", "--hidden", "256", "--batch", "2", "--sequence", "128")
-            how = ("--link", rate, "--train", "--steps", str(args.steps), *sizes)
-            measured["training"] = demo(*how)
-            measured["training, data parallel"] = demo(*how, "--parallel", "data")
-        results["rates"][rate] = measured
-        if args.out:
-            Path(args.out).write_text(json.dumps(results, indent=2) + "\n")
-        print(f"{rate:8}", json.dumps(chain.get("step_ms")), flush=True)
+    with tempfile.TemporaryDirectory(prefix="link_") as folder:
+        for rate in args.rates.split(","):
+            measured = {"chain": demo("--link", rate, "--rounds", str(args.rounds))}
+            for parallel in parallels(args, rate):
+                # Without a link all rates are the same: measured once.
+                alone = ("--alone", str(Path(folder) / f"{parallel}.json"))
+                how = ("--steps", str(args.steps), "--parallel", parallel, "--out", folder)
+                found = demo("--link", rate, "--train", *how, *alone, *SIZES)
+                kept = {name: value for name, value in found.items() if name not in LEFT_OUT}
+                measured[f"training, {parallel} parallel"] = kept
+            results["rates"][rate] = measured
+            results["seconds"] = time.monotonic() - start
+            if args.out:
+                Path(args.out).write_text(json.dumps(results, indent=2) + "\n")
+            for name, found in measured.items():
+                print(f"{rate:8} {name:26}", found.get("step_ms", found), flush=True)
     return 0 if all(m["ok"] for rate in results["rates"].values() for m in rate.values()) else 1
+
+
+def parallels(args: argparse.Namespace, rate: str) -> list[str]:
+    """The ways to train at a rate."""
+    found = ["tensor", "data"] if rate in args.training.split(",") else []
+    return [*found, "both"] if rate == args.both else found
 
 
 def demo(*arguments: str) -> dict:

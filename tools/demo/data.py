@@ -12,12 +12,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import dynamo_dist
 
 VOCABULARY = 256  # one token a byte
 HEADS = 8
+# What the ranks share -> dimensions of their mesh, and how many ranks there are.
+PARALLEL = {"tensor": (("tp",), 2), "data": (("dp",), 2), "both": (("dp", "tp"), 4)}
 
 
 @dataclass(frozen=True)
@@ -74,30 +82,66 @@ def write_checkpoint(folder: Path, sizes: Sizes, seed: int = 0) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def mesh_of(parallel: str) -> DeviceMesh:
+    """The mesh of all ranks; two of them share each weight, where there are four."""
+    names, _ = PARALLEL[parallel]
+    shape = (dist.get_world_size(),) if len(names) == 1 else (dist.get_world_size() // 2, 2)
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
+def load(folder: Path, parallel: str, mesh: DeviceMesh, variant: str) -> torch.nn.Module:
+    """The model on its mesh; data parallel is our ``data_parallel`` for ours, else torch's ``fully_shard``."""
+    from torch.distributed.fsdp import fully_shard
+
+    if parallel == "tensor":
+        return load_sharded(folder)
+    model = _from_pretrained(folder)
+    if parallel == "both":
+        # Weights are equal on all ranks: none has to send its own around.
+        parallelize_module(model, mesh["tp"], tensor_plan(), src_data_rank=None)
+    if variant == "ours":
+        return dynamo_dist.data_parallel(model, mesh["dp"])
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
 def load_sharded(folder: Path) -> torch.nn.Module:
     """``from_pretrained(..., tp_plan="auto")``: linear weights become DTensors over all ranks."""
+    return _from_pretrained(folder, tp_plan="auto")
+
+
+def _from_pretrained(folder: Path, **options: str) -> torch.nn.Module:
     from transformers import LlamaForCausalLM
 
     with quiet_transformers(), warnings.catch_warnings():
         # It would rather have a DistributedConfig, which only the newest transformers know.
         warnings.simplefilter("ignore", FutureWarning)
-        model = LlamaForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     return model.train()
 
 
-def load_data_parallel(folder: Path, variant: str) -> torch.nn.Module:
-    """Every weight sharded over all ranks: by ``data_parallel`` for ours, else by torch's ``fully_shard``."""
-    from torch.distributed.fsdp import fully_shard
-    from transformers import LlamaForCausalLM
+def tensor_plan() -> dict[str, ParallelStyle]:
+    """Torch's way to share each weight's product, on a part of the ranks, where transformers takes all."""
+    columns = (
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
+    plan: dict[str, ParallelStyle] = {
+        f"model.layers.*.{name}": ColwiseParallel() for name in columns
+    }
+    rows = ("self_attn.o_proj", "mlp.down_proj")
+    return plan | {f"model.layers.*.{name}": RowwiseParallel() for name in rows}
 
-    with quiet_transformers():
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    if variant == "ours":
-        return dynamo_dist.data_parallel(model, mesh)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+
+def share_of(batch: torch.Tensor, parallel: str, mesh: DeviceMesh) -> torch.Tensor:
+    """This rank's part of a batch [batch, sequence]: all of it, unless it is data parallel."""
+    if parallel == "tensor":
+        return batch
+    return batch.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
 
 
 def text_batches(sizes: Sizes, steps: int) -> list[torch.Tensor]:

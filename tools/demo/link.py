@@ -22,12 +22,14 @@ from pathlib import Path
 import data
 import launch
 import training
+from figures import quartiles, ratios, slowest
 from rich.table import Table
 from show import wide_console
 
 HERE = Path(__file__).resolve().parent
 LABEL = "real processes, emulated link"
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
+CHAIN_RANKS = 2
 PORT = 29555  # in a namespace of its own, so always free
 TITLES = {
     "compute": "compute alone, no link",
@@ -58,10 +60,9 @@ def run(args: argparse.Namespace) -> int:
         with two_hosts(args.link) as hosts:
             print(f"two hosts, link {args.link} ({LABEL}) ...", file=sys.stderr, flush=True)
 
-            def start(script: Path, arguments: list[str], work: Path) -> None:
-                run_ranks(
-                    hosts, [str(script), "--work", str(work), *arguments], work, args.deadline
-                )
+            def start(script: Path, arguments: list[str], work: Path, ranks: int) -> None:
+                command = [str(script), "--work", str(work), *arguments]
+                run_ranks(hosts, command, work, args.deadline, ranks // len(hosts))
 
             if args.train:
                 return training.run(args, start, f"{LABEL}, {args.link}")
@@ -71,21 +72,25 @@ def run(args: argparse.Namespace) -> int:
         return 2
 
 
-def run_ranks(hosts: Sequence[Host], command: list[str], work: Path, deadline_s: float) -> None:
-    """One rank a host, joined by the link."""
-    commands = [["ip", "netns", "exec", h.namespace, sys.executable, *command] for h in hosts]
-    variables = [
-        {
-            **data.environment(),
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(len(hosts)),
-            "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": str(PORT),
-            "GLOO_SOCKET_IFNAME": host.interface,
-        }
-        for rank, host in enumerate(hosts)
-    ]
+def run_ranks(
+    hosts: Sequence[Host], command: list[str], work: Path, deadline_s: float, per_host: int
+) -> None:
+    """So many ranks on each host, joined by the link."""
+    commands, variables = [], []
+    for rank in range(per_host * len(hosts)):
+        host = hosts[rank // per_host]
+        commands.append(["ip", "netns", "exec", host.namespace, sys.executable, *command])
+        variables.append(
+            {
+                **data.environment(),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % per_host),
+                "WORLD_SIZE": str(per_host * len(hosts)),
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": str(PORT),
+                "GLOO_SOCKET_IFNAME": host.interface,
+            }
+        )
     launch.watch(commands, variables, work, deadline_s)
 
 
@@ -94,8 +99,8 @@ def run_chain(args: argparse.Namespace, start: training.Launcher) -> int:
     work = Path(tempfile.mkdtemp(prefix="dynamo_dist_link_"))
     try:
         arguments = ["--rounds", str(args.rounds), "--timeout", str(args.timeout)]
-        start(HERE / "link_worker.py", arguments, work)
-        results = summarise(training.rank_files(work), args.link)
+        start(HERE / "link_worker.py", arguments, work, CHAIN_RANKS)
+        results = summarise(training.rank_files(work, CHAIN_RANKS), args.link)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if args.json:
@@ -161,12 +166,9 @@ def _command(command: list[str]) -> None:
 
 def summarise(ranks: list[dict], rate: str) -> dict:
     """The object that ``--json`` prints. Times are milliseconds of the slower rank in each round."""
-    rounds = {
-        name: [max(pair) for pair in zip(*(rank["ms"][name] for rank in ranks), strict=True)]
-        for name in ranks[0]["ms"]
-    }
-    ideal = [max(pair) for pair in zip(rounds["compute"], rounds["communication"], strict=True)]
-    to_stock = _ratios(rounds["ours"], rounds["stock"])
+    rounds = {name: slowest([rank["ms"][name] for rank in ranks]) for name in ranks[0]["ms"]}
+    ideal = slowest([rounds["compute"], rounds["communication"]])
+    to_stock = ratios(rounds["ours"], rounds["stock"])
     step_ms = {name: statistics.median(times) for name, times in rounds.items()}
     predicted_ms = ranks[0]["predicted_ms"]
     return {
@@ -175,11 +177,11 @@ def summarise(ranks: list[dict], rate: str) -> dict:
         "link": rate,
         "program": ranks[0]["program"],
         "step_ms": step_ms,
-        "step_ms_quartiles": {name: _quartiles(times) for name, times in rounds.items()},
+        "step_ms_quartiles": {name: quartiles(times) for name, times in rounds.items()},
         "ratio_ours_to_stock": statistics.median(to_stock),
-        "ratio_quartiles": _quartiles(to_stock),
-        "ratio_ours_to_longer_alone": statistics.median(_ratios(rounds["ours"], ideal)),
-        "ratio_ours_to_both": statistics.median(_ratios(rounds["ours"], rounds["both"])),
+        "ratio_quartiles": quartiles(to_stock),
+        "ratio_ours_to_longer_alone": statistics.median(ratios(rounds["ours"], ideal)),
+        "ratio_ours_to_both": statistics.median(ratios(rounds["ours"], rounds["both"])),
         "predicted_ms": predicted_ms,
         "prediction_error": {
             name: predicted_ms[name] / step_ms[name] - 1 for name in ("stock", "ours")
@@ -214,14 +216,3 @@ def show(results: dict) -> None:
         f"{results['ratio_ours_to_longer_alone']:.3f}; ours / both at once, where the two share "
         f"these cores: {results['ratio_ours_to_both']:.3f}"
     )
-
-
-def _ratios(over: list[float], under: list[float]) -> list[float]:
-    return [a / b for a, b in zip(over, under, strict=True)]
-
-
-def _quartiles(values: list[float]) -> list[float]:
-    if len(values) < 2:
-        return [values[0], values[0]]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return [low, high]

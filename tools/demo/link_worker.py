@@ -1,8 +1,9 @@
 """One rank of ``--link``: a chain of sharded layers, whose weights are gathered over the link.
 
 The variants take turns, so that a busy machine slows all of them alike. Compute alone, communication
-alone, and both at once with nothing to wait for, show what overlap could reach on this machine. The first
-two, measured once before, go into the cost model; its predictions stand beside the measurements.
+alone, and both at once with nothing to wait for, show what overlap could reach on this machine. The first,
+and the link's collectives, are measured once before and go into the cost model; its predictions stand
+beside the measurements.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+from own_machine import agreed_ms, write_topology
 from progress import Progress
 
 from dynamo_dist.comparing._torch import unique_graphs
 from dynamo_dist.comparing.variants import compiled, plugin_for
 from dynamo_dist.reporting import collect
-from inductor_passes.cost.rescale import write_rescaled
 from inductor_passes.records import GraphRecord
 from inductor_passes.testing import leave_process
 
@@ -114,8 +115,8 @@ def measure(rank: int, rounds: int, work: Path, progress: Progress) -> dict:
         wait()
 
     add("both", "stock", both)
-    alone = {name: calibrate(variants[name][1]) for name in ("compute", "communication")}
-    topology = link_topology(alone, x, shards, work)
+    rounds_alone = [timed(variants["compute"][1], {}, "") for _ in range(CALIBRATION_ROUNDS)]
+    topology = link_topology(agreed_ms(statistics.median(rounds_alone)), x, shards, work)
 
     for name, fn in (
         ("stock", compiled(chain, "stock")),
@@ -156,41 +157,15 @@ def timed(call: Callable[[], object], results: dict[str, object], name: str) -> 
     return 1e3 * (time.perf_counter() - start)
 
 
-def calibrate(call: Callable[[], object]) -> float:
-    """Microseconds of one call on the slowest rank, the same number on every rank."""
-    median = statistics.median(timed(call, {}, "") for _ in range(CALIBRATION_ROUNDS))
-    slowest = torch.tensor(1e3 * median, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item()
-
-
 def link_topology(
-    alone: dict[str, float], x: torch.Tensor, shards: list[torch.Tensor], work: Path
+    compute_ms: float, x: torch.Tensor, shards: list[torch.Tensor], work: Path
 ) -> Path:
-    """This machine and this link as a topology file: cpu-gloo, with what each takes ``alone``."""
+    """This machine and this link as a topology file, by what compute takes alone."""
     with collect() as collector, plugin_for("ours"):
         compiled(chain, "ours", {"topology": "cpu-gloo"})(x, shards)
     modelled_us = sum(graph.before.compute_us for graph in collector.graphs)
-    small = shards[0][:1].clone()
-    small_us = calibrate(lambda: communicate([small])())
     path = work / "link.json"
-    if dist.get_rank() == 0:
-        write_rescaled("cpu-gloo", path, name="this link", compute=alone["compute"] / modelled_us)
-        file = json.loads(path.read_text())
-        file["links"]["measured"] = [
-            {
-                "kind": "all_gather",
-                "ranks": dist.get_world_size(),
-                "nodes": 1,
-                "source": "measured on this link before the rounds",
-                "points": [
-                    [small.nbytes, small_us],
-                    [shards[0].nbytes, alone["communication"] / LAYERS],
-                ],
-            }
-        ]
-        path.write_text(json.dumps(file))
-    dist.barrier()
+    write_topology(path, compute=1e3 * compute_ms / modelled_us, kinds=("all_gather", "all_reduce"))
     return path
 
 

@@ -48,7 +48,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument("--out", default="demo_out", help="folder for report and trace")
     parser.add_argument(
-        "--topology", default=DEFAULT_TOPOLOGY, help="what the simulated figures are for"
+        "--topology",
+        default=DEFAULT_TOPOLOGY,
+        help="what the simulated figures are for; with --link the machine and the link are measured",
     )
     parser.add_argument("--deadline", type=float, default=1200, help="seconds before giving up")
     parser.add_argument("--timeout", type=int, default=300, help="seconds a rank waits for another")
@@ -56,9 +58,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--steps", type=int, default=20)
     group.add_argument(
         "--parallel",
-        choices=("tensor", "data"),
+        choices=tuple(data.PARALLEL),
         default="tensor",
-        help="what the ranks share: each weight's product, or the batch",
+        help="what two ranks share: each weight's product, or the batch; both: four ranks",
     )
     for field in fields(data.Sizes):
         group.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -66,6 +68,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     group.add_argument("--link", metavar="RATE", help="rate for tc tbf, such as 1gbit")
     group.add_argument(
         "--train", action="store_true", help="train the Llama over the link, not a chain of gathers"
+    )
+    group.add_argument(
+        "--alone",
+        help="file with what a step takes without a link; with --train, made if it is not there",
     )
     group.add_argument("--rounds", type=int, default=12, help="timed rounds of the chain")
     group = parser.add_argument_group("a large model on fake ranks, traced and not run")

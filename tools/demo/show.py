@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from data import Sizes
+from figures import quartiles, ratios, slowest
 from rich.console import Console
 from rich.table import Table
 
@@ -50,6 +52,7 @@ def training_results(
         "topology": exposed.topology if exposed else None,
         "step_ms": {name: result.step_ms_median for name, result in merged.items()},
         "step_ms_spread": {name: list(r.step_ms_spread) for name, r in merged.items()},
+        **_ours_to_stock(ranks),
         "first_step_s": {name: result.first_s for name, result in merged.items()},
         "losses": losses,
         "model": str(sizes),
@@ -58,6 +61,28 @@ def training_results(
         "torch": torch.__version__,
         **paths(written),
     }
+
+
+def _ours_to_stock(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios of steps that stood in one turn, each of the slower rank; and forward and backward apart."""
+
+    def times(name: str, what: str) -> list[float]:
+        return slowest([rank["variants"][name][what] for rank in ranks])
+
+    steps = ratios(times("ours", "step_ms"), times("stock", "step_ms"))
+    names = ranks[0]["variants"]
+    gradients = {name: statistics.median(times(name, "forward_backward_ms")) for name in names}
+    found = {
+        "timed_steps": len(steps),
+        "ratio_ours_to_stock": statistics.median(steps),
+        "ratio_quartiles": quartiles(steps),
+        "forward_backward_ms": gradients,
+    }
+    if predicted := ranks[0].get("predicted"):
+        found["predicted_forward_backward"] = predicted
+        found["prediction_error"] = predicted["ours_ms"] / gradients["ours"] - 1
+        found["forward_backward_to_longer_alone"] = gradients["ours"] / predicted["longer_alone_ms"]
+    return found
 
 
 def training(results: dict[str, Any]) -> None:
@@ -98,6 +123,17 @@ def training(results: dict[str, Any]) -> None:
     table.add_row(
         "  shortest to longest", *(f"{spreads[n][0]:.1f} to {spreads[n][1]:.1f}" for n in losses)
     )
+    gradients = results["forward_backward_ms"]
+    table.add_row("  forward and backward of it", *(f"{gradients[n]:.1f}" for n in losses))
+    if predicted := results.get("predicted_forward_backward"):
+        table.add_row(
+            "  predicted, on the machine and link measured",
+            *_only_ours(losses, f"{predicted['ours_ms']:.1f}"),
+        )
+        table.add_row(
+            "  the longer of compute and communication alone",
+            *_only_ours(losses, f"{predicted['longer_alone_ms']:.1f}"),
+        )
     table.add_row("first step, s", *(f"{results['first_step_s'][name]:.1f}" for name in losses))
     if results["exposed_us_before"] is not None:
         where = f"simulated on {results['topology']}"
@@ -108,6 +144,11 @@ def training(results: dict[str, Any]) -> None:
         table.add_row("  after", *_only_ours(losses, f"{results['exposed_us_after']:.1f}"))
     console.print(table)
     verdict = "agree" if results["ok"] else "DO NOT AGREE"
+    low, high = results["ratio_quartiles"]
+    console.print(
+        f"step, ours / stock: {results['ratio_ours_to_stock']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"{results['timed_steps']} steps in turn)"
+    )
     console.print(f"eager and compiled {verdict} (limit {TOLERANCE:g}, no graph break)")
     for what in ("report", "trace"):
         if results[what]:

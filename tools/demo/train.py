@@ -19,8 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from data import Sizes, load_data_parallel, load_sharded, text_batches
+from data import PARALLEL, Sizes, load, mesh_of, share_of, text_batches
+from own_machine import Alone, write_topology
 from progress import Progress
+from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.comparing._torch import unique_graphs
 from dynamo_dist.comparing.measure import launches_counted
@@ -44,14 +46,22 @@ def main() -> None:
     (work / f"rank{rank}.pid").write_text(str(os.getpid()))
     progress = Progress(show=rank == 0)
     try:
-        options = {"topology": args.topology} if args.topology else {}
-        runs = {name: Run(name, work / "checkpoint", options, args.parallel) for name in VARIANTS}
-        batches = text_batches(sizes, args.steps)
-        if args.parallel == "data":
-            batches = [batch.chunk(dist.get_world_size())[rank] for batch in batches]
+        mesh = mesh_of(args.parallel)
+        batches = [share_of(b, args.parallel, mesh) for b in text_batches(sizes, args.steps)]
+        alone, topology = Alone.read(args.alone), args.topology
+        if alone is not None:
+            progress.phase("measuring the link")
+            topology = str(work / "this_link.json")
+            write_topology(Path(topology), compute=alone.slower)
+        options = {"topology": topology}
+        runs = {
+            name: Run(name, work / "checkpoint", options, args.parallel, mesh) for name in VARIANTS
+        }
         train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
         data["report"] = report_with_times(runs, args.measured).to_json()
+        if alone is not None:
+            data["predicted"] = prediction(runs["ours"], alone.ms)
         (work / f"rank{rank}.json").write_text(json.dumps(data))
         dist.barrier()
     finally:
@@ -64,10 +74,13 @@ def parse() -> argparse.Namespace:
     """The options that ``main.py`` passes on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", required=True)
-    parser.add_argument("--topology", default="")
+    parser.add_argument("--topology", required=True)
+    parser.add_argument(
+        "--alone", default="", help="what alone.py found; the link is measured then"
+    )
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--timeout", type=int, required=True)
-    parser.add_argument("--parallel", required=True, choices=("tensor", "data"))
+    parser.add_argument("--parallel", required=True, choices=tuple(PARALLEL))
     parser.add_argument("--measured", required=True, help="what the times are times of")
     for field in dataclasses.fields(Sizes):
         parser.add_argument(f"--{field.name}", type=int, default=field.default)
@@ -77,17 +90,17 @@ def parse() -> argparse.Namespace:
 class Run:
     """The training of one variant: its model, and what was seen of it."""
 
-    def __init__(self, variant: str, checkpoint: Path, options: dict, parallel: str) -> None:
+    def __init__(
+        self, variant: str, checkpoint: Path, options: dict, parallel: str, mesh: DeviceMesh
+    ) -> None:
         self.variant = variant
         with plugin_for(variant):
-            if parallel == "data":
-                self.model = load_data_parallel(checkpoint, variant)
-            else:
-                self.model = load_sharded(checkpoint)
+            self.model = load(checkpoint, parallel, mesh, variant)
         # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
         self.losses: list[float] = []
         self.times: list[float] = []
+        self.gradient_times: list[float] = []  # of forward and backward alone
         self.turns: list[int] = []  # where in ``times`` each turn starts
         self.launches: dict[str, int] = {}
         self.graph_count = 0
@@ -103,6 +116,7 @@ class Run:
                 start = time.perf_counter()
                 loss = self.loss(batch)
                 loss.backward()
+                self.gradient_times.append(1e3 * (time.perf_counter() - start))
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.losses.append(loss.item())
@@ -147,20 +161,20 @@ class Run:
             graph_breaks=sum(item.count for item in report.breaks),
             launches=self.launches,
             first_s=self.times[0] / 1e3,
-            step_ms=self.timed,
+            step_ms=self.warm(self.times),
             simulated=simulated(list(report.graphs)),
         )
-        return {"losses": self.losses, **result.to_json()}
+        gradients = list(self.warm(self.gradient_times))
+        return {"losses": self.losses, "forward_backward_ms": gradients, **result.to_json()}
 
-    @property
-    def timed(self) -> tuple[float, ...]:
-        """Milliseconds of the steps that show the speed.
+    def warm(self, times: list[float]) -> tuple[float, ...]:
+        """Milliseconds of the steps that show the speed, of those of all.
 
         Not of the first of a turn: switching the plugin empties DTensor's caches of sharding decisions,
         which the eager parts of a step fill again. Nobody switches between the steps of a training run.
         """
-        warm = [ms for index, ms in enumerate(self.times) if index not in self.turns]
-        return tuple(warm) or (self.times[-1],)
+        warm = [ms for index, ms in enumerate(times) if index not in self.turns]
+        return tuple(warm) or (times[-1],)
 
 
 def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress) -> None:
@@ -170,8 +184,10 @@ def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress)
         progress.advance(f"loss {run.turn(batches[:1]):.4f}")
     turns = [batches[at : at + TURN_STEPS] for at in range(1, len(batches), TURN_STEPS)]
     progress.phase("training, in turn", len(turns))
+    order = list(runs.items())
     for turn in turns:
-        losses = [f"{name} {run.turn(turn):.4f}" for name, run in runs.items()]
+        order.append(order.pop(0))  # none always follows the same one
+        losses = [f"{name} {run.turn(turn):.4f}" for name, run in order]
         progress.advance("loss " + ", ".join(losses))
     progress.phase("counting launches", len(runs))
     for run in runs.values():
@@ -179,11 +195,28 @@ def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress)
         progress.advance()
 
 
+def prediction(ours: Run, alone_ms: float) -> dict:
+    """What the simulator expects of one forward and backward of ours, in milliseconds.
+
+    ``program_order``: of the same graphs as traced. ``longer_alone``: of compute, as measured without a link
+    (``alone_ms``), and communication, as the measured link has it; no order is shorter.
+    """
+    graphs = ours.report.graphs
+    communication_ms = sum(graph.after.communication_us for graph in graphs) / 1e3
+    return {
+        "compute_alone_ms": alone_ms,
+        "communication_alone_ms": communication_ms,
+        "longer_alone_ms": max(alone_ms, communication_ms),
+        "program_order_ms": sum(graph.before.makespan_us for graph in graphs) / 1e3,
+        "ours_ms": sum(graph.after.makespan_us for graph in graphs) / 1e3,
+    }
+
+
 def report_with_times(runs: dict[str, Run], measured: str) -> RunReport:
     """The report of our run, with the measured figures beside the simulated ones."""
     report = runs["ours"].report
     facts = [
-        Fact(f"step, {name}, median", statistics.median(run.timed), "ms", measured)
+        Fact(f"step, {name}, median", statistics.median(run.warm(run.times)), "ms", measured)
         for name, run in runs.items()
     ]
     facts += [Fact(f"loss, {name}", tuple(run.losses), "", measured) for name, run in runs.items()]
