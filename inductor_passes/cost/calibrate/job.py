@@ -22,6 +22,7 @@ from torch.multiprocessing.spawn import (
 from inductor_passes.errors import CalibrationError, PassesError
 
 CPU_RANKS = 2
+SAID_WHY = 1  # exit code of a rank that has printed its error
 
 
 def is_launched() -> bool:
@@ -60,7 +61,10 @@ def run_ranks(ranks: int, run: Callable[[], None], timeout_s: float, device_type
         arguments = (run, ranks, str(Path(folder) / "store"), timeout_s, device_type)
         try:
             spawn(_rank, arguments, nprocs=ranks)
-        except ProcessExitedException:
+        except ProcessExitedException as error:
+            if error.exit_code != SAID_WHY:
+                how = error.signal_name or f"exit code {error.exit_code}"
+                print(f"error: rank {error.error_index} is gone ({how}).", file=sys.stderr)
             return 1
         except ProcessRaisedException as error:
             last = str(error).strip().splitlines()[-1]
@@ -82,7 +86,7 @@ def _rank(
             run()
     except PassesError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(SAID_WHY)
 
 
 @contextlib.contextmanager

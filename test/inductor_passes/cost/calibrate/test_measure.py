@@ -1,7 +1,9 @@
 """Measuring itself: real ranks, small; and what goes wrong is one line."""
 
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from inductor_passes.cost import load_topology
 from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.calibrate import CpuClock, measure_device
 from inductor_passes.cost.calibrate.clock import typical_us
+from inductor_passes.cost.calibrate.job import run_ranks
 from inductor_passes.cost.group_shape import GroupShape
 
 ROOT = Path(__file__).parents[4]
@@ -111,6 +114,12 @@ def test_a_rank_that_does_not_come_is_named_in_one_line(tmp_path):
     assert done.returncode == 1 and not (tmp_path / "x.json").exists()
     assert "The ranks of the job did not come together within 2 s." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named(capsys):
+    assert run_ranks(2, functools.partial(os._exit, 9), 30.0, "cpu") == 1
+    assert re.fullmatch(r"error: rank [01] is gone \(exit code 9\)\.\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
