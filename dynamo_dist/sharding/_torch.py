@@ -15,7 +15,14 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import LocalTensor, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, _dispatch, _redistribute, _sharding_prop
+from torch.distributed.tensor import (
+    DTensor,
+    Placement,
+    Replicate,
+    _dispatch,
+    _redistribute,
+    _sharding_prop,
+)
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
@@ -39,7 +46,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 from torch.utils import _pytree
-from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -422,6 +429,30 @@ def plain_tensors_are_replicas() -> Iterator[None]:
         dispatcher()._allow_implicit_replication = before
 
 
+class _ReplicasOfAnySize(TorchDispatchMode):
+    """Plain tensors among DTensors become replicas here: torch's C++ asks for their sizes as numbers.
+
+    Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with dynamic sizes.
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = args, kwargs or {}
+        meshes = [each.device_mesh for each in tree_leaves(given) if isinstance(each, DTensor)]
+
+        def replica(value: torch.Tensor) -> torch.Tensor:
+            if isinstance(value, DTensor) or isinstance(value.numel(), int):
+                return value
+            placements = [Replicate()] * meshes[0].ndim
+            return DTensor.from_local(value, meshes[0], placements, run_check=False)
+
+        # What has a handler of its own, as the losses of loss_parallel, takes plain tensors as they are.
+        if meshes and func not in dispatcher()._custom_op_handlers:
+            given = tree_map_only(torch.Tensor, replica, given)
+        return func(*given[0], **given[1])
+
+
 def replicas_in_backward() -> list[Change]:
     """Let autograd's own formulas mix tensors that they make with the DTensors they are given.
 
@@ -432,7 +463,9 @@ def replicas_in_backward() -> list[Change]:
 
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with plain_tensors_are_replicas():
+        traced = get_proxy_mode() is not None
+        sizes = _ReplicasOfAnySize() if traced else contextlib.nullcontext()
+        with plain_tensors_are_replicas(), sizes:
             return stock(*args, **kwargs)
 
     return [

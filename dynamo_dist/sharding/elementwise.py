@@ -50,8 +50,8 @@ def leading(trailing: int, *, linear: bool = False) -> Rows:
     return rows
 
 
-def _each(names: str, rows: Rows) -> dict[str, Rows]:
-    return {f"aten.{name}.default": rows for name in names.split()}
+def _each(names: str, rows: Rows, namespace: str = "aten") -> dict[str, Rows]:
+    return {f"{namespace}.{name}.default": rows for name in names.split()}
 
 
 POINTWISE: dict[str, Rows] = {
@@ -61,6 +61,16 @@ POINTWISE: dict[str, Rows] = {
         "softplus_backward leaky_relu_backward threshold_backward silu_backward gelu_backward "
         "_conj_physical rrelu_with_noise_backward",
         broadcast,
+    ),
+    # What torch's own decompositions are made of.
+    **_each(
+        "abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor "
+        "cbrt ceil conj_physical convert_element_type cos cosh digamma div eq erf erf_inv erfc erfcx exp "
+        "exp2 expm1 floor fma fmax fmin fmod gcd ge gt hypot igamma igammac isfinite le lgamma log log10 "
+        "log1p log2 lt maximum minimum mul ndtri ne neg nextafter pow reciprocal remainder round rsqrt "
+        "shift_left shift_right_arithmetic sign signbit sin sinh sqrt sub tan tanh trunc where zeta",
+        broadcast,
+        "prims",
     ),
     # Each shard draws its own numbers; replicas agree if their ranks' generators do, as in stock.
     **{

@@ -33,7 +33,7 @@ def one_decision_for_numbers() -> list[Change]:
             self: Any, op: OpOverload, args: Any, kwargs: Any, op_info: Any, *rest: Any
         ) -> Any:
             schema = op_info.schema
-            alike = _alike(schema) if torch.Tag.pointwise in op.tags else {}
+            alike = _alike(schema) if _takes_numbers(op) else {}
             if not alike:
                 return stock(self, op, args, kwargs, op_info, *rest)
             values = list(schema.args_schema)
@@ -58,6 +58,12 @@ def one_decision_for_numbers() -> list[Change]:
 
     name = "_propagate_op_sharding_dispatch_slow_path"
     return [WrapAttribute(OpDispatcher, name, deciding)]
+
+
+def _takes_numbers(op: OpOverload) -> bool:
+    """Whether a number may stand where the schema of ``op`` has a tensor, and each element is by itself."""
+    name = op._schema.name.partition("::")[2]
+    return torch.Tag.pointwise in op.tags and torch._C._should_allow_numbers_as_tensors(name)
 
 
 def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from dynamo_dist import versions
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -87,6 +88,10 @@ def test_a_size_that_can_have_one_value_is_no_symbol():
     assert type(result.meta["example_value"].shape[1]) is int
 
 
+@pytest.mark.skipif(
+    versions.parse(torch.__version__) < (2, 12),
+    reason="torch 2.11 cannot shard such a view: it is gathered",
+)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad):
     """As attention by matrix products does: heads lie in the joined dimension once for each batch."""
@@ -115,3 +120,23 @@ def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad
                 assert torch.allclose(
                     gradient, traced.grad.redistribute(placements=[Shard(1)]).to_local()
                 )
+
+
+@pytest.mark.parametrize("placements", [[Shard(0)], [Shard(1)], [Replicate()]])
+@pytest.mark.parametrize(
+    "part", [lambda x: x.chunk(2, 1)[1], lambda x: x.split([2, 6], 1)[0], lambda x: x.cummax(0)[0]]
+)
+def test_backward_formulas_that_start_from_zeros(part, placements):
+    """Autograd makes plain zeros for what nobody used, with the sizes of the whole."""
+    with fake_mesh(2) as mesh:
+        compiled = torch.compile(part, backend="aot_eager", fullgraph=True, dynamic=True)
+        for rows in (4, 6):
+            given = torch.randn(rows, 8)
+            eager, traced = (
+                distribute_tensor(given, mesh, placements, src_data_rank=None).requires_grad_()
+                for _ in range(2)
+            )
+            for function, x in ((part, eager), (compiled, traced)):
+                (function(x).full_tensor() ** 2).sum().backward()
+            assert traced.grad.shape == given.shape
+            assert torch.equal(traced.grad.full_tensor(), eager.grad.full_tensor())
