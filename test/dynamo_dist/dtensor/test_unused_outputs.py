@@ -58,7 +58,7 @@ def test_nothing_is_sent_for_a_partial_output_that_is_not_used(row):
 def test_a_plain_gradient_of_another_kind_is_refused_as_before(row):
     d = sharded(row)
     first, second, _ = torch.compile(three, backend="aot_eager", fullgraph=True)(d)
-    with pytest.raises(RuntimeError, match="tangent"):
+    with pytest.raises(RuntimeError, match=r"tangent|guessed its"):
         torch.autograd.backward([first, second], [torch.ones(8, 8), torch.ones(8)])
 
 
