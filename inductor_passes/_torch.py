@@ -214,15 +214,19 @@ def compile_id() -> str:
     return "" if current is None else str(current)
 
 
+def trace_in_work() -> Any:
+    """What stands for one trace from Dynamo to its last backward graph, or None outside of one."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get()
+
+
 def sharded_inputs() -> list[tuple[tuple[Any, ...], Any]]:
     """Global shape and DTensorSpec of each DTensor input of the graph that AOTAutograd has in work.
 
     ``TracingContext.fw_metadata.subclass_inp_meta`` was seen in 2.11 to 2.15.
     """
-    from torch._guards import TracingContext
-
-    context = TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
+    metadata = getattr(trace_in_work(), "fw_metadata", None)
     found = []
     for entry in getattr(metadata, "subclass_inp_meta", None) or ():
         meta, shape = getattr(entry, "meta", None), getattr(entry, "outer_size", None)

@@ -21,7 +21,7 @@ from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
-from inductor_passes.uneven import has_uneven_inputs
+from inductor_passes.uneven import has_uneven_inputs, is_rank_dependent
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Attachment:
 
     def ranks_differ(self) -> bool:
         """Whether other ranks may hold another graph than the one in work."""
-        return self.uneven or has_uneven_inputs()
+        return self.uneven or has_uneven_inputs() or is_rank_dependent()
 
     def uuid(self, side: str) -> str | None:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""

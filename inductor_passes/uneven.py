@@ -1,7 +1,7 @@
-"""Whether ranks compile different graphs because a DTensor's shards differ in size.
+"""Whether ranks compile different graphs: a DTensor's shards differ in size, or the program reads its rank.
 
-Read off global shapes and placements, which all ranks share: every rank comes to the same answer,
-whatever its own shard looks like.
+Every rank comes to the same answer, whatever its own shard and its own rank are: sizes are read off global
+shapes and placements, and that the rank was asked for counts, not what it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,15 @@ import torch
 from torch import fx
 
 from inductor_passes import _torch
+
+
+def is_rank_dependent() -> bool:
+    """Whether the program in work has asked for its rank, which its graph holds as a constant.
+
+    ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs too. Whoever
+    traces says so with an attribute of torch's ``TracingContext``.
+    """
+    return getattr(_torch.trace_in_work(), "dist_rank_dependent", False)
 
 
 def has_uneven_values(gm: fx.GraphModule) -> bool:

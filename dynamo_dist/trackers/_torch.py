@@ -30,6 +30,7 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._guards import TracingContext
 from torch._library import opaque_object as _opaque
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
@@ -517,6 +518,11 @@ def build_list(tx: Any, items: list[Any]) -> Any:
 def build_callable(answer: Callable[..., Any]) -> Any:
     """A tracker that answers a call with ``answer(*args, **kwargs)``."""
     return LambdaVariable(answer)
+
+
+def note_rank_dependent() -> None:
+    """Say that the program asks for its rank: on another rank the graph may be another one."""
+    TracingContext.get().dist_rank_dependent = True  # type: ignore[attr-defined]
 
 
 def is_literal(value: object) -> bool:

@@ -23,12 +23,16 @@ _DERIVED: dict[str, Callable[..., DeviceMesh | None]] = {
 
 # Members that look for a dimension, and raise in eager mode where there is none.
 _LOOKUPS = ("__getitem__", "size", "get_group", "get_local_rank", "_get_mesh_dim_by_name")
+# Members whose value is another one on each rank.
+_OF_THE_RANK = ("get_rank", "get_local_rank", "get_coordinate", "_sym_get_coordinate")
 
 
 class DeviceMeshVariable(_torch.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
+        if name in _OF_THE_RANK:
+            _torch.note_rank_dependent()
         if name in ("get_all_groups", *_DERIVED):
             return _torch.build_callable(
                 lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
@@ -44,6 +48,8 @@ class DeviceMeshVariable(_torch.MeshTracker):
         return None
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name in _OF_THE_RANK:
+            _torch.note_rank_dependent()
         if name == "get_all_groups" and not args and not kwargs:
             dims = [_torch.build(tx, dim) for dim in range(self.real.ndim)]
             return _torch.build_list(tx, [self.call_method(tx, "get_group", [d], {}) for d in dims])

@@ -70,6 +70,8 @@ class ProcessGroupVariable(_torch.GroupTracker):
 
     def guard_value(self, what: str) -> None:
         """Recompile when ``what`` (a key of ``GUARDS``) of the group changes."""
+        if what == "rank":
+            _torch.note_rank_dependent()
         _torch.guard(self, GUARDS[what])
 
     def guard_identity(self) -> None:
@@ -125,6 +127,8 @@ class GroupPartVariable(_torch.ConstantTracker):
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in self.VALUE_METHODS and not args and not kwargs:
+            if name == "rank":
+                _torch.note_rank_dependent()
             return self._constant(tx, getattr(self.value, name)())
         return attributes.refuse(self.value, name)
 
@@ -151,11 +155,13 @@ def answer_query(
         )
     except Exception:
         return None
-    create = GUARDS[QUERIES[function]]
+    what = QUERIES[function]
     if groups:
-        _torch.guard(groups[0], create)
+        groups[0].guard_value(what)
     else:
-        _torch.guard_source(_torch.default_group_source(tx), create)
+        _torch.guard_source(_torch.default_group_source(tx), GUARDS[what])
+        if what == "rank":
+            _torch.note_rank_dependent()
     return _torch.build(tx, answer)
 
 
