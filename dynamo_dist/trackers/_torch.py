@@ -712,6 +712,11 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Ch
     return [SetAttribute(_c10d, "_new_group_with_tag", new_group)]
 
 
+def keeps_order_of_ranks(mesh: Any) -> bool:
+    """Whether groups of the mesh have their ranks in its order, not sorted; new in 2.15."""
+    return getattr(mesh, "_preserve_rank_order", False)
+
+
 def on_mesh_creation(made: Callable[[Any], None]) -> list[Change]:
     """Call ``made(mesh)`` after each mesh that eager code makes."""
     from torch.distributed.device_mesh import DeviceMesh

@@ -29,6 +29,9 @@ WHY = (
 _GROUP_KEY = ("ranks", "backend", "use_local_synchronization")
 _IGNORED = frozenset({"timeout", "group_desc"})
 
+# Arguments by which two meshes are equal.
+_MESH = ("device_type", "mesh_shape", "mesh", "mesh_dim_names")
+
 Made = dict[Hashable, Any]
 
 
@@ -59,6 +62,8 @@ class Memory:
 
     def on_mesh(self, mesh: DeviceMesh) -> None:
         """Remember a mesh by what it is made of."""
+        if _torch.keeps_order_of_ranks(mesh):
+            return
         with _torch.no_modes():
             key = mesh_key(mesh.device_type, mesh.mesh, mesh.mesh_dim_names)
         if self._alive_mesh(key) is None:
@@ -122,22 +127,33 @@ def changes() -> list[_torch.Change]:
         *_torch.on_group_creation(MEMORY.on_group),
         *_torch.on_mesh_creation(MEMORY.on_mesh),
         *_torch.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
-        *_torch.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh)),
+        *_torch.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh, _MESH)),
         *_torch.on_class_call(DeviceMesh, CONSTRUCTED[DeviceMesh]),
         *_torch.on_function(DeviceMesh._concatenate, _answer_concatenate),
     ]
 
 
-def _answer(function: Callable[..., Any], find: Callable[[Mapping[str, Any]], Any]) -> Any:
+def _answer(
+    function: Callable[..., Any],
+    find: Callable[[Mapping[str, Any]], Any],
+    known: tuple[str, ...] | None = None,
+) -> Any:
+    """What a traced call of ``function`` gives, as ``find`` knows it from the arguments.
+
+    With ``known`` nothing is found for a call that gives any other argument than by default.
+    """
     signature = inspect.signature(function)
+    defaults = {name: each.default for name, each in signature.parameters.items()}
 
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         values = _torch.constants(args, kwargs)
         found = None
         if values is not None:
             bound = signature.bind(*values[0], **values[1])
+            others = bound.arguments.keys() - {*(known or defaults)}
             bound.apply_defaults()
-            found = find(bound.arguments)
+            if all(bound.arguments[name] == defaults[name] for name in others):
+                found = find(bound.arguments)
         return found_or_break(tx, found, function.__name__)
 
     return answer
@@ -167,17 +183,12 @@ def _lives(groups: Mapping[str, Any]) -> Callable[[Any], bool]:
 
 
 def _equal_mesh(arguments: Mapping[str, Any]) -> DeviceMesh | None:
-    if arguments.get("backend_override") is not None:
-        return None
     shape = torch.Size(arguments["mesh_shape"])
     ranks = torch.arange(shape.numel()).view(shape)
     return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
 
 
 def _equal_constructed(arguments: Mapping[str, Any]) -> DeviceMesh | None:
-    known = ("device_type", "mesh", "mesh_dim_names")
-    if any(arguments[name] not in (None, True) for name in arguments.keys() - {*known}):
-        return None
     try:
         ranks = torch.tensor(arguments["mesh"], dtype=torch.int)
     except (TypeError, ValueError, RuntimeError):
@@ -185,7 +196,9 @@ def _equal_constructed(arguments: Mapping[str, Any]) -> DeviceMesh | None:
     return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
 
 
-CONSTRUCTED: dict[type, Callable[..., Any]] = {DeviceMesh: _answer(DeviceMesh, _equal_constructed)}
+CONSTRUCTED: dict[type, Callable[..., Any]] = {
+    DeviceMesh: _answer(DeviceMesh, _equal_constructed, _MESH)
+}
 
 
 def flattened(
