@@ -166,6 +166,7 @@ class FixedCost:
         return self._launch * len(payload_bytes)
 
     copy_bytes_per_us = 1e6
+    compute_stretch = 1.0
 
     def digest(self) -> str:
         return f"{self._launch} {sorted(self._compute.items())}"

@@ -37,5 +37,9 @@ class CostModel(Protocol):
     def copy_bytes_per_us(self) -> float:
         """Rate at which buckets are packed and unpacked, over bytes read plus bytes written."""
 
+    @property
+    def compute_stretch(self) -> float:
+        """How many times as long a kernel takes while a collective is on its way; 1.0: none is slowed."""
+
     def digest(self) -> str:
         """A stable hash of everything that changes a prediction; part of the cache key."""

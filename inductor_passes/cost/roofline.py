@@ -27,8 +27,8 @@ class TopologyCostModel:
     A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a kernel
     where one starts there (``traffic.py`` says where). A matrix product that the topology has measured
     takes what was measured, and others of its dtype what products of as many operations did: so tile and
-    wave effects of small ones are seen where there are measurements, and nowhere else. Contention
-    between kernels and collectives is not modelled.
+    wave effects of small ones are seen where there are measurements, and nowhere else. A kernel
+    beside a collective takes as many times as long as the topology says.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -78,6 +78,11 @@ class TopologyCostModel:
     def copy_bytes_per_us(self) -> float:
         """Rate at which buckets are packed, over bytes read plus bytes written."""
         return self.topology.memory_bytes_per_us
+
+    @property
+    def compute_stretch(self) -> float:
+        """How many times as long a kernel takes while a collective is on its way."""
+        return self.topology.compute_stretch
 
     def digest(self) -> str:
         """Hash of the figures, the size of the job and the shape of every group that it has made.

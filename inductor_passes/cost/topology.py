@@ -69,6 +69,7 @@ class Topology:
     ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
     ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
     launch but the first saves in a coalesced call; 0 where such a call runs one after another.
+    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured.
     ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
     figure's path to where it is from.
     """
@@ -79,6 +80,7 @@ class Topology:
     attention_efficiency: float
     memory_gb_per_s: float
     kernel_us: float
+    compute_stretch: float
     intra_gb_per_s: float
     inter_gb_per_s: float
     protocols: tuple[LinkProtocol, ...]
@@ -219,6 +221,7 @@ def _build(file: topology_file.Section) -> Topology:
         attention_efficiency=device.share("attention_efficiency"),
         memory_gb_per_s=device.rate("memory_gb_per_s"),
         kernel_us=device.rate("kernel_us"),
+        compute_stretch=device.optional_multiple("compute_stretch"),
         intra_gb_per_s=links.rate("intra_node_gb_per_s"),
         inter_gb_per_s=links.rate("inter_node_gb_per_s"),
         protocols=tuple(protocols),

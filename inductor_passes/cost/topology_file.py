@@ -5,6 +5,7 @@ A file is one object::
     {"name": "...", "description": "...", "ranks_per_node": FIGURE,
      "device": {"matmul": {DTYPE: {"peak_tflops": FIGURE, "efficiency": FIGURE}, ...},
                 "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE,
+                "compute_stretch": FIGURE,
                 "measured_products": [{"dtype": "bfloat16", "source": "...",
                                        "points": [[BATCH, M, K, N, MICROSECONDS], ...]}, ...]},
      "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
@@ -16,8 +17,8 @@ A file is one object::
                "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
                              "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``all_reduce_in_node``,
-``coalesced_start_share`` and both lists of what was measured may be left out. A payload is one rank's
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``,
+``all_reduce_in_node``, ``coalesced_start_share`` and both lists of what was measured may be left out. A payload is one rank's
 input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
 adds measurements to one.
 """
@@ -149,6 +150,16 @@ class Section:
         """A figure above zero and at most one; 0.0 if the file has none."""
         self._read.add(name)
         return self.share(name) if name in self._data else 0.0
+
+    def optional_multiple(self, name: str) -> float:
+        """A figure of at least one; 1.0 if the file has none."""
+        self._read.add(name)
+        if name not in self._data:
+            return 1.0
+        value = self._figure(name, math.inf, rule := "must be a finite number of at least 1")
+        if value < 1.0:
+            raise self._error(self._join(name) + ".value", value, rule)
+        return value
 
     def count(self, name: str) -> int:
         """A figure that is a whole number of at least one."""

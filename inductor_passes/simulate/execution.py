@@ -2,7 +2,7 @@
 
 The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
 A launch starts when all compute before it has finished and its channel is free; it takes no compute
-time. A wait blocks the compute stream until its launch has finished. What is still on the wire when the
+time. While any channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream until its launch has finished. What is still on the wire when the
 compute stream has ended counts as exposed too, so that makespan = compute + exposed.
 """
 
@@ -21,12 +21,14 @@ class Program:
     ``link_us[i]``: time of that launch on its channel.
     ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a collective
     that blocks.
+    ``stretch``: how many times as long compute takes beside a collective.
     """
 
     compute_us: list[float]
     channel: list[str]
     link_us: list[float]
     awaits: list[Sequence[int]]
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Execution:
     ``start[i]``, ``end[i]``: on the compute stream, or on its channel where entry i launches.
     ``blocked[i]``: how long entry i held up the compute stream, just before ``start[i]``.
     ``exposed[i]``: exposed time charged to launch i.
+    ``compute_us``: what compute took, beside collectives and alone.
     """
 
     start: tuple[float, ...]
@@ -69,8 +72,10 @@ def execute(program: Program) -> Execution:
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            clock += program.compute_us[i]
-            computed += program.compute_us[i]
+            busy = max(free.values(), default=0.0) - clock if program.stretch > 1.0 else 0.0
+            took = _stretched(program.compute_us[i], busy, program.stretch)
+            clock += took
+            computed += took
             end[i] = clock
     makespan = clock
     for launch in sorted(launches, key=end.__getitem__):
@@ -87,3 +92,10 @@ def execute(program: Program) -> Execution:
         exposed_us=sum(exposed),
         makespan_us=makespan,
     )
+
+
+def _stretched(us: float, busy_us: float, stretch: float) -> float:
+    """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
+    if busy_us <= 0.0:
+        return us
+    return min(us * stretch, us + busy_us - busy_us / stretch)

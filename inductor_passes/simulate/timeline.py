@@ -84,7 +84,9 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
     launch. A wait on a value launched outside the graph waits for nothing.
     """
     count = len(nodes)
-    program = Program([0.0] * count, [""] * count, [0.0] * count, [()] * count)
+    program = Program(
+        [0.0] * count, [""] * count, [0.0] * count, [()] * count, cost.compute_stretch
+    )
     launch_into: dict[int, int] = {}
     for i, node in enumerate(nodes):
         does = role(node)

@@ -125,6 +125,10 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
                 reduction.gb_per_s, f"{how}: all_reduce, smallest to largest payload"
             ),
         }
+    if times.stretch is not None:
+        content["device"]["compute_stretch"] = _figure(
+            times.stretch, f"{how}: products alone, and beside a collective of all ranks"
+        )
     mine = {(kind, shape.size, shape.nodes) for kind, shape in times.tables}
     measured = section.get("measured", [])
     measured[:] = [e for e in measured if (e["kind"], e["ranks"], e["nodes"]) not in mine]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
 
+from inductor_passes.cost.calibrate.beside import measure_stretch
 from inductor_passes.cost.calibrate.clock import LEAST_SAMPLES, WARM_UP, Clock, typical_us
 from inductor_passes.cost.calibrate.layout import Layout
 from inductor_passes.cost.group_shape import GroupShape
@@ -19,18 +20,24 @@ CUDA_PAYLOADS = (4, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 2
 # Of what all ranks of a group hold together after a gather, and before a reduce-scatter.
 LARGEST_BYTES = 2 << 30
 _ITEM = torch.float32.itemsize
+# Shares of the time, of which each point of a table has one, for kernels beside a collective.
+STRETCH_SHARES = 8
 Note = Callable[[str], None]
 Points = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTimes:
-    """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time."""
+    """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time.
+
+    ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not measured.
+    """
 
     layout: Layout
     device_type: str
     how: str
     tables: dict[tuple[str, GroupShape], Points] = field(default_factory=dict)
+    stretch: float | None = None
 
 
 def measure_links(
@@ -52,18 +59,25 @@ def measure_links(
     found = LinkTimes(layout, clock.device.type, clock.how)
     sizes = sorted(payloads) or (CUDA_PAYLOADS if clock.device.type == "cuda" else PAYLOADS)
     groups = layout.groups_of(dist.get_rank())
-    share_us = seconds * 1e6 / max(1, len(groups) * len(kinds) * len(sizes))
+    share_us = seconds * 1e6 / max(1, len(groups) * len(kinds) * len(sizes) + STRETCH_SHARES)
     for shape, ranks in groups.items():
         with _group(ranks) as group:
             for kind in kinds:
                 note(f"{kind}, {shape.size} ranks on {shape.nodes} nodes")
                 found.tables[kind, shape] = _table(clock, kind, group, sizes, share_us)
-    return found
+    world = next((s for s in groups if s.size == dist.get_world_size()), None)
+    if world is None or not kinds:
+        return found
+    note("kernels beside a collective")
+    points = found.tables[kinds[0], world]
+    stretch = measure_stretch(clock, points, _of_all(clock, kinds[0]), STRETCH_SHARES * share_us)
+    return replace(found, stretch=stretch)
 
 
 def table_count(layout: Layout) -> int:
     """Times that ``measure_links`` calls ``note``."""
-    return len(layout.groups_of(0)) * len(KINDS)
+    groups = layout.groups_of(0)
+    return len(groups) * len(KINDS) + any(s.size == layout.ranks for s in groups)
 
 
 def _table(
@@ -90,7 +104,23 @@ def _elements(kind: str, size: int, ranks: int) -> int:
     return max(1, size // _ITEM // parts) * parts
 
 
+def _of_all(clock: Clock, kind: str) -> Callable[[int], Callable[[], torch.Tensor]]:
+    world = dist.group.WORLD
+    assert world is not None
+
+    def launch_of(payload: int) -> Callable[[], torch.Tensor]:
+        mine = torch.ones(payload // _ITEM, dtype=torch.float32, device=clock.device)
+        return _launch(kind, mine, world)
+
+    return launch_of
+
+
 def _call(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    start = _launch(kind, mine, group)
+    return lambda: torch.ops._c10d_functional.wait_tensor(start())
+
+
+def _launch(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
     ops, name, ranks = torch.ops._c10d_functional, group.group_name, group.size()
     share = [mine.numel() // ranks] * ranks
     launch: dict[str, Callable[[], torch.Tensor]] = {
@@ -99,8 +129,7 @@ def _call(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[
         "all_reduce": lambda: ops.all_reduce(mine, "sum", name),
         "all_to_all": lambda: ops.all_to_all_single(mine, share, share, name),
     }
-    start = launch[kind]
-    return lambda: ops.wait_tensor(start())
+    return launch[kind]
 
 
 @contextmanager
