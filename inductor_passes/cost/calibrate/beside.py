@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from inductor_passes.cost.calibrate.clock import Call, Clock, repeated, typical_us
+from inductor_passes.cost.calibrate.clock import Clock, repeated, typical_us
 
 # Of the payloads measured, the largest whose collective takes no longer than this.
 LONGEST_US = 200e3
@@ -31,9 +31,12 @@ def measure_stretch(
     launch = launch_of(payload)
     size = CUDA_WIDTH if clock.device.type == "cuda" else WIDTH
     factor = torch.randn(size, size, device=clock.device)
-    once_us = typical_us(clock, lambda: factor @ factor, budget_us / 8)
-    products = max(1, round(points[payload] / once_us))
-    compute: Call = repeated(lambda: factor @ factor, products, clock.device)
+
+    def product() -> torch.Tensor:
+        return factor @ factor
+
+    times = max(1, round(points[payload] / typical_us(clock, product, budget_us / 8)))
+    compute = repeated(product, times, clock.device)
 
     def collective() -> None:
         torch.ops._c10d_functional.wait_tensor(launch())
@@ -53,7 +56,7 @@ def stretch_of(alone_us: float, collective_us: float, both_us: float) -> float:
 
     While the collective is on its way compute goes on at a stretched pace, and then at its own.
     """
-    done_beside = collective_us - max(both_us - alone_us, 0.0)
     if both_us <= collective_us:
         return 1.0
-    return min(max(1.0, collective_us / max(done_beside, collective_us / MOST)), MOST)
+    done_beside = collective_us - max(both_us - alone_us, 0.0)
+    return collective_us / max(done_beside, collective_us / MOST)

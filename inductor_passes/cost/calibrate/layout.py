@@ -42,6 +42,7 @@ class Layout:
         """Shape and global ranks of each group that ``rank`` measures in; the same shapes on every rank.
 
         Within a host those of two ranks, four and so on, and all; across hosts one rank of each, and all.
+        All ranks of the job come last.
         """
         found: dict[GroupShape, list[int]] = {}
         size = 2

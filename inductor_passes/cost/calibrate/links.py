@@ -54,7 +54,7 @@ def measure_links(
     Groups of one shape are measured all at once, as a job uses them. A launch and its wait are those that
     compiled code makes. ``seconds``, in all, are shared by ``kinds``, shapes and ``payloads``: where a large
     payload would take more than its share, it is left out. ``note`` is told of each table, before it is
-    measured. No group stays behind.
+    measured. No group stays behind. The first kind on all ranks is what kernels are slowed by.
     """
     found = LinkTimes(layout, clock.device.type, clock.how)
     sizes = sorted(payloads) or (CUDA_PAYLOADS if clock.device.type == "cuda" else PAYLOADS)
@@ -65,11 +65,9 @@ def measure_links(
             for kind in kinds:
                 note(f"{kind}, {shape.size} ranks on {shape.nodes} nodes")
                 found.tables[kind, shape] = _table(clock, kind, group, sizes, share_us)
-    world = next((s for s in groups if s.size == dist.get_world_size()), None)
-    if world is None or not kinds:
-        return found
     note("kernels beside a collective")
-    points = found.tables[kinds[0], world]
+    *_, everyone = groups
+    points = found.tables[kinds[0], everyone]
     stretch = measure_stretch(clock, points, _of_all(clock, kinds[0]), STRETCH_SHARES * share_us)
     return replace(found, stretch=stretch)
 
@@ -77,7 +75,7 @@ def measure_links(
 def table_count(layout: Layout) -> int:
     """Times that ``measure_links`` calls ``note``."""
     groups = layout.groups_of(0)
-    return len(groups) * len(KINDS) + any(s.size == layout.ranks for s in groups)
+    return len(groups) * len(KINDS) + bool(groups)
 
 
 def _table(

@@ -87,7 +87,6 @@ def test_copies_decide_the_style():
 
     class Link(FixedCost):
         copy_bytes_per_us = 1.0
-        compute_stretch = 1.0
 
     assert not is_coalescing_faster(launches, FixedCost(launch=1))  # four starts against one
     assert is_coalescing_faster(launches, Link(launch=1))  # copies cost more than starts
