@@ -81,6 +81,12 @@ def least_us_per_mib(points: LinkTable) -> float:
     return min(steps + [us / mib for mib, us in points])
 
 
+def least_link_us(problem: Problem, launch: int) -> float:
+    """Time of a launch on its channel if its bytes cost the least that they can in any bucket."""
+    node = problem.nodes[launch]
+    return least_us_per_mib(problem.link_table(node.group, node.op)) * node.payload / MIB
+
+
 def one_machine_bound(jobs: list[Job]) -> float:
     """Least makespan of jobs on one machine that may interrupt them."""
     arriving = sorted(jobs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inductor_passes.schedule.problem import MERGED_OPS, UNPACKED_OPS
 from inductor_passes.schedule.tasks import Tasks
 
+MergeKey = tuple[str, str, str, str]  # see ``Node.merge_key``; group and operation come first
 MOST_MEMBERS = 64
 MOST_BYTES = 64 << 20  # of payload: beyond, links gain nothing and the first member waits long
 
@@ -27,7 +28,7 @@ class Merger:
         self._tasks = tasks
         problem = tasks.problem
         self._copy_us_per_byte: list[float] = []
-        self.key: list[tuple[str, str, str, str] | None] = []
+        self.key: list[MergeKey | None] = []
         for launch, behind in zip(tasks.launch, tasks.behind, strict=True):
             node = problem.nodes[launch]
             waits = sum(problem.nodes[i].launch is not None for i in behind)

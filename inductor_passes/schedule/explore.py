@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from inductor_passes.schedule.justify import latest_starts
 from inductor_passes.schedule.rules import ALWAYS, ANY, Rules
 from inductor_passes.schedule.search import Found, Search
 
@@ -25,6 +24,7 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "compute_ahead": (0.0, 0.005, 0.02, 0.08, ALWAYS),
     "rise_ahead": (0.005, 0.02, 0.08, 0.3, ALWAYS),
     "merge": (0.0, 0.3, 1.0),
+    "busy": (0.0, 0.3, 0.75, 0.9),
     "patience": (0.0, 0.5),
 }
 
@@ -53,7 +53,7 @@ def _change(rules: Rules, name: str, rng: random.Random) -> Rules:
 
 def _disturbed(search: Search, start: Found, rng: random.Random) -> list[float]:
     """Latest starts of a draft, with noise over one stretch of it."""
-    latest = latest_starts(search.tasks, start.draft.finish)
+    latest = search.latest_from(start)
     span = start.draft.makespan_us
     begin = rng.uniform(-REACH, 1.0) * span
     end = begin + 2 * REACH * span

@@ -13,13 +13,14 @@ from heapq import heappop, heappush
 from inductor_passes.schedule.tasks import Tasks
 
 
-def latest_starts(tasks: Tasks, finish: Sequence[float]) -> list[float]:
+def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float]) -> list[float]:
     """Per task, the latest start (us) in a schedule that ends when the backward run does.
 
     The backward run lets the task with the largest ``finish`` go first; any increasing measure of
-    progress will do. One machine for compute and one per group; no buckets, no memory. n log n.
+    progress will do. One machine for compute and one per group, on which a launch takes ``link_us``; no
+    buckets, no memory. n log n.
     """
-    duration = [us + link for us, link in zip(tasks.us, tasks.link_us, strict=True)]
+    duration = [us + link for us, link in zip(tasks.us, link_us, strict=True)]
     names = {name: m for m, name in enumerate(dict.fromkeys(tasks.group))}
     machine = [names[name] for name in tasks.group]
     waiting: list[list[tuple[float, int]]] = [[] for _ in names]

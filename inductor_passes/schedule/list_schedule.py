@@ -10,6 +10,7 @@ import math
 from heapq import heappop, heappush
 
 from inductor_passes.schedule.bucket import MOST_BYTES, MOST_MEMBERS, Bucket, Merger
+from inductor_passes.schedule.collect import Collector, Enough, Entry
 from inductor_passes.schedule.draft import Draft, Limits
 from inductor_passes.schedule.expand import Step
 from inductor_passes.schedule.live_memory import LiveMemory
@@ -22,10 +23,18 @@ TRIED = 16  # tasks looked at for one that fits when memory is short
 
 
 def list_schedule(
-    tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
+    tasks: Tasks,
+    merger: Merger,
+    latest: list[float],
+    limits: Limits,
+    rules: Rules,
+    enough: Enough,
 ) -> Draft:
-    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks."""
-    return _Run(tasks, merger, latest, limits, rules).run()
+    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks.
+
+    ``enough``: per merge key, the payload for which launches wait for one another.
+    """
+    return _Run(tasks, merger, latest, limits, rules, enough).run()
 
 
 class _Run:
@@ -36,9 +45,16 @@ class _Run:
     """
 
     def __init__(
-        self, tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
+        self,
+        tasks: Tasks,
+        merger: Merger,
+        latest: list[float],
+        limits: Limits,
+        rules: Rules,
+        enough: Enough,
     ) -> None:
         self.tasks, self.merger, self.latest = tasks, merger, latest
+        self.collector = Collector(enough)
         self.limits, self.rules = limits, rules
         self.launch_ahead = rules.launch_ahead * limits.scale_us
         self.compute_ahead = rules.compute_ahead * limits.scale_us
@@ -82,8 +98,12 @@ class _Run:
             if self._fill_channels(chosen) and chosen < 0:
                 continue
             if chosen >= 0:
+                if self.memory.live > self.limit:
+                    self._queue(self.collector.release())
                 self._relieve_memory()
                 self._run_compute(chosen)
+            elif self.collector:
+                self._queue(self.collector.release())
             elif self.arriving:
                 self._stand_still()
             elif waiting := [at for c, at in enumerate(self.free) if self._queued(c, at)]:
@@ -124,6 +144,7 @@ class _Run:
             self.front += 1
         if self.front < len(by_urgency):
             self.progress = self.latest[by_urgency[self.front]]
+        self._queue(self.collector.due(self.progress + self.launch_ahead))
         while self.too_early and self.too_early[0][0] <= self.progress + self.compute_ahead:
             self._make_ready(heappop(self.too_early)[1])
 
@@ -134,14 +155,24 @@ class _Run:
         if t >= self.tasks.count:
             heappush(self.ready, (-INF, t))
         elif self.tasks.launch[t] >= 0:
-            queues = self.bound if self.tasks.preds[t] else self.loose
-            heappush(queues[self.channel[self.tasks.group[t]]], (self.latest[t], t))
+            entry, key = (self.latest[t], t), self.merger.key[t]
+            if not self.tasks.preds[t]:
+                heappush(self.loose[self.channel[self.tasks.group[t]]], entry)
+            elif key is not None and key in self.collector.enough:
+                self._queue(self.collector.add(key, entry, self.tasks.payload[t]))
+            else:
+                self._queue([entry])
         elif t > self.frontier + self.rules.window:
             heappush(self.too_far, t)
         elif self.tasks.floating[t] and self.latest[t] > self.progress + self.compute_ahead:
             heappush(self.too_early, (self.latest[t], t))
         else:
             self._make_ready(t)
+
+    def _queue(self, entries: list[Entry]) -> None:
+        """Launches that waited for something may go."""
+        for entry in entries:
+            heappush(self.bound[self.channel[self.tasks.group[entry[1]]]], entry)
 
     def _make_ready(self, t: int) -> None:
         heappush(self.ready, (self.latest[t] if self.tasks.us[t] else -INF, t))
@@ -264,6 +295,7 @@ class _Run:
         begin = max(self.clock, self.free[c])
         needed = min((self.latest[s] for s in tasks.succs[first]), default=INF) + self.late
         added = tasks.alloc[first]
+        enough = self.collector.enough.get(key, 0)
         other: Queue = []
         while queue and len(bucket.members) + len(other) < MOST_MEMBERS:
             entry = heappop(queue)
@@ -276,11 +308,11 @@ class _Run:
             added += tasks.alloc[t]
             payload = bucket.payload + tasks.payload[t]
             joined = self.merger.joined_us(bucket, t)
-            fits = payload <= MOST_BYTES
+            fits = payload <= max(MOST_BYTES, enough)
             if loose and fits:
                 # Memory for results and copies; and the first member must not come too late.
                 room = self.limit - self.memory.live
-                soon = urgency <= self.progress + self.launch_ahead
+                soon = urgency <= self.progress + self.launch_ahead or payload <= enough
                 saved = bucket.link_us + tasks.link_us[t] - joined
                 in_time = begin + joined <= needed or saved >= joined - bucket.link_us
                 fits = soon and in_time and added + 2 * payload <= room
@@ -294,17 +326,17 @@ class _Run:
 
     def _launch(self, bucket: Bucket) -> None:
         tasks = self.tasks
+        merged = len(bucket.members) > 1
+        launches = [tasks.launch[t] for t in bucket.members]
+        if merged:  # copied while all that the members read is there
+            self.clock += tasks.problem.pack_us(launches)
+            self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in bucket.members))
         for t in bucket.members:
             self.clock += tasks.us[t]
             self.memory.run(t)
             self.done[t] = True
         self.left -= len(bucket.members)
         self.steps.append(Step(tuple(bucket.members)))
-        merged = len(bucket.members) > 1
-        launches = [tasks.launch[t] for t in bucket.members]
-        if merged:
-            self.clock += tasks.problem.pack_us(launches)
-            self.memory.hold(bucket.payload)
         c = self.channel[tasks.group[bucket.members[0]]]
         self.free[c] = max(self.clock, self.free[c]) + bucket.link_us
         for t in bucket.members:

@@ -39,10 +39,10 @@ class LiveMemory:
             if not self._users[v]:
                 self.live -= self._tasks.value_bytes[v]
 
-    def hold(self, size: int) -> None:
-        """The packed copy of a bucket comes to life; negative: it dies."""
+    def hold(self, size: int, beside: int = 0) -> None:
+        """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""
         self.live += size
-        self.peak = max(self.peak, self.live)
+        self.peak = max(self.peak, self.live + beside)
 
     def would_add(self, t: int) -> int:
         """By how much the live bytes would grow if task t ran now; negative if they would shrink."""

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from inductor_passes.schedule.bound import Job, least_us_per_mib, one_machine_bound
+from inductor_passes.schedule.bound import Job, least_link_us, one_machine_bound
 from inductor_passes.schedule.contract import AT_START
-from inductor_passes.schedule.problem import MIB
 from inductor_passes.schedule.tasks import Tasks
 
 NEAREST = {"default": 12, "high": 64}  # effort -> tasks looked at before each task
@@ -41,7 +40,7 @@ def own_bound(tasks: Tasks, effort: str) -> Certificate:
     body, duration = [], []
     for t, launch in enumerate(tasks.launch):
         own = tasks.us[t] - early[t]
-        body.append(_least_link_us(tasks, t) if launch >= 0 else own)
+        body.append(least_link_us(tasks.problem, launch) if launch >= 0 else own)
         duration.append(tasks.link_us[t] if launch >= 0 else own)
     head = _heads(tasks, tasks.preds, duration, body, nearest, 1)
     tail = _heads(tasks, tasks.succs, duration, body, nearest, -1)
@@ -72,12 +71,6 @@ def _early_us(tasks: Tasks) -> list[float]:
         if floating[i] and waits:
             early[t] += node.us
     return early
-
-
-def _least_link_us(tasks: Tasks, t: int) -> float:
-    node = tasks.problem.nodes[tasks.launch[t]]
-    table = tasks.problem.link_table(node.group, node.op)
-    return least_us_per_mib(table) * node.payload / MIB
 
 
 def _heads(

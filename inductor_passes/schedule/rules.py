@@ -21,6 +21,8 @@ class Rules:
     compute that waits for nothing, such as recomputation, is held back.
     ``rise_ahead``: how far ahead memory is kept free for the program's own order.
     ``merge``: weight of link time against copying when launches are merged; 0 never merges.
+    ``busy``: for which part of the lower bound a channel may be busy before launches that merging would help
+    wait for one another (``collect.py``); 0 never holds any back.
     ``patience``: idle for a more urgent task that becomes ready within this part of the other one's time.
     """
 
@@ -30,12 +32,14 @@ class Rules:
     compute_ahead: float = 0.02
     rise_ahead: float = 0.02
     merge: float = 0.0
+    busy: float = 0.0
     patience: float = 0.0
 
 
 # Chosen by greedy cover on backward graphs of Llama-3-8B and DeepSeek-V3 with their compute, links and
 # floors made faster and slower, which turns them compute bound or bound by one channel or another. The
-# third and fourth stay close to the program's order, for graphs without memory to spare.
+# third and fourth stay close to the program's order, for graphs without memory to spare. The last three
+# are for links whose floors are long, as those of thousands of ranks; where none is, they are left out.
 PORTFOLIO = (
     Rules("program", merge=1.0, patience=0.5),
     Rules("program", launch_ahead=0.005, rise_ahead=0.005, merge=0.3, patience=0.5),
@@ -50,4 +54,7 @@ PORTFOLIO = (
     Rules("mixed", window=160, rise_ahead=0.005, merge=1.0),
     Rules("mixed", window=160, compute_ahead=ALWAYS, rise_ahead=0.08, merge=1.0, patience=0.5),
     Rules("path", launch_ahead=0.08, compute_ahead=0.08),
+    Rules("program", merge=1.0, busy=0.75, patience=0.5),
+    Rules("mixed", window=160, rise_ahead=0.005, merge=1.0, busy=0.3),
+    Rules("mixed", window=160, rise_ahead=0.005, merge=1.0, busy=0.9),
 )

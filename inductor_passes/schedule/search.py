@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from inductor_passes.schedule.bucket import Merger
+from inductor_passes.schedule.collect import Enough, enough_for, link_us_in_buckets
 from inductor_passes.schedule.draft import Draft, Limits
 from inductor_passes.schedule.justify import latest_starts
 from inductor_passes.schedule.list_schedule import list_schedule
@@ -38,18 +39,20 @@ class Search:
         self._merger = Merger(tasks)
         self._ahead = RiseAhead(tasks)
         self._rises: dict[float, list[int]] = {}
-        self._latest: dict[str, list[float]] = {}
+        self._latest: dict[tuple[str, float], list[float]] = {}
+        self._enough: dict[float, Enough] = {}
         self._merges = merges
         self.found: list[Found] = []
 
     def run(self) -> None:
-        """Fill ``found``. The number of drafts does not depend on the problem."""
+        """Fill ``found``: a few drafts more where launches are held back, the same number otherwise."""
         for rules in PORTFOLIO:
-            self.draft_by(rules)
+            if not rules.busy or self._enough_by(rules):
+                self.draft_by(rules)
         self._slim()
         for found in self.best(IMPROVED):
             for _ in range(ROUNDS):
-                found = self.draft_from(found, latest_starts(self.tasks, found.draft.finish))
+                found = self.draft_from(found, self.latest_from(found))
         for found in self.best(IMPROVED):
             for _ in range(ROUNDS):
                 found = self.draft_from(found, self._urged(found))
@@ -86,7 +89,7 @@ class Search:
 
     def draft_by(self, rules: Rules) -> Found:
         """One more draft, by rules alone."""
-        return self._draft(rules, self._latest_by(rules.priority), 0)
+        return self._draft(rules, self._latest_by(rules), 0)
 
     def draft_from(self, found: Found, latest: list[float]) -> Found:
         """One more draft, by the rules of another and its latest starts."""
@@ -101,14 +104,32 @@ class Search:
             self._rises[horizon] = self._ahead.within(horizon)
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
         limits = Limits(cap_bytes, self._rises[horizon], self._scale_us)
-        draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
+        draft = list_schedule(
+            self.tasks, self._merger, latest, limits, rules, self._enough_by(rules)
+        )
         self.found.append(Found(draft, latest, rules, rounds))
         return self.found[-1]
 
-    def _latest_by(self, priority: str) -> list[float]:
-        if priority not in self._latest:
-            self._latest[priority] = latest_starts(self.tasks, self._measure(priority))
-        return self._latest[priority]
+    def latest_from(self, found: Found) -> list[float]:
+        """Latest starts of a draft run backwards."""
+        link_us = link_us_in_buckets(self.tasks, self._merger, self._enough_by(found.rules))
+        return latest_starts(self.tasks, found.draft.finish, link_us)
+
+    def _latest_by(self, rules: Rules) -> list[float]:
+        key = rules.priority, rules.busy
+        if key not in self._latest:
+            link_us = link_us_in_buckets(self.tasks, self._merger, self._enough_by(rules))
+            self._latest[key] = latest_starts(self.tasks, self._measure(rules.priority), link_us)
+        return self._latest[key]
+
+    def _enough_by(self, rules: Rules) -> Enough:
+        if not (rules.merge and rules.busy and self._merges):
+            return {}
+        if rules.busy not in self._enough:
+            self._enough[rules.busy] = enough_for(
+                self.tasks, self._merger, rules.busy * self._scale_us
+            )
+        return self._enough[rules.busy]
 
     def _measure(self, priority: str) -> list[float]:
         """Progress of each task through the program, 0 to 1 or so."""

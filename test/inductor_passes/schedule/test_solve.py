@@ -146,6 +146,18 @@ def test_a_cap_that_nothing_fits_returns_the_leanest():
     assert solution.peak_bytes <= solution.original_peak_bytes
 
 
+@settings(max_examples=40, deadline=None)
+@given(problems(most=12))
+def test_a_draft_takes_no_less_memory_than_it_thinks(of):
+    tasks = Tasks(of)
+    for extra in (MIB, 1 << 40):
+        search = Search(tasks, judge(of, program_order(of)).peak_bytes + extra, 40.0, merges=True)
+        search.run()
+        for found in search.found:
+            judged = judge(of, expand(tasks, found.draft.steps))
+            assert judged.peak_bytes <= found.draft.peak_bytes
+
+
 def test_an_empty_problem_and_one_without_collectives():
     assert solve(problem()).order == ()
     of = problem(node_input(), compute(3.0, 0), output(1))
