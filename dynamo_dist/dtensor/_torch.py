@@ -163,14 +163,21 @@ def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
 
 
 def on_output_aliases(
-    record: Callable[..., Any], replay: Callable[..., Any], cls: type
+    record: Callable[..., Any],
+    replay: Callable[..., Any],
+    apart: Callable[..., Any],
+    cls: type,
 ) -> list[Change]:
     """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
 
     AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
     and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
     AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
-    requires_grad)`` after each call, one after disable() too. Seen in torch 2.11 to 2.15.
+    requires_grad)`` after each call, one after disable() too.
+
+    It looks again at the program on local tensors, to count what it returns; ``apart(args, outputs)`` are
+    the outputs to look at then, since the program returns none of the bases that it would count for aliases
+    among them. Seen in torch 2.11 to 2.15.
     """
     stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
     stock_alias = _functional_utils.gen_alias_from_base
@@ -201,6 +208,15 @@ def on_output_aliases(
 
         return run
 
+    @functools.wraps(stock_collect)
+    def collect_local(f: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(f)
+        def watched(*flat: Any) -> Any:
+            outputs = f(*flat)
+            return type(outputs)(apart(flat, outputs))
+
+        return stock_collect(watched, *args, **kwargs)
+
     @functools.wraps(stock_alias)
     def alias(
         base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
@@ -227,20 +243,21 @@ def on_output_aliases(
 
         return make
 
+    local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
     places = [
         _collect_metadata,
         _functional_utils,
         _optional_module("torch._functorch.aot_autograd"),
         _optional_module("torch._functorch._aot_autograd.runtime_wrappers"),
-        _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers"),
+        local_program,
         _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
     ]
     found: list[Change] = [
         SetAttribute(place, name, value)
         for place in places
         for name, value in (
-            ("run_functionalized_fw_and_collect_metadata", collect),
-            ("gen_alias_from_base", alias),
+            (stock_collect.__name__, collect_local if place is local_program else collect),
+            (stock_alias.__name__, alias),
         )
         if name in vars(place or object)
     ]

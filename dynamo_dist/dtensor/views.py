@@ -39,13 +39,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """The views from a base to an output; ``known`` holds global sizes of both as expressions.
+    """The views from a base to an output; ``known`` holds sizes as expressions (``_known_sizes``).
 
     Takes the place of AOTAutograd's record for plain tensors, and is pickled with its cache entries.
     """
 
     steps: tuple[Step, ...]
-    known: tuple[tuple[Any, ...], tuple[Any, ...]]
+    known: tuple[Any, ...]
     sequence: tuple[()] = ()  # AOTAutograd looks here for its own views
 
 
@@ -74,17 +74,37 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list
             base = output._base
             if base is not None and any(base is arg for arg in args):
                 if _torch.storage_key(output._local_tensor) not in locals_of_args:
-                    output, base = torch.ops.aten._unsafe_view(output, output.shape), None
+                    output, base = apart(output), None
+            elif base is not None and not any(base is other for other in outputs):
+                # Eager's outputs know their base; AOTAutograd would have to return it, and refuses.
+                output, base = apart(output), None
             way = _way(output, base, args)
         found.append(output)
         ways.append(way)
     return found, ways
 
 
+def apart(output: torch.Tensor) -> torch.Tensor:
+    """The same values and memory, to autograd a tensor of its own."""
+    return torch.ops.aten._unsafe_view(output, output.shape)
+
+
+def apart_if_made_here(args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    """Outputs whose base is no argument, each apart; the others as they are."""
+    return [
+        apart(output)
+        if isinstance(output, torch.Tensor)
+        and output._base is not None
+        and not any(output._base is arg for arg in args)
+        else output
+        for output in outputs
+    ]
+
+
 def _way(output: DTensor, base: torch.Tensor | None, args: Sequence[Any]) -> Any:
     steps = _steps(output, base) if isinstance(base, DTensor) else None
     if base is not None and steps is not None:
-        return Views(steps, (_sizes(base.shape), _sizes(output.shape)))
+        return Views(steps, tuple(map(_symbolic, _known_sizes(base, output))))
     views = None if output.requires_grad else _torch.local_views(output._local_tensor)
     return None if views is None else LocalViews(views)
 
@@ -125,8 +145,10 @@ def _symbolic(value: Any) -> Any:
     return Symbolic(value.node.expr) if isinstance(value, torch.SymInt) else value
 
 
-def _sizes(shape: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(map(_symbolic, shape))
+def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
+    """Global sizes of both, and the base's local ones: often a global size is so many times a local one."""
+    local = base._local_tensor.shape if isinstance(base, DTensor) else ()
+    return (*base.shape, *output.shape, *local)
 
 
 def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -160,13 +182,12 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
 
 
 def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any, Any]:
-    """What each symbol is in this call, as far as a size of base or target is that symbol alone."""
-    values = {}
-    for expressions, shape in zip(way.known, (base.shape, target.shape), strict=True):
-        for known, size in zip(expressions, shape, strict=True):
-            if isinstance(known, Symbolic) and known.expression.is_Symbol:
-                values[known.expression] = size
-    return values
+    """What each symbol is in this call, as far as one of the sizes is that symbol alone."""
+    return {
+        known.expression: size
+        for known, size in zip(way.known, _known_sizes(base, target), strict=True)
+        if isinstance(known, Symbolic) and known.expression.is_Symbol
+    }
 
 
 def _value(value: Any, values: Mapping[Any, Any], base: torch.Tensor, target: torch.Tensor) -> Any:
@@ -191,4 +212,4 @@ def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
 
 def changes() -> list[_torch.Change]:
     """What enabling does for views."""
-    return _torch.on_output_aliases(record, replay, DTensor)
+    return _torch.on_output_aliases(record, replay, apart_if_made_here, DTensor)

@@ -33,6 +33,7 @@ from torch.distributed.tensor._op_schema import OpStrategy as OpStrategy
 from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
 from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
+from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
@@ -524,6 +525,51 @@ def resolved_before_collectives() -> list[Change]:
         WrapAttribute(module, "redistribute_local_tensor", resolving)
         for module in (_redistribute, _dispatch)
     ]
+
+
+def masks_per_trace() -> list[Change]:
+    """Let each trace, and eager mode, have its own mask of what a row-sharded embedding looked up.
+
+    The mask stands in a placement that the cache of sharding decisions hands out again, until the result
+    is reduced. A result that never was left its mask to the next trace, which compared it with its own and
+    stopped. Eager mode's waits aside meanwhile. Seen in 2.11 to 2.15.
+    """
+    materialize, release = MaskBuffer.materialize_mask, MaskBuffer.release_mask
+
+    @functools.wraps(materialize)
+    def materializing(self: Any, mask: torch.Tensor) -> None:
+        trace = _this_trace()
+        if self.refcount and trace != vars(self).get("trace"):
+            if vars(self).get("trace") is None:
+                self.eager = self.data, self.refcount
+            self.data, self.refcount = None, 0
+            if trace is None:
+                _give_back(self)
+        self.trace = trace
+        materialize(self, mask)
+
+    @functools.wraps(release)
+    def releasing(self: Any) -> None:
+        release(self)
+        if not self.refcount:
+            _give_back(self)
+
+    return [
+        SetAttribute(MaskBuffer, materialize.__name__, materializing),
+        SetAttribute(MaskBuffer, release.__name__, releasing),
+    ]
+
+
+def _give_back(buffer: Any) -> None:
+    buffer.data, buffer.refcount = vars(buffer).pop("eager", (None, 0))
+    buffer.trace = None
+
+
+def _this_trace() -> int | None:
+    """What tells one look at a program from another; None in eager mode."""
+    functional = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    mode = functional or detect_fake_mode()
+    return None if mode is None else id(mode)
 
 
 def overloads(name: str) -> Iterator[OpOverload]:

@@ -78,6 +78,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *fitting.changes(),
         *_torch.replicas_in_backward(),
         *_torch.resolved_before_collectives(),
+        *_torch.masks_per_trace(),
         *_torch.track_symbolic_results(),
         *_torch.only_reachable_strategies(layout.is_reachable),
         *_torch.without_derived_strategies(),

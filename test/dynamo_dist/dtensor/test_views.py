@@ -145,8 +145,55 @@ def test_dynamic_sizes_are_solved_from_the_call(mesh):
     assert len(sizes) == 1
 
 
+def test_sizes_that_are_so_many_times_a_local_one(mesh):
+    def program(d):
+        return d.flatten(0, 1), d @ d.redistribute(placements=(Replicate(), Replicate()))
+
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in (8, 16):
+        d = tensor(mesh, shape=(rows, rows))
+        found, expected = compiled(d)[0], program(d)[0]
+        assert found.shape == expected.shape
+        assert torch.equal(found._local_tensor, expected._local_tensor)
+        assert found._local_tensor.data_ptr() == d._local_tensor.data_ptr()
+
+
+def made_inside(d):
+    return DTensor.from_local(d.to_local() * 2, d.device_mesh, d.placements)
+
+
+ALIASES = {
+    "two views": lambda d: (lambda y: (y.t(), y[:, 1:3]))(d * 2),
+    "one and its view": lambda d: (lambda y: (y, y.t()))(d * 2),
+    "views before it": lambda d: (lambda y: (y.t(), y[:, 1:3], y))(d * 2),
+    "made from a local tensor, and its view": lambda d: (lambda y: (y, y.t()))(made_inside(d)),
+    "made from a local tensor, and that": lambda d: (lambda y: (y, y.to_local()))(made_inside(d)),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("name", ALIASES)
+def test_outputs_that_share_what_was_made_inside(mesh, name, requires_grad):
+    program = ALIASES[name]
+    eager, traced = (tensor(mesh, requires_grad=requires_grad) for _ in range(2))
+    expected = program(eager)
+    found = torch.compile(program, backend="aot_eager", fullgraph=True)(traced)
+
+    def parts(outputs):
+        return [part.to_local() if isinstance(part, DTensor) else part for part in outputs]
+
+    for one, other in zip(parts(expected), parts(found), strict=True):
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+    assert len({part.untyped_storage().data_ptr() for part in parts(found)}) == 1
+    if requires_grad:
+        for outputs in (expected, found):
+            sum((part * part).sum() for part in parts(outputs)).backward()
+        assert torch.equal(eager.grad.to_local(), traced.grad.to_local())
+
+
 def test_what_is_recorded_can_be_cached():
-    way = views.Views((views.Step("aten::select", "int", (1, 0), (), None),), ((16, 8), (16,)), ())
+    way = views.Views((views.Step("aten::select", "int", (1, 0), (), None),), (16, 8, 16, 4, 8))
     assert pickle.loads(pickle.dumps(way)) == way
 
 
