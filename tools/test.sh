@@ -24,9 +24,9 @@ step() {
 }
 
 tests() {
-    local name=$1 marker=$2 processes=$3 log=$RUN_DIR/$1.log status=0
-    shift 3
-    python -m pytest -m "$marker" -n "$processes" --dist loadfile -o faulthandler_timeout=300 "$@" 2>&1 |
+    local name=$1 marker=$2 log=$RUN_DIR/$1.log status=0
+    shift 2
+    python -m pytest -m "$marker" -n 2 --dist loadfile -o faulthandler_timeout=300 "$@" 2>&1 |
         tee "$log" || status=$?
     summaries+=("$name tests:" "$(grep -E '^=+ .* in [0-9.]+s.*=+$' "$log" | tail -n 1)")
     # A selection such as -k may leave one of the two steps without a test: that is no failure.
@@ -34,9 +34,8 @@ tests() {
     return "$status"
 }
 
-# Fast tests keep one core busy each; slow ones start ranks of their own, some measure, some count what is left behind.
-step "fast tests" tests fast "not slow" 2 "$@"
-step "slow tests" tests slow "slow" 0 "$@"
+step "fast tests" tests fast "not slow" "$@"
+step "slow tests" tests slow "slow" "$@"
 step "ruff check" ruff check .
 step "ruff format" ruff format --check .
 step "mypy" mypy

@@ -38,14 +38,19 @@ def test_two_hundred_programs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "kind"),
-    [("tracker", "c10d"), ("strategy", "dtensor"), ("rewrite", "graph"), ("scheduler", "graph")],
+    ("fault", "kind", "seed"),
+    [
+        ("tracker", "c10d", 0),
+        # Programs on DTensors take seconds; from here on it is the fifth that shows the fault.
+        ("strategy", "dtensor", 57),
+        ("rewrite", "graph", 0),
+        ("scheduler", "graph", 0),
+    ],
 )
-def test_a_planted_fault_is_found(fault, kind, tmp_path):
+def test_a_planted_fault_is_found(fault, kind, seed, tmp_path):
     found = fuzz(
         tmp_path,
-        # Program 2 on DTensors costs minutes: torch plans its changes of placement over a mesh of three dimensions.
-        *("--seed", "3"),
+        *("--seed", str(seed)),
         *("--plant", f"planted_faults:{fault}", "--kind", kind, "--programs", "500"),
         *("--stop", "1", "--shrink", "0", "--minutes", "15", "--jobs", "2"),
     )
