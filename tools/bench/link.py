@@ -55,16 +55,19 @@ def main() -> int:
         default=41,
         help="of each variant; one in four, and the first, is not timed",
     )
-    parser.add_argument("--out", default="")
+    parser.add_argument(
+        "--out", default="", help="what stands in it already is kept, unless measured again"
+    )
     args = parser.parse_args()
     start = time.monotonic()
     results = {
         "label": "real processes, emulated link",
         "torch": torch.__version__,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "load_average": os.getloadavg()[0],
         "rates": {},
     }
+    if args.out and Path(args.out).exists():
+        results["rates"] = json.loads(Path(args.out).read_text())["rates"]
     with tempfile.TemporaryDirectory(prefix="link_") as folder:
         for rate in args.rates.split(","):
             measured = {"chain": demo("--link", rate, "--rounds", str(args.rounds))}
@@ -75,7 +78,7 @@ def main() -> int:
                 found = demo("--link", rate, "--train", *how, *alone, *SIZES)
                 kept = {name: value for name, value in found.items() if name not in LEFT_OUT}
                 measured[f"training, {parallel} parallel"] = kept
-            results["rates"][rate] = measured
+            results["rates"].setdefault(rate, {}).update(measured)
             results["seconds"] = time.monotonic() - start
             if args.out:
                 Path(args.out).write_text(json.dumps(results, indent=2) + "\n")
@@ -97,12 +100,14 @@ def demo(*arguments: str) -> dict:
     ``aborted_in_gloo`` counts it.
     """
     for aborted in range(TRIES):
+        load = os.getloadavg()[0]
         done = subprocess.run(
             [sys.executable, str(DEMO), *arguments, "--json"], capture_output=True, text=True
         )
         print(done.stderr, file=sys.stderr, flush=True)
         if done.stdout.strip():
-            return {**json.loads(done.stdout), "aborted_in_gloo": aborted}
+            found = json.loads(done.stdout)
+            return {**found, "load_average": load, "aborted_in_gloo": aborted}
         if not ABORTED.search(done.stderr):
             break
     return {"ok": False, "error": done.stderr.strip()[-2000:]}
