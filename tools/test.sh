@@ -34,6 +34,7 @@ tests() {
     return "$status"
 }
 
+# Two processes, a file of tests to one of them: fixtures that start ranks are made once.
 step "fast tests" tests fast "not slow" "$@"
 step "slow tests" tests slow "slow" "$@"
 step "ruff check" ruff check .

@@ -62,7 +62,7 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list
 
     ``args`` and ``outputs`` are those of the program that AOTAutograd looks at. An output whose local
     tensor shares no memory with an input's, because the view had to communicate, is no alias: it is
-    made one tensor of its own.
+    made one tensor of its own, and so is a view of a DTensor made inside that is no output itself.
     """
     locals_of_args = {
         _torch.storage_key(arg._local_tensor) for arg in args if isinstance(arg, DTensor)
@@ -72,11 +72,11 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list
         way = None
         if isinstance(output, DTensor) and not any(output is arg for arg in args):
             base = output._base
-            if base is not None and any(base is arg for arg in args):
-                if _torch.storage_key(output._local_tensor) not in locals_of_args:
-                    output, base = apart(output), None
-            elif base is not None and not any(base is other for other in outputs):
-                # Eager's outputs know their base; AOTAutograd would have to return it, and refuses.
+            if any(base is arg for arg in args):
+                alias = _torch.storage_key(output._local_tensor) in locals_of_args
+            else:  # AOTAutograd refuses to return a base that the program does not
+                alias = any(base is other for other in outputs)
+            if base is not None and not alias:
                 output, base = apart(output), None
             way = _way(output, base, args)
         found.append(output)

@@ -538,9 +538,9 @@ def masks_per_trace() -> list[Change]:
 
     @functools.wraps(materialize)
     def materializing(self: Any, mask: torch.Tensor) -> None:
-        trace = _this_trace()
-        if self.refcount and trace != vars(self).get("trace"):
-            if vars(self).get("trace") is None:
+        trace, before = _this_trace(), getattr(self, "trace", None)
+        if self.refcount and trace != before:
+            if before is None:
                 self.eager = self.data, self.refcount
             self.data, self.refcount = None, 0
             if trace is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inductor_passes.schedule.collect import Enough
 from inductor_passes.schedule.expand import Step
 
 
@@ -25,9 +26,11 @@ class Draft:
 class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
-    ``scale_us``: the time that parts in ``Rules`` are parts of.
+    ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which launches
+    wait for one another (``collect.py``).
     """
 
     cap_bytes: int
     rises: list[int]
     scale_us: float
+    enough: Enough

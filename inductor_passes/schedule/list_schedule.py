@@ -10,7 +10,7 @@ import math
 from heapq import heappop, heappush
 
 from inductor_passes.schedule.bucket import MOST_BYTES, MOST_MEMBERS, Bucket, Merger
-from inductor_passes.schedule.collect import Collector, Enough, Entry
+from inductor_passes.schedule.collect import Collector, Entry
 from inductor_passes.schedule.draft import Draft, Limits
 from inductor_passes.schedule.expand import Step
 from inductor_passes.schedule.live_memory import LiveMemory
@@ -23,18 +23,10 @@ TRIED = 16  # tasks looked at for one that fits when memory is short
 
 
 def list_schedule(
-    tasks: Tasks,
-    merger: Merger,
-    latest: list[float],
-    limits: Limits,
-    rules: Rules,
-    enough: Enough,
+    tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
 ) -> Draft:
-    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks.
-
-    ``enough``: per merge key, the payload for which launches wait for one another.
-    """
-    return _Run(tasks, merger, latest, limits, rules, enough).run()
+    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks."""
+    return _Run(tasks, merger, latest, limits, rules).run()
 
 
 class _Run:
@@ -45,17 +37,11 @@ class _Run:
     """
 
     def __init__(
-        self,
-        tasks: Tasks,
-        merger: Merger,
-        latest: list[float],
-        limits: Limits,
-        rules: Rules,
-        enough: Enough,
+        self, tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
     ) -> None:
         self.tasks, self.merger, self.latest = tasks, merger, latest
-        self.collector = Collector(enough)
         self.limits, self.rules = limits, rules
+        self.collector = Collector(limits.enough)
         self.launch_ahead = rules.launch_ahead * limits.scale_us
         self.compute_ahead = rules.compute_ahead * limits.scale_us
         self.memory = LiveMemory(tasks)
@@ -98,8 +84,6 @@ class _Run:
             if self._fill_channels(chosen) and chosen < 0:
                 continue
             if chosen >= 0:
-                if self.memory.live > self.limit:
-                    self._queue(self.collector.release())
                 self._relieve_memory()
                 self._run_compute(chosen)
             elif self.collector:
@@ -385,6 +369,7 @@ class _Run:
         """Above the limit, launch what frees memory; a launch frees its input however long it queues."""
         if self.memory.live <= self.limit:
             return
+        self._queue(self.collector.release())
         for bound in self.bound:
             for _, t in sorted(bound):
                 if self.memory.live <= self.limit:

@@ -103,10 +103,8 @@ class Search:
         if horizon not in self._rises:
             self._rises[horizon] = self._ahead.within(horizon)
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
-        limits = Limits(cap_bytes, self._rises[horizon], self._scale_us)
-        draft = list_schedule(
-            self.tasks, self._merger, latest, limits, rules, self._enough_by(rules)
-        )
+        limits = Limits(cap_bytes, self._rises[horizon], self._scale_us, self._enough_by(rules))
+        draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
         self.found.append(Found(draft, latest, rules, rounds))
         return self.found[-1]
 

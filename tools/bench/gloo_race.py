@@ -2,10 +2,8 @@
 
 Two ranks in network namespaces, joined by a link held to a rate (tc tbf; needs root), launch gathers and
 reduce-scatters of 64 to 672 KiB, up to nine at once, and wait for them a little out of order. torch 2.13's
-gloo frees the control block of a receive buffer twice now and then: the process ends with "malloc(): unaligned
-tcache chunk detected", signal 6. Whoever overlaps collectives on gloo can meet it, whatever launched them.
-
-It is a race: on an idle machine 43,500 collectives went through, beside other work it came after 24,000.
+gloo spoils its heap now and then: the process ends with "malloc(): unaligned tcache chunk detected", signal
+6. Whoever overlaps collectives on gloo can meet it, whatever launched them. It is a race, and may not show.
 
 usage: gloo_race.py [--link 1gbit] [--seconds 300] [--out FILE]
 """

@@ -148,7 +148,7 @@ def test_a_cap_that_nothing_fits_returns_the_leanest():
 
 @settings(max_examples=40, deadline=None)
 @given(problems(most=12))
-def test_a_draft_takes_no_less_memory_than_it_thinks(of):
+def test_a_draft_takes_no_more_memory_than_it_thinks(of):
     tasks = Tasks(of)
     for extra in (MIB, 1 << 40):
         search = Search(tasks, judge(of, program_order(of)).peak_bytes + extra, 40.0, merges=True)
