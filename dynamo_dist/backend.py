@@ -14,11 +14,9 @@ from torch import fx
 
 from dynamo_dist import activation
 from dynamo_dist.config import DistConfig, agreement_seconds
-from dynamo_dist.runtime.agreement import check_agreement
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
-    from inductor_passes.records import GraphRecord
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -49,6 +47,7 @@ def compile_graph(
     from dynamo_dist.runtime.gradients import direct
     from dynamo_dist.runtime.guards import lighten
     from dynamo_dist.runtime.inputs import merge
+    from inductor_passes.agree.graph import frame_in_work
     from inductor_passes.compile import compile_graph as compile_with_passes
     from inductor_passes.pass_options import BELOW_AUTOGRAD, DIRECT_GRADIENTS, split
     from inductor_passes.source_lines import add_library
@@ -65,10 +64,9 @@ def compile_graph(
                 inputs,
                 mode=mode,
                 options=options,
-                on_graph=_compare_with_other_ranks,
                 around=lambda: below_autograd.wanted(BELOW_AUTOGRAD not in own.disable),
             )
-            replicas.check(agreement_seconds())
+            replicas.check(agreement_seconds(), frame_in_work())
             return compiled
 
     if own.plan == "off":
@@ -93,11 +91,3 @@ def _compile_repaired(
         activation.digest(DistConfig.from_env()),
         None if own.plan == "repair" else own.plan,
     )
-
-
-def _compare_with_other_ranks(record: GraphRecord) -> None:
-    launches: dict[str, list[str]] = {}
-    for collective in record.collectives:
-        if text := collective.agreed():
-            launches.setdefault(collective.group_name, []).append(text)
-    check_agreement(record.graph_id, launches, agreement_seconds())

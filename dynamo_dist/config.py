@@ -7,29 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_dist.errors import ConfigError
+from inductor_passes.agree.orders import seconds
+from inductor_passes.errors import OptionError
 
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"
-AGREEMENT_SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """How long a rank waits for others to compile the same graph; 0 turns the comparison off.
+    """How long a rank waits for others to compile the same graph; 0 settles and compares nothing.
 
     Raises ConfigError for what is no number of at least 0.
     """
-    value = (os.environ if environ is None else environ).get(AGREEMENT_SECONDS, "") or "30"
     try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise ConfigError(
-            f"{AGREEMENT_SECONDS} is {value!r}.",
-            "It is the time, in seconds, for which a rank waits for others to compile a graph.",
-            "Set it to a number of at least 0; 0 turns the comparison of ranks off.",
-        )
-    return seconds
+        return seconds(environ)
+    except OptionError as error:
+        raise ConfigError(error.what, error.why, error.fix) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from inductor_passes.errors import CannotFollowError as CannotFollowError
+from inductor_passes.errors import RanksDifferError as RanksDifferError
+
 
 class DistError(RuntimeError):
     """Base class. ``str()`` is one paragraph: what happened, why, and how to fix it."""
@@ -23,13 +26,6 @@ class ActivationError(DistError):
 
 class ConfigError(DistError, ValueError):
     """A value in the environment or in ``DistConfig`` that we do not know."""
-
-
-class RanksDifferError(DistError):
-    """Ranks of a group compiled graphs that do not go together.
-
-    They launch different collectives on it, or would draw different numbers for replicas.
-    """
 
 
 class CompareError(DistError):

@@ -344,6 +344,22 @@ def no_compile_caches() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def keyed_by_rank() -> Iterator[None]:
+    """Compiles in the block share no cache entry with other ranks.
+
+    AOTAutograd's key holds a mesh, not where in it this process stands, but its graphs have that burnt in.
+    ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15.
+    """
+    config: Any = torch.compiler.config
+    if (default := default_group()) is None or not moves_data(default):
+        yield
+        return
+    tag = f"{config.cache_key_tag} rank {global_rank()} of {world_size()}"
+    with config.patch(cache_key_tag=tag):
+        yield
+
+
 def mode_options(mode: str | None) -> dict[str, Any]:
     """Inductor configuration of a ``mode=``. Raises RuntimeError, naming the known, for another."""
     import torch._inductor
@@ -395,6 +411,120 @@ def group_ranks(group: object) -> tuple[int, ...] | None:
     except (KeyError, LookupError, RuntimeError, ValueError):
         return None  # a name that nobody registered, or a group already destroyed
     return None
+
+
+# Backends whose ranks are one process: what one of them compiles, all have.
+_OF_ONE_PROCESS = frozenset(("fake", "threaded", "timed"))
+
+
+def default_group() -> Any:
+    """The default process group; None where none is initialised. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def moves_data(group: object) -> bool:
+    """Whether a group's ranks are processes of their own."""
+    import torch.distributed as dist
+
+    try:
+        return dist.get_backend(cast(Any, group)) not in _OF_ONE_PROCESS
+    except (RuntimeError, ValueError):
+        return False
+
+
+def job_store() -> Any:
+    """The default group's c10d store, or None. ``_get_default_store`` was seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
+    return None if get_store is None else get_store()
+
+
+def global_rank() -> int:
+    """This process's rank in the job."""
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+def real_group_ranks(name: str) -> tuple[int, ...] | None:
+    """Global ranks of a group that moves data between processes, by name; None for any other.
+
+    ``_resolve_process_group`` was seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    try:
+        group = c10d._resolve_process_group(name)
+        return tuple(dist.get_process_group_ranks(group)) if moves_data(group) else None
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None
+
+
+def real_groups() -> dict[str, tuple[int, ...]]:
+    """Name and ranks of every group of this process that moves data to others."""
+    return {
+        name: ranks
+        for name, ranks in known_groups().items()
+        if len(ranks) > 1 and real_group_ranks(name) is not None
+    }
+
+
+def frame_in_work() -> tuple[bool, str]:
+    """Of the frame that Dynamo compiles: whether it is part of a function, and which function.
+
+    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again later in the same
+    compile, in its backward graph too, the answer is the same. ``compile_subgraph_reason`` and ``root_tx`` were
+    seen in 2.11 to 2.15.
+    """
+    trace = trace_in_work()
+    known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
+    if known is not None:
+        return known
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        output: Any = InstructionTranslator.current_tx().output
+        code = output.root_tx.f_code
+    except AttributeError:  # no frame is being compiled
+        return False, ""
+    resumed = code.co_name.startswith(_RESUMED)
+    name = code.co_name.removeprefix(_RESUMED).rpartition("_at_")[0] if resumed else code.co_name
+    reason = getattr(output, "compile_subgraph_reason", None)
+    root = f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    found = resumed or bool(getattr(reason, "graph_break", False)), root
+    if trace is not None:
+        trace.dist_frame = found
+    return found
+
+
+_RESUMED = "torch_dynamo_resume_in_"
+
+
+def guard_frame(check: Callable[[], bool]) -> None:
+    """Compile the frame in work again once ``check`` fails. Without a frame in work, nothing.
+
+    ``TorchSource`` and ``Source.make_guard`` were seen in 2.11 to 2.15.
+    """
+    trace = trace_in_work()
+    if trace is None:
+        return
+    from torch._dynamo import source
+
+    guards = trace.guards_context.dynamo_guards
+    if hasattr(source, "TorchSource"):
+        guards.add(source.TorchSource().make_guard(functools.partial(_HOLDS, check=check)))
+
+
+def _HOLDS(builder: Any, guard: Any, *, check: Callable[[], bool]) -> None:
+    from torch._dynamo.guards import get_verbose_code_parts
+
+    code = get_verbose_code_parts("the order of launches is still that of all ranks", guard)
+    builder.get_guard_manager(guard).add_lambda_guard(lambda _: check(), code, guard.user_stack)
 
 
 def known_groups() -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,10 @@ from typing import Any
 from torch import fx
 
 from inductor_passes import _torch, pin, plugins, recorder, registry, reporters
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree.graph import frame_in_work, number_launches
+from inductor_passes.agree.offer import GraphOffer
+from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass
 from inductor_passes.checks import check_groups
 from inductor_passes.collectives import is_launch
@@ -20,6 +24,7 @@ from inductor_passes.kernels import availability, register_operators
 from inductor_passes.logs import log_graph
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.records import GraphRecord
 from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
 from inductor_passes.uneven import has_uneven_inputs, is_rank_dependent
 
@@ -55,13 +60,7 @@ class Attachment:
         name = _torch.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
         _torch.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
-        record = run_passes(
-            graph,
-            self.options,
-            phase=phase,
-            graph_id=f"{_torch.compile_id()}:{phase}",
-            ranks_differ=self.ranks_differ(),
-        )
+        record = self._run(graph, phase)
         if record is None:
             return
         decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
@@ -88,6 +87,43 @@ class Attachment:
         )
         _torch.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
+    def _run(self, graph: fx.Graph, phase: str) -> GraphRecord | None:
+        """Run the passes, as this rank's job has settled or settles now."""
+        graph_id = f"{_torch.compile_id()}:{phase}"
+
+        def run(graph: fx.Graph, plan: LaunchPlan | None, keep: bool) -> GraphRecord | None:
+            return run_passes(
+                graph,
+                self.options,
+                phase=phase,
+                graph_id=graph_id,
+                ranks_differ=keep or self.ranks_differ(),
+                follow=plan,
+            )
+
+        job = orders.current()
+        if job is None or self.looks_only():
+            return run(graph, None, False)
+        stream = number_launches(
+            graph,
+            orders.ranks_of,
+            frame_in_work(),
+            phase=phase,
+            graph_id=graph_id,
+            options=self.options.digest(),
+        )
+        if not stream.launches:
+            return run(graph, None, False)
+        offer = GraphOffer(graph, stream, run)
+        decision = job.decide(stream, offer)
+        log.info("Graph %s: order of launches %s", graph_id, decision.how)
+        carried.count(stream, decision.plan)
+        return offer.carry_out(decision.plan)
+
+    def looks_only(self) -> bool:
+        """Whether no pass of these options can change what a graph launches."""
+        return self.options.passes == () and self.options.schedule == "off"
+
     def ranks_differ(self) -> bool:
         """Whether other ranks may hold another graph than the one in work."""
         return self.uneven or has_uneven_inputs() or is_rank_dependent()
@@ -96,6 +132,8 @@ class Attachment:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
         parts.append(f"{self.locality} {self.locality_in_training} {self.ranks_differ()}")
+        job = orders.current()
+        parts.append("" if job is None else f"{job.digest()} {orders.salt()}")
         topologies = (
             (default_topology("cpu"), default_topology("cuda"))
             if self.options.topology is None

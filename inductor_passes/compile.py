@@ -7,12 +7,14 @@ import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from inductor_passes import _torch, recorder, reporters
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.attach import config_patches
 from inductor_passes.generated_code import order_kept
 from inductor_passes.kernels import availability
@@ -21,6 +23,7 @@ from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
 from inductor_passes.uneven import has_uneven_values
 
+T = TypeVar("T")
 _makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
 
 
@@ -74,7 +77,7 @@ def compile_graph(
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         with recorder.compiling() as fresh, around():
-            code = compile_inner(*args, **kwargs)
+            code = as_settled(lambda: compile_inner(*args, **kwargs))
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
             final = dataclasses.replace(record, order_kept=kept)
@@ -86,10 +89,32 @@ def compile_graph(
     if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
         inductor = {"benchmark_harness": False, **inductor}
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
-    with around():
-        compiled = _torch.compile_fx(gm, example_inputs, inner_compile, patches)
+    with around(), _torch.keyed_by_rank():
+        compiled = as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)
+
+
+def as_settled(make: Callable[[], T]) -> T:
+    """What ``make`` compiles or loads, in the order of launches that all ranks have settled.
+
+    Code from a cache was made by what ranks had settled then; where that is something else now, it is made anew.
+    """
+    job = orders.current()
+    before = carried.Counts()
+    made = make()
+    if job is None:
+        return made
+    others = [
+        decision.plan
+        for found in before.since()
+        if (decision := job.decide(found.stream, CachedOffer(found.plan))).plan != found.plan
+    ]
+    if others:
+        with orders.compiled_apart(others):
+            made = make()
+    _torch.guard_frame(job.still_holds())
+    return made
 
 
 def _watched(compiled: Callable[..., Any]) -> Callable[..., Any]:

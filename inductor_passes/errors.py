@@ -47,3 +47,14 @@ class GroupError(PassesError):
 
 class KernelError(PassesError):
     """A fused kernel that cannot run, or whose wait for a peer gave up."""
+
+
+class RanksDifferError(PassesError):
+    """Ranks of a group compiled graphs that do not go together.
+
+    They launch different collectives on it, or would draw different numbers for replicas.
+    """
+
+
+class CannotFollowError(RanksDifferError):
+    """This rank alone, after the job has run, got a graph that cannot launch as its peers' graphs do."""

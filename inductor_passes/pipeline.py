@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes import registry
+from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collectives import input_tensors, is_launch
 from inductor_passes.cost import (
@@ -20,14 +21,18 @@ from inductor_passes.cost import (
 )
 from inductor_passes.describe import describe
 from inductor_passes.errors import (
+    CannotFollowError,
     InvariantError,
     PassesError,
     PassFailedError,
     PreconditionError,
 )
+from inductor_passes.fuse.base import Fusion
 from inductor_passes.invariants import Communication, check_communication
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.rewrite.merge_tiny import MergeTiny
+from inductor_passes.schedule.follow import FollowPlan
 from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
 from inductor_passes.schedule.options import ScheduleOptions
 from inductor_passes.schedule.schedule import Schedule
@@ -44,22 +49,27 @@ def run_passes(
     phase: str = "inference",
     graph_id: str = "",
     ranks_differ: bool = False,
+    follow: LaunchPlan | None = None,
 ) -> GraphRecord | None:
     """Run the passes on a post-grad graph, in place, and predict the timeline before and after.
 
     Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold another
-    graph, and are told so too. Returns None, and changes nothing, for a
-    graph without a collective on which no pass wants to run. Raises what a failing pass raises,
-    under ``on_pass_error="raise"``.
+    graph: the launches stay as they are, in their order. ``follow``: launch as this plan says. Returns None,
+    and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
+    failing pass raises, under ``on_pass_error="raise"``, and CannotFollowError for a plan that does not fit.
     """
     options = options or PassOptions()
     has_launch = any(is_launch(node) for node in graph.nodes)
     cost = cost_model(graph, options)
     passes = [
         p
-        for p in selected_passes(pass_context(cost, options, ranks_differ), options)
+        for p in selected_passes(
+            pass_context(cost, options, ranks_differ or follow is not None), options
+        )
         if has_launch or not p.needs_collectives
     ]
+    if follow is not None:
+        passes = _following(passes, FollowPlan(cost, follow))
     if not has_launch and not passes:
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
@@ -68,8 +78,8 @@ def run_passes(
     for pass_ in passes:
         settled = next((r.name for r in records if r.schedule is not None), None)
         reason = f"{settled} has set the order" if pass_.fallback and settled else ""
-        if pass_.changes_launches and unlike:
-            reason = "other ranks may hold another graph"
+        if pass_.changes_launches and unlike and follow is None:
+            reason = "launches stay the program's, which all ranks share"
         if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
@@ -85,6 +95,14 @@ def run_passes(
         phase=phase,
         graph_id=graph_id,
     )
+
+
+def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
+    """The plan in the place of what merges launches, in front of what orders the graph."""
+    kept = [p for p in passes if not isinstance(p, MergeTiny)]
+    ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
+    at = next(ordering, len(kept))
+    return [*kept[:at], follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -138,6 +156,8 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> P
     except PreconditionError as error:
         log.info("%s skipped: %s", pass_.name, error)
         return _record(pass_, "skipped", PassStats(False), start, str(error))
+    except CannotFollowError:
+        raise
     except PassesError as error:
         if on_error != "skip":
             raise

@@ -11,7 +11,6 @@ import torch._functorch.compile_utils as _compile_utils
 import torch._functorch.partitioners as _partitioners
 import torch._prims.rng_prims as _rng_prims
 from torch import fx
-from torch._guards import CompileContext
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.tensor._dispatch import OpDispatcher
@@ -101,8 +100,3 @@ def random_state(device_type: str) -> torch.Tensor:
         return torch.get_rng_state()
     state: torch.Tensor = torch.get_device_module(device_type).get_rng_state()
     return state.cpu()
-
-
-def compile_id() -> str:
-    """The frame that is being compiled, the same on all ranks."""
-    return str(CompileContext.current_compile_id())

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dynamo_dist.errors import RanksDifferError
 from dynamo_dist.randomness import _torch
-from dynamo_dist.runtime.agreement import GroupLaunches, check_agreement
+from dynamo_dist.runtime.agreement import GroupStates, check_agreement, excuse
 
 _drawn: set[tuple[Any, int]] = set()
+_compared: set[str] = set()
 
 
 def note(spec: Any) -> None:
@@ -30,17 +31,35 @@ def forget() -> None:
     _drawn.clear()
 
 
-def check(deadline_s: float) -> None:
+class Frame(Protocol):
+    """Of the compiled frame: which function it is of, and whether it is a part of it."""
+
+    @property
+    def root(self) -> str: ...
+    @property
+    def partial(self) -> bool: ...
+
+
+def check(deadline_s: float, frame: Frame) -> None:
     """Compare random states with the replicas of what has been traced since ``forget``.
 
-    Raises RanksDifferError on every rank of a group whose states differ; see ``check_agreement``.
+    Once a function, when it is first compiled: a rank that compiles it again has nobody to compare with. A part of a
+    function, between graph breaks, is not compared, because other ranks may have cut it elsewhere. Raises
+    RanksDifferError on every rank of a group whose states differ; see ``check_agreement``.
     """
     states = {
         mesh.get_group(mesh_dim).group_name: [_state(mesh.device_type)] for mesh, mesh_dim in _drawn
     }
     _drawn.clear()
+    if frame.root in _compared:
+        return
     if states:
-        check_agreement(f"draws of {_torch.compile_id()}", states, deadline_s, _different)
+        _compared.add(frame.root)
+        what = f"draws of {frame.root}"
+        if frame.partial:
+            excuse(what, states, deadline_s)
+        else:
+            check_agreement(what, states, deadline_s, _different)
 
 
 def _state(device_type: str) -> str:
@@ -49,12 +68,12 @@ def _state(device_type: str) -> str:
 
 
 def _different(
-    graph: str, group: GroupLaunches, first_rank: int, theirs: Sequence[str], rank: int
+    graph: str, group: GroupStates, first_rank: int, theirs: Sequence[str], rank: int
 ) -> RanksDifferError:
     return RanksDifferError(
         f"Ranks {first_rank} and {rank} hold replicas on group {group.name!r}, of which a compiled "
         f"function draws random numbers, and their generators differ: '{theirs[0]}' and "
-        f"'{group.launches[0]}' ({graph}).",
+        f"'{group.states[0]}' ({graph}).",
         "Each rank draws for itself: replicas would hold different numbers from here on.",
         "Call torch.manual_seed with one seed on all ranks before the first call, and use a generator "
         "of its own, torch.Generator(), for what ranks draw differently.",

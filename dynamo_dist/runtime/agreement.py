@@ -1,11 +1,9 @@
-"""Before a graph runs for the first time, its ranks check that they will launch the same.
+"""Ranks of a group compare what must be equal on all of them, through the job's c10d store.
 
-Ranks that launch different collectives on a group hang, without a word. So each rank checks in with what
-it will launch, through the job's c10d store: never by a collective, which would hang for the same reason.
-
-For each group and graph: the first rank to come leaves its launches, every other compares its own with
-them, the last to come says that all agree, and all wait for that word, but not for ever: a rank that
-alone compiles a graph again has nobody to compare with. A handful of store operations a rank and group.
+Never by a collective, which would hang where ranks differ. For each group: the first rank to come leaves its
+states, every other compares its own with them, the last to come says that all agree, and all wait for that word, but
+not for ever. A handful of store operations a rank and group. What is compared is named by the program, not by a number
+of this process, because other ranks may have compiled more or less.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import json
 import logging
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,8 +24,6 @@ from dynamo_dist.errors import RanksDifferError
 log = logging.getLogger(__name__)
 
 _AGREED = "agreed"
-# How often this process has met a key: a name is used again after torch._dynamo.reset().
-_met: Counter[str] = Counter()
 
 
 class Store(Protocol):
@@ -43,92 +38,107 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLaunches:
-    """What one graph launches on one group, in order. ``ranks``: the group's global ranks."""
+class GroupStates:
+    """What one rank has on one group, in order. ``ranks``: the group's global ranks."""
 
     name: str
     ranks: tuple[int, ...]
-    launches: tuple[str, ...]
+    states: tuple[str, ...]
 
 
-# Makes the error of a group's ranks that differ: graph, group, first rank, its launches, this rank.
-Different = Callable[[str, GroupLaunches, int, Sequence[str], int], RanksDifferError]
+# Makes the error of a group's ranks that differ: what, group, first rank, its states, this rank.
+Different = Callable[[str, GroupStates, int, Sequence[str], int], RanksDifferError]
 
 
 def check_agreement(
-    graph: str,
-    launches: Mapping[str, Sequence[str]],
-    deadline_s: float,
-    different: Different | None = None,
+    what: str, states: Mapping[str, Sequence[str]], deadline_s: float, different: Different
 ) -> None:
-    """Compare this rank's launches, by group name, with those of the groups' other ranks.
+    """Compare this rank's states, by group name, with those of the groups' other ranks.
 
-    ``different`` makes the error of other things than launches that are compared so.
+    ``what`` names the comparison, the same on all ranks, once in a job.
 
-    Raises RanksDifferError on every rank of a group whose ranks differ. A rank that does not come within
-    ``deadline_s`` is warned of, and the program goes on. Does nothing on fake groups or if
-    ``deadline_s`` is 0.
+    Raises what ``different`` makes, on every rank of a group whose ranks differ. A rank that does not come
+    within ``deadline_s``, or a store that fails, is warned of, and the program goes on. Does nothing on fake
+    groups or if ``deadline_s`` is 0.
     """
     store = _torch.job_store()
     if deadline_s <= 0 or store is None:
         return
-    groups = [
-        GroupLaunches(name, ranks, tuple(mine))
-        for name, mine in sorted(launches.items())
-        if (ranks := _torch.real_group_ranks(name)) is not None and len(ranks) > 1
-    ]
-    agree(store, _torch.global_rank(), graph, groups, deadline_s, different)
+    try:
+        agree(store, _torch.global_rank(), what, _real(states), deadline_s, different)
+    except RanksDifferError:
+        raise
+    except (RuntimeError, OSError, ValueError) as error:
+        log.warning("Ranks could not compare %s: the job's store failed (%s).", what, error)
+
+
+def excuse(what: str, states: Mapping[str, Sequence[str]], deadline_s: float) -> None:
+    """Let nobody wait for this rank, which has nothing to compare."""
+    store = _torch.job_store()
+    if deadline_s <= 0 or store is None:
+        return
+    try:
+        for group in _real(states):
+            store.compare_set(f"{_key(what, group)}/verdict", "", _AGREED)
+    except (RuntimeError, OSError) as error:
+        log.warning("Ranks could not compare %s: the job's store failed (%s).", what, error)
 
 
 def agree(
     store: Store,
     rank: int,
-    graph: str,
-    groups: Sequence[GroupLaunches],
+    what: str,
+    groups: Sequence[GroupStates],
     deadline_s: float,
-    different: Different | None = None,
+    different: Different,
 ) -> None:
     """``check_agreement`` with everything given."""
-    keys = [_key(graph, group) for group in groups]
+    keys = [_key(what, group) for group in groups]
     try:
         for key, group in zip(keys, groups, strict=True):
-            _check_in(store, key, rank, graph, group, different or _different)
+            _check_in(store, key, rank, what, group, different)
     except RanksDifferError as error:
         for key in keys:
             store.set(f"{key}/verdict", str(error))
         raise
     end = time.monotonic() + deadline_s
     for key, group in zip(keys, groups, strict=True):
-        _await_verdict(store, key, graph, group, end, deadline_s)
+        _await_verdict(store, key, what, group, end, deadline_s)
 
 
-def _key(graph: str, group: GroupLaunches) -> str:
+def _real(states: Mapping[str, Sequence[str]]) -> list[GroupStates]:
+    return [
+        GroupStates(name, ranks, tuple(mine))
+        for name, mine in sorted(states.items())
+        if (ranks := _torch.real_group_ranks(name)) is not None and len(ranks) > 1
+    ]
+
+
+def _key(what: str, group: GroupStates) -> str:
     ranks = hashlib.sha256(repr(group.ranks).encode()).hexdigest()[:12]
-    key = f"dynamo_dist/agreement/{group.name}/{ranks}/{graph}"
-    _met[key] += 1
-    return f"{key}/{_met[key]}"
+    return f"dynamo_dist/agreement/{group.name}/{ranks}/{what}"
 
 
 def _check_in(
-    store: Store, key: str, rank: int, graph: str, group: GroupLaunches, different: Different
+    store: Store, key: str, rank: int, what: str, group: GroupStates, different: Different
 ) -> None:
-    text = json.dumps(group.launches).encode()
+    text = json.dumps(group.states).encode()
     mine = hashlib.sha256(text).hexdigest()
     first_rank, _, theirs = (
         store.compare_set(f"{key}/first", "", f"{rank} {mine}").decode().partition(" ")
     )
     if int(first_rank) == rank:
-        store.set(f"{key}/launches", zlib.compress(text))
+        store.set(f"{key}/states", zlib.compress(text))
     elif theirs != mine:
-        launches = json.loads(zlib.decompress(store.get(f"{key}/launches")))
-        raise different(graph, group, int(first_rank), launches, rank)
+        states = json.loads(zlib.decompress(store.get(f"{key}/states")))
+        raise different(what, group, int(first_rank), states, rank)
     store.set(f"{key}/here/{rank}", "1")
     if store.add(f"{key}/count", 1) == len(group.ranks):
-        store.set(f"{key}/verdict", _AGREED)
+        store.compare_set(f"{key}/verdict", "", _AGREED)
 
 
 def _await_verdict(
-    store: Store, key: str, graph: str, group: GroupLaunches, end: float, deadline_s: float
+    store: Store, key: str, what: str, group: GroupStates, end: float, deadline_s: float
 ) -> None:
     verdict = f"{key}/verdict"
     left = max(0.001, end - time.monotonic())
@@ -137,36 +147,13 @@ def _await_verdict(
     except RuntimeError:  # how stores say that time is up
         missing = [r for r in group.ranks if not store.check([f"{key}/here/{r}"])]
         log.warning(
-            "After %.0f s, rank %s had not compiled graph %s, whose launches on group %s could not be "
-            "compared; the program goes on. If it hangs, ranks run different programs.",
+            "After %.0f s, rank %s had not come to compare %s on group %s; the program goes on.",
             deadline_s,
             ", ".join(map(str, missing)),
-            graph,
+            what,
             group.name,
         )
         return
     said = store.get(verdict).decode()
     if said != _AGREED:
         raise RanksDifferError(said)
-
-
-def _different(
-    graph: str, group: GroupLaunches, first_rank: int, theirs: Sequence[str], rank: int
-) -> RanksDifferError:
-    mine = group.launches
-    index = next(
-        (i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if a != b),
-        min(len(theirs), len(mine)),
-    )
-
-    def at(launches: Sequence[str]) -> str:
-        return launches[index] if index < len(launches) else "no further launch"
-
-    return RanksDifferError(
-        f"Ranks {first_rank} and {rank} would launch different collectives on group {group.name!r} "
-        f"in graph {graph}: launch {index} is '{at(theirs)}' on rank {first_rank} and "
-        f"'{at(mine)}' on rank {rank}.",
-        "Ranks match the collectives of a group by their order, so they would hang or mix up data.",
-        "Make the compiled program the same on all ranks; `python -m inductor_passes verify-ranks` "
-        "shows where they part. DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
-    )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_passes.agree.numbers import MEMBERS
 from inductor_passes.errors import InvariantError
 
 aten = torch.ops.aten
@@ -25,6 +26,7 @@ INHERITED = (
     "partitioner_tag",
     "original_aten",
     "custom",
+    MEMBERS,
 )
 # Ops that only place elements, each of them somewhere: they commute with everything elementwise.
 PLACING = frozenset(

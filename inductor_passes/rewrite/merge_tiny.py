@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from inductor_passes.agree.numbers import MEMBERS, numbers_of
 from inductor_passes.base import Numerics, PassStats
 from inductor_passes.collectives import launches, payload_bytes, waits_of
 from inductor_passes.reorder.order import relink
@@ -93,6 +94,7 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
         ]
         payload = emit(graph, aten.cat.default, (flat,), last)
         launched = emit(graph, last.target, (payload, *last.args[1:]), last)  # type: ignore[arg-type]
+        launched.meta[MEMBERS] = numbers_of(bucket)
         arrived = emit(graph, c10d.wait_tensor.default, (launched,), last)
         ranks = 1
         if gathers:

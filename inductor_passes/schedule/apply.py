@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_passes.agree.numbers import MEMBERS, numbers_of
 from inductor_passes.collectives import (
     group_size,
     kind,
@@ -64,17 +65,21 @@ def apply(
     order: Sequence[fx.Node],
     buckets: Sequence[Sequence[fx.Node]],
     cost: CostModel,
+    coalesced: Sequence[bool] | None = None,
 ) -> list[Bucket]:
     """Rewrite ``graph`` in place. ``order`` holds every node once; a bucket's launches are neighbours in
-    it, and so are its waits. Inputs keep the order of the graph's signature.
+    it, and so are its waits. Inputs keep the order of the graph's signature. ``coalesced``: the style of each
+    bucket of several, where others have chosen it.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     relink(graph, [*inputs, *(node for node in order if node.op != "placeholder")])
     place = {node: i for i, node in enumerate(graph.nodes)}
+    several = [members for members in buckets if len(members) > 1]
+    if coalesced is None:
+        several = [sorted(members, key=place.__getitem__) for members in several]
+        coalesced = [is_coalescing_faster(members, cost) for members in several]
     return [
-        _merge(graph, sorted(members, key=place.__getitem__), cost)
-        for members in buckets
-        if len(members) > 1
+        _merge(graph, members, style) for members, style in zip(several, coalesced, strict=True)
     ]
 
 
@@ -90,18 +95,17 @@ def is_coalescing_faster(members: Sequence[fx.Node], cost: CostModel) -> bool:
     return cost.link_us(members[0], sizes) < packed_us
 
 
-def _merge(graph: fx.Graph, members: Sequence[fx.Node], cost: CostModel) -> Bucket:
+def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> Bucket:
     waits = [waits_of(member)[0] for member in members]
     order = {node: i for i, node in enumerate(graph.nodes)}
     launched, landed = max(members, key=order.__getitem__), min(waits, key=order.__getitem__)
     writer = _Writer(graph)
     start, land = (
-        (_start_coalesced, _land_coalesced)
-        if is_coalescing_faster(members, cost)
-        else (_start_packed, _land_packed)
+        (_start_coalesced, _land_coalesced) if coalesced else (_start_packed, _land_packed)
     )
     with writer.at(launched.next, like=members[0]):
         launch = start(writer, members)
+        launch.meta[MEMBERS] = numbers_of(members)
     with writer.at(landed, like=waits[0]):
         first_wait, results = land(writer, launch, members)
     for wait, result in zip(waits, results, strict=True):

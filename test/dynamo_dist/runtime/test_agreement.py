@@ -4,23 +4,27 @@ import time
 import pytest
 import torch.distributed as dist
 
+from dynamo_dist import _torch
 from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import ConfigError, RanksDifferError
-from dynamo_dist.runtime import agreement
-from dynamo_dist.runtime.agreement import GroupLaunches, agree
+from dynamo_dist.runtime.agreement import GroupStates, agree, check_agreement, excuse
 
-SAME = ("all_gather of 8 bytes float32", "all_reduce sum of 4 bytes float32")
-OTHER = ("all_gather of 8 bytes float32", "all_reduce sum of 6 bytes float32")
+SAME = ("cpu 1f", "cpu 2e")
+OTHER = ("cpu 1f", "cpu 3d")
 
 
-def run(launches_of_rank, deadline_s=20.0, group=None, graph="0/0:forward"):
+def different(what, group, first_rank, theirs, rank):
+    return RanksDifferError(f"{what} on {group.name}: {first_rank} {theirs}, {rank} {group.states}")
+
+
+def run(launches_of_rank, deadline_s=20.0, what="draws of f"):
     """What each rank's check raised; ranks are threads on one store, in a group of two or as given."""
     store = dist.HashStore()
     results = {}
 
     def one(rank, groups):
         try:
-            results[rank] = agree(store, rank, graph, groups, deadline_s)
+            results[rank] = agree(store, rank, what, groups, deadline_s, different)
         except RanksDifferError as error:
             results[rank] = error
 
@@ -35,14 +39,8 @@ def run(launches_of_rank, deadline_s=20.0, group=None, graph="0/0:forward"):
     return results
 
 
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Threads share a process, and so the count of how often a graph was met."""
-    monkeypatch.setattr(agreement, "_key", lambda graph, group: f"{group.name}/{graph}")
-
-
 def on(ranks, launches, name="0"):
-    return [GroupLaunches(name, ranks, launches)]
+    return [GroupStates(name, ranks, launches)]
 
 
 def test_ranks_that_agree_go_on():
@@ -56,13 +54,7 @@ def test_every_rank_learns_who_differs_and_where():
     for error in results.values():
         text = str(error)
         assert isinstance(error, RanksDifferError), results
-        assert "launch 1 is" in text and SAME[1] in text and OTHER[1] in text
-        assert "group '0' in graph 0/0:forward" in text and "verify-ranks" in text
-
-
-def test_a_rank_that_launches_less_differs():
-    results = run({0: on((0, 1), SAME), 1: on((0, 1), SAME[:1])})
-    assert all("no further launch" in str(error) for error in results.values())
+        assert text.startswith("draws of f on 0") and SAME[1] in text and OTHER[1] in text
 
 
 def test_a_difference_in_one_group_ends_the_wait_in_another():
@@ -80,13 +72,31 @@ def test_a_difference_in_one_group_ends_the_wait_in_another():
 
 def test_a_rank_that_does_not_come_costs_a_warning(caplog):
     assert run({0: on((0, 1), SAME)}, deadline_s=0.1) == {0: None}
-    assert "rank 1 had not compiled graph 0/0:forward" in caplog.text
+    assert "rank 1 had not come to compare draws of f" in caplog.text
 
 
-def test_a_graph_met_again_is_compared_again(monkeypatch):
-    monkeypatch.undo()
-    (group,) = on((0, 1), SAME, "met again")
-    assert agreement._key("g", group) != agreement._key("g", group)
+class FailingStore:
+    def compare_set(self, *_):
+        raise RuntimeError("connection reset")
+
+
+def test_a_store_that_fails_costs_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(_torch, "job_store", FailingStore)
+    monkeypatch.setattr(_torch, "global_rank", lambda: 0)
+    monkeypatch.setattr(_torch, "real_group_ranks", lambda name: (0, 1))
+    check_agreement("draws of f", {"0": SAME}, 5.0, different)
+    excuse("draws of f", {"0": SAME}, 5.0)
+    assert caplog.text.count("the job's store failed (connection reset)") == 2
+
+
+def test_nobody_waits_for_a_rank_that_is_excused(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(_torch, "job_store", lambda: store)
+    monkeypatch.setattr(_torch, "real_group_ranks", lambda name: (0, 1))
+    excuse("draws of f", {"0": SAME}, 5.0)
+    start = time.monotonic()
+    agree(store, 0, "draws of f", on((0, 1), SAME), 20.0, different)
+    assert time.monotonic() - start < 5
 
 
 def test_the_wait_is_read_from_the_environment():

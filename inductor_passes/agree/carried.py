@@ -1,0 +1,72 @@
+"""What was settled for a graph, carried by the code that was made of it.
+
+Inductor's caches bring compiled code without calling a pass, but count again what was counted while it was
+compiled. So the stream and the plan of a graph are the name of such a count: they cannot be lost apart from the code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass, replace
+
+from inductor_passes import _torch
+from inductor_passes.agree.stream import VERSION, Group, Stream
+
+log = logging.getLogger(__name__)
+
+PREFIX = "inductor_passes.order."
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The stream of a graph of compiled code, and the plan by which the code launches."""
+
+    stream: Stream
+    plan: str
+
+
+def count(stream: Stream, plan: str) -> None:
+    """Let the code that is being made carry these."""
+    data = json.dumps([VERSION, stream.to_json(), plan])
+    name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
+    _torch.counters()[name] += 1
+
+
+class Counts:
+    """The counts at one moment, to know by which code came since."""
+
+    def __init__(self) -> None:
+        self._before = _now()
+
+    def since(self) -> list[Carried]:
+        """What the code carries that was made or loaded since. Damaged counts are left out, with a line."""
+        found = []
+        for name, number in _now().items():
+            if number > self._before.get(name, 0) and (carried := _read(name)) is not None:
+                found.append(carried)
+        return found
+
+
+def _now() -> dict[str, int]:
+    return {name: n for name, n in _torch.counters().items() if name.startswith(PREFIX)}
+
+
+def _read(name: str) -> Carried | None:
+    try:
+        packed = urlsafe_b64decode(name.removeprefix(PREFIX))
+        version, stream, plan = json.loads(zlib.decompress(packed))
+        if version != VERSION:
+            raise ValueError(f"version {version!r}")
+        return Carried(_with_own_groups(Stream.from_json(stream)), str(plan))
+    except (ValueError, TypeError, zlib.error, RecursionError) as error:
+        log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
+        return None
+
+
+def _with_own_groups(stream: Stream) -> Stream:
+    """The stream with the ranks that its groups have in this process: another rank may have stored it."""
+    groups = tuple(Group(g.name, _torch.real_group_ranks(g.name) or g.ranks) for g in stream.groups)
+    return replace(stream, groups=groups)

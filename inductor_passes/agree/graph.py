@@ -1,0 +1,118 @@
+"""A graph's stream of launches, read off its nodes, and what its passes made of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from inductor_passes import _torch
+from inductor_passes.agree.numbers import MEMBERS
+from inductor_passes.agree.plan import LaunchPlan, Planned
+from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream
+from inductor_passes.collectives import (
+    group_name,
+    input_tensors,
+    is_coalesced,
+    is_launch,
+    kind,
+    payload_bytes,
+    reduce_op,
+)
+from inductor_passes.source_lines import user_line
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+# Global ranks of a group that moves data, by name; None for any other.
+RanksOf = Callable[[str], tuple[int, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The compiled frame that a graph is of. ``partial``, ``root``: as ``Stream`` has them."""
+
+    partial: bool = False
+    root: str = ""
+
+
+def frame_in_work() -> Frame:
+    """The frame that Dynamo compiles now; an empty one outside of a compile."""
+    return Frame(*_torch.frame_in_work())
+
+
+def number_launches(
+    graph: fx.Graph,
+    ranks_of: RanksOf,
+    frame: Frame,
+    *,
+    phase: str,
+    graph_id: str,
+    options: str = "",
+) -> Stream:
+    """The graph's stream; each of its launches is given its number."""
+    groups: list[Group] = []
+    numbers: dict[str, int] = {}
+    launches: list[Launch] = []
+    for node in graph.nodes:
+        node.meta.pop(MEMBERS, None)
+        if not is_launch(node):
+            continue
+        name = group_name(node)
+        if name not in numbers:
+            ranks = ranks_of(name)
+            if ranks is None or len(ranks) < 2:
+                continue
+            numbers[name] = len(groups)
+            groups.append(Group(name, ranks))
+        node.meta[MEMBERS] = (len(launches),)
+        launches.append(
+            Launch(what(node), numbers[name], _path(node), _agreed_bytes(node), user_line(node))
+        )
+    return Stream(
+        tuple(groups),
+        tuple(launches),
+        phase == "backward",
+        frame.partial,
+        frame.root,
+        graph_id,
+        options,
+    )
+
+
+def what(launch: fx.Node) -> str:
+    """What ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
+    parts = [kind(launch)]
+    if (op := reduce_op(launch)) is not None:
+        parts.append(op)
+    tensors = list(input_tensors(launch))
+    if is_coalesced(launch):
+        parts.append(f"coalesced of {len(tensors)}")
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "nothing"
+    return " ".join([*parts, dtype])
+
+
+def plan_of(graph: fx.Graph) -> LaunchPlan:
+    """What the graph launches now on groups of several ranks."""
+    found = []
+    for node in graph.nodes:
+        if is_launch(node) and (members := node.meta.get(MEMBERS)):
+            found.append(Planned(tuple(members), what(node)))
+    return LaunchPlan(tuple(found))
+
+
+def _path(node: fx.Node) -> tuple[str, ...]:
+    frames = _FRAME.findall(node.stack_trace or "")
+    return tuple(f"{os.path.basename(file)}:{line}" for file, line in frames)
+
+
+def _agreed_bytes(launch: fx.Node) -> int | None:
+    if kind(launch) in ONE_SIDED | OWN_SHARES:
+        return None
+    for tensor in input_tensors(launch):
+        if any(isinstance(size, torch.SymInt) for size in tensor.shape):
+            return None
+    return payload_bytes(launch)

@@ -1,0 +1,165 @@
+"""The orders of launches that this process has settled with the other ranks of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from inductor_passes import _torch
+from inductor_passes.agree.decide import Decision, Offer, decide
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.register import Register
+from inductor_passes.agree.store import Store, StoreFailedError, run
+from inductor_passes.agree.stream import Group, Stream
+from inductor_passes.errors import OptionError
+
+log = logging.getLogger(__name__)
+
+SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
+PREFIX = "dynamo_dist/order/"
+
+
+def seconds(environ: Mapping[str, str] | None = None) -> float:
+    """How long a rank waits for others to compile the same graph; 0 settles nothing.
+
+    Raises OptionError, naming the variable, for what is no number of at least 0.
+    """
+    value = (os.environ if environ is None else environ).get(SECONDS, "") or "30"
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise OptionError(
+            f"{SECONDS} is {value!r}.",
+            "It is the time, in seconds, for which a rank waits for others to compile a graph.",
+            "Set it to a number of at least 0; 0 settles nothing, and keeps the program's order of launches.",
+        )
+    return number
+
+
+class Orders:
+    """What was settled in one job: as long as its default process group lives.
+
+    ``store``: None where ranks cannot meet; then every graph keeps the program's order.
+    """
+
+    def __init__(self, store: Store | None, rank: int, default_group: object) -> None:
+        self._store, self._rank = store, rank
+        self._default_group = default_group
+        self._register = Register()
+        self._given_up = 0
+
+    def is_current(self) -> bool:
+        """Whether the job is still the one that this was made for."""
+        return _torch.default_group() is self._default_group
+
+    def decide(self, stream: Stream, offer: Offer) -> Decision:
+        """The order of launches for a graph of this rank, before it first runs. Waits for other ranks.
+
+        Raises RanksDifferError and CannotFollowError.
+        """
+        deadline_s = seconds()
+        if self._store is None or deadline_s == 0:
+            _say_once(
+                f"{SECONDS} is 0" if self._store is not None else "The job has no store",
+            )
+            return Decision(PROGRAM, "the program's: ranks do not compare")
+        around = [Group(name, ranks) for name, ranks in sorted(_torch.real_groups().items())]
+        steps = decide(self._rank, stream, offer, self._register, around)
+        try:
+            decision = run(steps, self._store, PREFIX, deadline_s)
+        except StoreFailedError as error:
+            log.warning(
+                "The job's store failed while ranks settled the launches of graph %s (%s): it keeps the program's "
+                "order of launches. If other ranks do not, the job may hang.",
+                stream.graph,
+                error,
+            )
+            self._register.add(stream.key, stream, PROGRAM, ended=True)
+            return Decision(PROGRAM, "the program's: the job's store failed")
+        if decision.given_up:
+            self._given_up += 1
+        if decision.missing:
+            log.warning(
+                "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of launches. "
+                "If the program hangs, its ranks do not launch the same.",
+                deadline_s,
+                ", ".join(map(str, decision.missing)),
+                stream.graph,
+            )
+        return decision
+
+    def still_holds(self) -> Callable[[], bool]:
+        """A check that fails once plans were given up, or the job's groups were made anew.
+
+        A graph that was compiled before must be compiled again then.
+        """
+        given_up, group = self._given_up, self._default_group
+
+        def check() -> bool:
+            return self._given_up == given_up and _torch.default_group() is group
+
+        return check
+
+    def digest(self) -> str:
+        """What a cache key takes: whether ranks settle anything at all."""
+        return "settled" if self._store is not None and seconds() > 0 else "program"
+
+
+_orders: dict[int, Orders] = {}
+_salt: contextvars.ContextVar[str] = contextvars.ContextVar("order_salt", default="")
+
+
+@contextlib.contextmanager
+def compiled_apart(decisions: Iterable[str]) -> Iterator[None]:
+    """Compiles in the block take nothing from a cache that was not compiled under these decisions too."""
+    digest = hashlib.sha256("\0".join(decisions).encode()).hexdigest()[:16]
+    token = _salt.set(digest)
+    try:
+        yield
+    finally:
+        _salt.reset(token)
+
+
+def salt() -> str:
+    """What the compile in work adds to its cache keys."""
+    return _salt.get()
+
+
+def current() -> Orders | None:
+    """What was settled in the job of this process; None where no group moves data between processes."""
+    group = _torch.default_group()
+    if group is None or not _torch.moves_data(group):
+        _orders.clear()
+        return None
+    known = _orders.get(os.getpid())
+    if known is None or not known.is_current():
+        _orders.clear()
+        known = _orders[os.getpid()] = Orders(_torch.job_store(), _torch.global_rank(), group)
+    return known
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    log.warning(
+        "%s: ranks cannot settle on an order of launches, so that compiled graphs keep the program's and merge "
+        "none.",
+        why,
+    )
+
+
+def forget() -> None:
+    """Drop everything, as if no graph had been compiled: for tests."""
+    _orders.clear()
+    _say_once.cache_clear()
+
+
+def ranks_of(name: str) -> tuple[int, ...] | None:
+    """Global ranks of a group that moves data between processes; None for any other."""
+    return _torch.real_group_ranks(name)

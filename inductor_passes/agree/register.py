@@ -1,0 +1,125 @@
+"""What this process knows of the job's streams: which plan each has, and which may meet which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.stream import (
+    Stream,
+    first_difference,
+    is_same,
+    may_meet,
+    shares_launch,
+)
+
+
+@dataclass(slots=True)
+class Known:
+    """A settled stream.
+
+    ``plan``: a plan's text. ``ours``: whether a graph of this process has it. ``ended``: whether ranks could not agree:
+    each launches it in the program's order, in graphs of its own.
+    """
+
+    stream: Stream
+    plan: str
+    ours: bool = True
+    ended: bool = False
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether its launches are others, or in another order, than the program's."""
+        return self.plan != PROGRAM
+
+
+class Register:
+    """Settled streams by key, and those that look the same from further outside or inside."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Known] = {}
+        self._by_content: dict[str, list[str]] = {}
+        self._cut: set[str] = set()
+
+    def get(self, stream: Stream, key: str) -> Known | None:
+        """What was settled for this stream, or for the same one seen from elsewhere."""
+        if (exact := self._known.get(key)) is not None:
+            return exact
+        if key != stream.key:
+            return None
+        same = (self._known[k] for k in self._by_content.get(stream.content, ()))
+        return next((known for known in same if is_same(known.stream, stream)), None)
+
+    def has(self, key: str) -> bool:
+        """Whether this very stream was settled, by this rank or others."""
+        return key in self._known
+
+    def add(
+        self, key: str, stream: Stream, plan: str, *, ours: bool = True, ended: bool = False
+    ) -> None:
+        """Note what was settled. A stream of another rank does not take the place of one of ours."""
+        if key in self._known and not ours:
+            return
+        if key not in self._known:
+            self._by_content.setdefault(stream.content, []).append(key)
+        self._known[key] = Known(stream, plan, ours, ended)
+
+    def meeting(self, stream: Stream, but: str = "") -> list[Known]:
+        """Settled streams that other ranks may run while this rank runs ``stream``."""
+        return [
+            known for key, known in self._known.items() if key != but and _may_meet(stream, known)
+        ]
+
+    def keeps_order(self, stream: Stream, key: str) -> bool:
+        """Whether ``stream`` is launched in the program's order, because ranks may cut the program differently there."""
+        # A backward graph is compiled before its forward one runs. Where ranks cut a function differently, who
+        # has these launches in a later piece comes to them only behind others, which would wait for this rank.
+        cut = stream.backward and stream.root in self._cut
+        return cut or bool(self.meeting(stream, key))
+
+    def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
+        """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that it cannot follow."""
+        found = [known for known in self.meeting(stream) if known.is_reordered]
+        return found if same is None or same in found else [*found, same]
+
+    def alike(self, stream: Stream) -> str | None:
+        """The plan of a stream that launches the same at another place of the program, if there is one.
+
+        A rank may take the one place while others take the other, by the length of its batch, say.
+        """
+        own = (self._known[key] for key in self._by_content.get(stream.content, ()))
+        return next((known.plan for known in own if known.ours), None)
+
+    def may_be_running(self, stream: Stream) -> Known | None:
+        """A reordered stream that ranks may run which do not come with ``stream``: its launches begin alike."""
+        for known in self._known.values():
+            if not known.is_reordered or known.stream.backward != stream.backward:
+                continue
+            theirs = {group.id: number for number, group in enumerate(known.stream.groups)}
+            pairs = [
+                (stream.on(number), known.stream.on(theirs[group.id]))
+                for number, group in enumerate(stream.groups)
+                if group.id in theirs
+            ]
+            if any(a and b for a, b in pairs) and all(
+                first_difference(a, b) is None for a, b in pairs
+            ):
+                return known
+        return None
+
+    def note_cut(self, root: str) -> None:
+        """Note a function that ranks cut into different graphs."""
+        self._cut.add(root)
+
+    def give_up(self, known: Known) -> None:
+        """Leave a stream the program's order from now on, and with it those that launch the same elsewhere."""
+        for key in self._by_content[known.stream.content]:
+            self._known[key].plan, self._known[key].ended = PROGRAM, True
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _may_meet(stream: Stream, known: Known) -> bool:
+    # Who is not in all groups of a launch that others make has a shorter stream of the same frame.
+    return (shares_launch if known.ended else may_meet)(stream, known.stream)

@@ -1,0 +1,373 @@
+"""How ranks settle on one order of launches for a graph that each of them compiles, through the job's store.
+
+Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph of the same
+stream votes whether its graph can follow; once all ranks have voted that are connected by groups, the last
+one writes the *fate* of the stream: the plan, or the program's order. One key holds it, changed by compare and
+set alone, so that no two ranks ever read two fates.
+
+Some rank may never come with that stream: a graph break made two streams of it there, which are launched in
+turn. Each group has a *board*: the stream that its ranks are settling now, and those that ended without a plan. A rank
+that comes with another stream while one is undecided ends both: they keep the program's order, which needs no
+agreement. What both launch on the group must then be the beginning of one another, or the program's ranks do
+not match at all. Who finds a stream on the board that may be launched in the place of its own does not wait either.
+
+Nobody waits beyond a deadline: then the stream keeps the program's order, on all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b85decode, b85encode
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.register import Known, Register
+from inductor_passes.agree.store import Await, ReadAll, Steps, StoreFailedError, Swap, Write, read
+from inductor_passes.agree.stream import (
+    Group,
+    Launch,
+    Stream,
+    first_difference,
+    shares_launch,
+)
+
+Why = Literal["agreed", "one cannot", "streams differ", "ranks differ", "too late"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was settled for a stream.
+
+    ``plan``: a plan's text. ``why``: ``agreed``, or what left the program's order: a rank's graph could not follow
+    the plan (``one cannot``), ranks came with different streams (``streams differ``) or with launches that do not match
+    (``ranks differ``, ``message`` says which), or some did not come in time (``too late``, ``missing``).
+    """
+
+    plan: str
+    why: Why
+    message: str = ""
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    """What the first rank that came with a stream put down."""
+
+    rank: int
+    stream: Stream
+    plan: str
+
+    def pack(self) -> str:
+        text = json.dumps([self.rank, self.stream.to_json(), self.plan])
+        return b85encode(zlib.compress(text.encode())).decode()
+
+    @classmethod
+    def unpack(cls, packed: str) -> _Put:
+        try:
+            rank, stream, plan = json.loads(zlib.decompress(b85decode(packed)))
+            return cls(int(rank), Stream.from_json(stream), str(plan))
+        except (ValueError, TypeError, zlib.error, RecursionError) as error:
+            raise StoreFailedError(f"a stream in the store cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Board:
+    """A group's board.
+
+    ``now``: key of the stream last settled there, ``by`` whom first, whether it is ``partial`` there, and which of
+    its groups this is (-1: none, it only stands behind launches here). ``ended``: keys without a plan.
+    """
+
+    now: str = ""
+    by: int = -1
+    partial: int = 0
+    number: int = -1
+    ended: tuple[str, ...] = ()
+
+    def pack(self) -> str:
+        where = (str(value) for value in (self.by, self.partial, self.number))
+        return " ".join((self.now or "-", *where, *self.ended))
+
+    @classmethod
+    def unpack(cls, text: str) -> _Board:
+        try:
+            now, by, partial, number, *ended = text.split() or ["-", "-1", "0", "-1"]
+            now = "" if now == "-" else now
+            return cls(now, int(by), int(partial), int(number), tuple(ended))
+        except ValueError as error:
+            raise StoreFailedError(f"a group's board cannot be read: {error}") from error
+
+
+def leave(me: int, known: Known) -> Steps[tuple[int, ...]]:
+    """Leave the plan of a settled stream, and wait until all ranks of its groups have left it.
+
+    Returns those that did not; they may go on launching by the plan.
+    """
+    peers = sorted({rank for group in known.stream.groups for rank in group.ranks})
+    key = known.stream.key
+    yield Write(((f"left/{key}/{me}", "1"),))
+    missing = []
+    for rank in peers:
+        if rank != me and not (yield Await(f"left/{key}/{rank}")):
+            missing.append(rank)
+    return tuple(missing)
+
+
+class Settling:
+    """One rank that settles one stream.
+
+    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process, for a stream whose turn
+    may come only behind launches of other groups than its own.
+    """
+
+    def __init__(
+        self, me: int, stream: Stream, key: str, register: Register, around: Sequence[Group] = ()
+    ) -> None:
+        self.me, self.stream, self.key, self.register = me, stream, key, register
+        self.peers = {rank for group in stream.groups for rank in group.ranks}
+        # A piece's backward graph is compiled before the piece runs, and before what peers may be settling.
+        ahead = around if stream.backward and stream.partial else ()
+        self.boards = {group.id: group for group in (*stream.groups, *ahead)}.values()
+        self.numbers = {group.id: number for number, group in enumerate(stream.groups)}
+
+    def settle(self, plan: str, can_follow: Callable[[str], bool]) -> Steps[Outcome]:
+        """Settle on a plan with all ranks of the stream's groups; ``plan`` is what this rank would do.
+
+        ``can_follow``: whether this rank's graph can launch as another's plan says.
+        """
+        fate = yield from read(f"fate/{self.key}")
+        if _is_settled(fate, [self.me]):
+            return (yield from self._outcome(fate))
+        put = _Put(self.me, self.stream, plan)
+        first = _Put.unpack((yield Swap(f"put/{self.key}", "", put.pack())))
+        if message := _mismatch(self.stream, self.me, first.stream, first.rank):
+            return (yield from self._end("ranks differ", message))
+        for group in self.boards:
+            board = yield from self._post(group)
+            if board is not None:
+                return (yield from self._part(group, board))
+            if self.register.keeps_order(self.stream, self.key):
+                return (yield from self._end("streams differ"))
+        follows = first.plan == plan or can_follow(first.plan)
+        vote = json.dumps([[list(group.ranks) for group in self.stream.groups], follows])
+        yield Write(((f"vote/{self.key}/{self.me}", vote),))
+        votes = yield from self._all_votes()
+        if votes is not None:
+            return (yield from self._count(votes))
+        if not (yield Await(f"told/{self.key}/{self.me}")):
+            return (yield from self._end("too late"))
+        fate = yield from read(f"fate/{self.key}")
+        return (yield from self._outcome(fate))
+
+    def pass_by(self) -> Steps[None]:
+        """Let others know of a stream that keeps the program's order whatever they do; waits for nobody.
+
+        Without it, a rank that settles a part of it would wait for this one.
+        """
+        put = _Put(self.me, self.stream, PROGRAM)
+        yield Swap(f"put/{self.key}", "", put.pack())
+        yield from _add(self.key, json.dumps(["streams differ", ""]), self.peers)
+        yield from _tell(self.key, self.peers)
+        yield from self._note()
+
+    def _post(self, group: Group) -> Steps[_Board | None]:
+        """Put the stream on a group's board as what is settled now, and learn what ended there.
+
+        Returns the board if another one is undecided.
+        """
+        key = f"board/{group.id}"
+        own = _Board(self.key, self.me, int(self.stream.partial), self.numbers.get(group.id, -1))
+        held = yield Swap(key, "", own.pack())
+        while True:
+            board = _Board.unpack(held)
+            yield from self._learn(board)
+            if board.now == self.key:
+                return None
+            if board.now:
+                fate = yield from read(f"fate/{board.now}")
+                if not _is_settled(fate, group.ranks):
+                    return board
+                if not _is_agreed(fate, group.ranks):
+                    yield from _tell(board.now, group.ranks)
+            mine = replace(own, ended=board.ended).pack()
+            held = yield Swap(key, held, mine)
+            if held == mine:
+                return None
+
+    def _note(self) -> Steps[None]:
+        """Note on all boards that the stream ended, and end what is undecided there and holds launches of it."""
+        for group in self.boards:
+            key = f"board/{group.id}"
+            held = yield Swap(key, "", _Board(ended=(self.key,)).pack())
+            while self.key not in (board := _Board.unpack(held)).ended:
+                more = replace(board, ended=(*board.ended, self.key))
+                held = yield Swap(key, held, more.pack())
+            yield from self._learn(board)
+            if board.now not in ("", self.key):
+                fate = yield from read(f"fate/{board.now}")
+                put = _Put.unpack((yield from read(f"put/{board.now}")))
+                if not _is_agreed(fate, group.ranks) and self._is_part(put.stream):
+                    entry = json.dumps(["streams differ", ""])
+                    yield from _add(board.now, entry, group.ranks)
+                    yield from _tell(board.now, {*self.peers, *group.ranks})
+
+    def _is_part(self, other: Stream) -> bool:
+        of_one = self.stream.root == other.root or self.stream.backward != other.backward
+        return of_one or shares_launch(self.stream, other)
+
+    def _learn(self, board: _Board) -> Steps[None]:
+        for ended in board.ended:
+            if ended != self.key and not self.register.has(ended):
+                put = _Put.unpack((yield from read(f"put/{ended}")))
+                self.register.add(ended, put.stream, PROGRAM, ours=False, ended=True)
+                self.register.note_cut(put.stream.root)
+
+    def _part(self, group: Group, board: _Board) -> Steps[Outcome]:
+        """Another rank came to the group with another stream: end both."""
+        put = _Put.unpack((yield from read(f"put/{board.now}")))
+        message = self._difference(group, board, put)
+        why: Why = "ranks differ" if message else "streams differ"
+        yield from _add(board.now, json.dumps([why, message]), group.ranks)
+        yield from _tell(board.now, {*self.peers, *group.ranks})
+        return (yield from self._end(why, message))
+
+    def _difference(self, group: Group, board: _Board, put: _Put) -> str:
+        """What shows that the program's ranks do not match; "" if they may."""
+        number, other = self.numbers.get(group.id, -1), put.stream
+        whole = not (self.stream.partial or board.partial)
+        # A backward graph is compiled before its forward one runs: what it launches first says nothing of
+        # where a broken program stands, and nothing beside a forward graph.
+        backward = {self.stream.backward, other.backward}
+        if not (backward == {False} or (whole and backward == {True})):
+            return ""
+        # Two whole graphs of one function launch the same, on every group that both ranks are in.
+        of_one = whole and self.stream.root == other.root
+        pairs = [(group.name, number, board.number, board.by)]
+        if of_one:
+            theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}
+            for i, each in enumerate(self.stream.groups):
+                if put.rank in each.ranks:
+                    pairs.append((each.name, i, theirs_of.pop(each.id, -1), put.rank))
+            pairs += [(other.groups[i].name, -1, i, put.rank) for i in theirs_of.values()]
+        for name, i, j, rank in pairs:
+            mine, theirs = self.stream.on(i), other.on(j)
+            at = first_difference(mine, theirs)
+            if at is None and of_one and len(mine) != len(theirs):
+                at = min(len(mine), len(theirs))
+            if at is not None:
+                return _said(name, at, (self.me, self.stream, mine), (rank, other, theirs))
+        return ""
+
+    def _count(self, votes: dict[int, bool]) -> Steps[Outcome]:
+        """This rank came last: write what all have voted for."""
+        ranks = sorted(votes)
+        if not all(votes.values()):
+            return (yield from self._end("one cannot", tell=ranks))
+        fate = yield from _add(self.key, json.dumps(["agreed", ranks]), ranks)
+        yield from _tell(self.key, ranks)
+        return (yield from self._outcome(fate))
+
+    def _end(self, why: Why, message: str = "", tell: Iterable[int] = ()) -> Steps[Outcome]:
+        """End the stream without a plan, unless it was agreed on in the meantime."""
+        fate = yield from _add(self.key, json.dumps([why, message]), [self.me])
+        yield from _tell(self.key, tell)
+        return (yield from self._outcome(fate))
+
+    def _outcome(self, fate: str) -> Steps[Outcome]:
+        """What a fate means for this rank; whoever waits beside it for the same is told."""
+        if _is_agreed(fate, [self.me]):
+            put = _Put.unpack((yield from read(f"put/{self.key}")))
+            return Outcome(put.plan, "agreed")
+        entries = [entry for entry in _entries(fate) if entry[0] != "agreed"]
+        message = next((entry[1] for entry in entries if entry[1]), "")
+        why: Why = "ranks differ" if message else entries[0][0]
+        yield from _tell(self.key, self.peers)
+        yield from self._note()
+        missing: list[int] = []
+        for rank in sorted(self.peers) if why == "too late" else ():
+            if (yield ReadAll((f"vote/{self.key}/{rank}",))) is None:
+                missing.append(rank)
+        return Outcome(PROGRAM, why, message, tuple(missing))
+
+    def _all_votes(self) -> Steps[dict[int, bool] | None]:
+        """The votes of all ranks that groups connect with this one; None while any is missing."""
+        votes: dict[int, bool] = {}
+        pending = {self.me, *self.peers}
+        while pending:
+            ranks = sorted(pending)
+            found = yield ReadAll(tuple(f"vote/{self.key}/{rank}" for rank in ranks))
+            if found is None:
+                return None
+            pending = set()
+            for rank, text in zip(ranks, found, strict=True):
+                groups, votes[rank] = json.loads(text)
+                pending.update(r for group in groups for r in group)
+            pending -= votes.keys()
+        return votes
+
+
+def _add(key: str, entry: str, ranks: Iterable[int]) -> Steps[str]:
+    """Write a fate, unless ``ranks`` have one. Returns what stands there then."""
+    fate, wanted = "", set(ranks)
+    while True:
+        found = yield Swap(f"fate/{key}", fate, f"{fate}{entry}\n")
+        if found == f"{fate}{entry}\n" or _is_settled(found, wanted):
+            return str(found)
+        fate = found
+
+
+def _entries(fate: str) -> list[Any]:
+    try:
+        entries = [json.loads(line) for line in fate.splitlines()]
+    except ValueError as error:
+        raise StoreFailedError(f"a fate in the store cannot be read: {error}") from error
+    return entries
+
+
+def _is_settled(fate: str, ranks: Iterable[int]) -> bool:
+    """Whether a fate says something for these ranks: a plan that all of them agreed on, or an end."""
+    return _is_agreed(fate, ranks) or any(entry[0] != "agreed" for entry in _entries(fate))
+
+
+def _is_agreed(fate: str, ranks: Iterable[int]) -> bool:
+    wanted = set(ranks)
+    return any(entry[0] == "agreed" and wanted <= set(entry[1]) for entry in _entries(fate))
+
+
+def _tell(key: str, ranks: Iterable[int]) -> Steps[None]:
+    if values := tuple((f"told/{key}/{rank}", "1") for rank in sorted(ranks)):
+        yield Write(values)
+
+
+def _mismatch(mine: Stream, me: int, theirs: Stream, rank: int) -> str:
+    """Of two graphs with the same stream, whose payloads must be the same too."""
+    at = first_difference(mine.launches, theirs.launches)
+    if at is None or rank not in mine.groups[mine.launches[at].group].ranks:
+        return ""
+    number = mine.launches[at].group
+    own, other = mine.on(number), theirs.on(number)
+    at = first_difference(own, other)
+    if at is None:
+        return ""
+    return _said(mine.groups[number].name, at, (me, mine, own), (rank, theirs, other))
+
+
+_Side = tuple[int, Stream, Sequence[Launch]]  # a rank, its stream, its launches on the group
+
+
+def _said(group: str, at: int, mine: _Side, theirs: _Side) -> str:
+    def launch(side: _Side) -> str:
+        _, stream, on = side
+        if at >= len(on):
+            return "no further launch" + (f" (in {stream.root})" if stream.root else "")
+        return f"'{on[at].text()}'" + (f" ({on[at].line})" if on[at].line else "")
+
+    (me, stream, _), (rank, _, _) = mine, theirs
+    return (
+        f"Ranks {rank} and {me} would launch different collectives on group {group!r} in graph "
+        f"{stream.graph or stream.root}: launch {at} is {launch(theirs)} on rank {rank} and "
+        f"{launch(mine)} on rank {me}."
+    )

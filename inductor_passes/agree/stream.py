@@ -1,0 +1,204 @@
+"""A graph's launches in program order: all that ranks which run one program are sure to share.
+
+Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of groups,
+numbers of graphs and folders of files. A launch is known by what it does, on which of the stream's groups,
+and by the lines of the program that lead to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+# One rank's send is another's receive.
+ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
+# Ranks may give and get shares of different sizes.
+OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group that moves data: its name in this process and its global ranks."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+    @property
+    def id(self) -> str:
+        """The same on every rank of the group, and of no other group of the job."""
+        digest = hashlib.sha256(repr(self.ranks).encode()).hexdigest()[:12]
+        return f"{self.name}/{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of the program.
+
+    ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of the
+    stream's groups, by number. ``path``: the program's lines that lead to it, outermost first, each
+    ``file:line`` without folders; empty where nobody noted them. ``payload_bytes``: of this rank's
+    input; None if it is symbolic or need not be equal on all ranks. ``line``: for people.
+    """
+
+    what: str
+    group: int
+    path: tuple[str, ...] = ()
+    payload_bytes: int | None = None
+    line: str = ""
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether another rank's launch stands against it, instead of the same one."""
+        return self.what.split()[0] in ONE_SIDED
+
+    def text(self) -> str:
+        """For an error message."""
+        kind, *rest = self.what.split()
+        size = [] if self.payload_bytes is None else [f"of {self.payload_bytes} bytes"]
+        return " ".join([kind, *rest[:-1], *size, *rest[-1:]])
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The launches of one graph, in program order, on groups of at least two real ranks.
+
+    ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
+    before it, in Python (a graph break). ``root``: the function that was compiled. ``graph``: the graph's name in
+    this process, for people. ``options``: a digest of what the passes were told.
+    """
+
+    groups: tuple[Group, ...]
+    launches: tuple[Launch, ...]
+    backward: bool = False
+    partial: bool = False
+    root: str = ""
+    graph: str = ""
+    options: str = ""
+
+    @property
+    def content(self) -> str:
+        """A digest of what is launched, wherever it stands in the program."""
+        return _digest(
+            [self.options, self.backward, [len(g.ranks) for g in self.groups]]
+            + [[launch.what, launch.group] for launch in self.launches]
+        )
+
+    @property
+    def key(self) -> str:
+        """A digest of what is launched and of where it stands: equal on ranks that run one program."""
+        return _digest([self.content, *(launch.path for launch in self.launches)])
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether any launch is a send or a receive: ranks then launch differently on purpose."""
+        return any(launch.is_one_sided for launch in self.launches)
+
+    def on(self, number: int) -> list[Launch]:
+        """The launches on one of the stream's groups that its ranks share."""
+        return [x for x in self.launches if x.group == number and not x.is_one_sided]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "version": VERSION,
+            "groups": [[g.name, list(g.ranks)] for g in self.groups],
+            "launches": [
+                [x.what, x.group, list(x.path), x.payload_bytes, x.line] for x in self.launches
+            ],
+            "backward": self.backward,
+            "partial": self.partial,
+            "root": self.root,
+            "graph": self.graph,
+            "options": self.options,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Stream:
+        """Inverse of ``to_json``. Raises ValueError for anything else."""
+        try:
+            if data["version"] != VERSION:
+                raise ValueError(f"version {data['version']!r}")
+            return cls(
+                tuple(
+                    Group(str(name), tuple(int(r) for r in ranks)) for name, ranks in data["groups"]
+                ),
+                tuple(
+                    Launch(
+                        str(what),
+                        int(group),
+                        tuple(str(frame) for frame in path),
+                        None if payload is None else int(payload),
+                        str(line),
+                    )
+                    for what, group, path, payload, line in data["launches"]
+                ),
+                bool(data["backward"]),
+                bool(data["partial"]),
+                str(data["root"]),
+                str(data["graph"]),
+                str(data["options"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"no stream of launches: {error}") from error
+
+
+def shares_launch(one: Stream, other: Stream) -> bool:
+    """Whether both hold the same launch of the program, be it seen from further outside or inside."""
+    return any(True for _ in _shared(one, other))
+
+
+def may_meet(one: Stream, other: Stream) -> bool:
+    """Whether ranks may run the one while others run the other, for the same launches of the program.
+
+    So it is if they share a launch and one of them is part of what Python runs in between (a graph
+    break), or one was compiled from further inside. Two whole frames of one function, as of training and
+    evaluation, are two different calls.
+    """
+    broken = one.partial or other.partial
+    return any(broken or mine != theirs for mine, theirs in _shared(one, other))
+
+
+def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Paths of launches that both hold, in the one and in the other."""
+    if one.backward != other.backward:
+        return
+    mine: dict[str, set[tuple[str, ...]]] = {}
+    for launch in one.launches:
+        mine.setdefault(launch.what, set()).add(launch.path)
+    for what, path in {(launch.what, launch.path): None for launch in other.launches}:
+        for own in mine.get(what, ()):
+            if _is_end(own, path):
+                yield own, path
+
+
+def is_same(one: Stream, other: Stream) -> bool:
+    """Whether both are the same launches, seen from further outside or inside."""
+    return (
+        one.content == other.content
+        and len(one.launches) == len(other.launches)
+        and all(_is_end(a.path, b.path) for a, b in zip(one.launches, other.launches, strict=True))
+    )
+
+
+def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> int | None:
+    """Where two sequences on one group part; None if one is the beginning of the other."""
+    for i, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        if a.what != b.what:
+            return i
+        if None not in (a.payload_bytes, b.payload_bytes) and a.payload_bytes != b.payload_bytes:
+            return i
+    return None
+
+
+def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether the shorter path is the end of the longer; a path that nobody noted is the end of any."""
+    length = min(len(one), len(other))
+    return length == 0 or one[-length:] == other[-length:]
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]

@@ -1,0 +1,403 @@
+"""A job in miniature: ranks that compile and launch, a store, and a scheduler that may interleave them in any way.
+
+The ranks run the shipped protocol (``inductor_passes.agree``). Everything around it is modelled: codes with launches and
+dependencies, graphs cut by breaks on some ranks, plans that depend on what a rank holds, groups whose launches match by
+order. A store operation, a launch and a wait are a step each; the scheduler chooses who takes the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+from dataclasses import dataclass, field
+
+from inductor_passes.agree import decide as deciding
+from inductor_passes.agree.plan import PROGRAM, LaunchPlan, Planned
+from inductor_passes.agree.register import Register
+from inductor_passes.agree.store import Await, ReadAll, Swap, Write
+from inductor_passes.agree.stream import Group, Launch, Stream
+from inductor_passes.errors import RanksDifferError
+
+
+@dataclass(frozen=True)
+class Code:
+    """A function of the program, the same on all ranks.
+
+    ``launches``: (what, role) in program order. ``needs``: (later, earlier) pairs of launches of which
+    the later cannot go first. ``backward``: launches of its backward graph, if it trains.
+    """
+
+    name: str
+    launches: tuple
+    needs: tuple = ()
+    backward: tuple = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a code on one rank.
+
+    ``cuts``: where graph breaks part it on this rank, by launch number. ``holds``: what this rank holds: another number is
+    another graph of the same code, with another plan of its own. ``launches``: instead of the code's, on a rank whose
+    program does not match. ``stiff``: its graph can launch in the program's order alone.
+    """
+
+    code: Code
+    cuts: tuple = ()
+    holds: int = 0
+    launches: tuple | None = None
+    stiff: bool = False
+
+
+@dataclass
+class Job:
+    """``groups[role]``: the groups, as tuples of ranks, that launches of this role go to. ``steps[rank]``: its calls."""
+
+    ranks: int
+    groups: tuple
+    steps: tuple
+    resets: tuple = ()  # ranks that forget their compiled graphs before their last call
+
+
+@dataclass
+class Store:
+    values: dict = field(default_factory=dict)
+
+    def do(self, op):
+        if isinstance(op, Swap):
+            held = self.values.get(op.key, "")
+            if held == op.old:
+                self.values[op.key] = held = op.new
+            return held
+        if isinstance(op, Write):
+            self.values.update(op.values)
+            return None
+        if isinstance(op, ReadAll):
+            found = [self.values.get(key) for key in op.keys]
+            return None if None in found else found
+        raise AssertionError(op)
+
+
+class Wrong(AssertionError):
+    pass
+
+
+@dataclass
+class Result:
+    errors: dict
+    timeouts: int
+    reordered: int
+    decisions: list
+    operations: int
+
+
+class Offer:
+    """What a rank's graph would launch alone, which depends on what the rank holds, and what it can."""
+
+    def __init__(self, stream, needs, holds, stiff):
+        self.stream, self.needs, self.holds, self.stiff = stream, needs, holds, stiff
+
+    def plan(self, like):
+        if like is not None and self.can_follow(like):
+            return like
+        count = len(self.stream.launches)
+        rng = random.Random(f"{self.stream.key} {self.holds}")
+        tries = [self._shuffled(rng) for _ in range(3)] + [[[i] for i in range(count)]]
+        plan = next(p for p in tries if self._fits(p))
+        return LaunchPlan(
+            tuple(Planned(tuple(m), self.stream.launches[m[0]].what) for m in plan)
+        ).text_for(self.stream)
+
+    def _shuffled(self, rng):
+        order = list(range(len(self.stream.launches)))
+        rng.shuffle(order)
+        plan = []
+        for i in order:
+            last = plan[-1][0] if plan else None
+            launch = self.stream.launches[i]
+            if last is not None and rng.random() < 0.5:
+                other = self.stream.launches[last]
+                if (other.what, other.group) == (launch.what, launch.group):
+                    plan[-1].append(i)
+                    continue
+            plan.append([i])
+        return plan
+
+    def _fits(self, plan):
+        place = {i: p for p, members in enumerate(plan) for i in members}
+        if self.stiff:
+            return plan == [[i] for i in range(len(self.stream.launches))]
+        return all(place[a] > place[b] for a, b in self.needs)
+
+    def can_really_follow(self, text):
+        return text == PROGRAM or self._fits(
+            [list(p.members) for p in LaunchPlan.of(text).launches]
+        )
+
+    def can_follow(self, text):
+        return text == PROGRAM or self._fits(
+            [list(p.members) for p in LaunchPlan.of(text).launches]
+        )
+
+
+class Rank:
+    def __init__(self, number, job, model):
+        self.number, self.job, self.model = number, job, model
+        self.register = Register()
+        self.compiled = {}
+        self.around = [
+            Group(f"role{role}", group)
+            for role, groups in enumerate(job.groups)
+            for group in groups
+            if number in group and len(group) > 1
+        ]
+
+    def run(self):
+        calls = self.job.steps[self.number]
+        for index, call in enumerate(calls):
+            if self.number in self.job.resets and index == len(calls) - 1:
+                self.compiled = {}
+            launches = call.code.launches if call.launches is None else call.launches
+            yield from self._pass(call, launches, call.code.backward, index)
+
+    def _pass(self, call, launches, backward, index):
+        ends = [*call.cuts, len(launches)]
+        pieces = list(itertools.pairwise([0, *ends]))
+        behind = []
+        for number, (start, end) in enumerate(pieces):
+            partial = len(pieces) > 1
+            frame = (call.code.name, start, end, call.holds, call.stiff, launches)
+            # A frame's backward graph is compiled with its forward one.
+            owns = range(len(backward)) if not partial else self._share(number, pieces, backward)
+            forward_plan = yield from self._graph(
+                call, frame, launches, range(start, end), partial, False
+            )
+            backward_plan = yield from self._graph(call, frame, backward, owns, partial, True)
+            self.compiled.setdefault(frame, self.model.epoch(self.number))
+            behind.append((owns, backward_plan))
+            yield from self._launch(call, launches, range(start, end), forward_plan)
+        for owns, plan in reversed(behind):
+            yield from self._launch(call, backward, owns, plan)
+
+    @staticmethod
+    def _share(number, pieces, backward):
+        """Backward launches of one piece: the last piece has the first ones."""
+        size = len(backward)
+        cuts = [size * i // len(pieces) for i in range(len(pieces) + 1)]
+        back = len(pieces) - 1 - number
+        return range(cuts[back], cuts[back + 1])
+
+    def _stream(self, call, launches, chosen, partial, backward):
+        groups, numbers, found = [], {}, []
+        for i in chosen:
+            what, role = launches[i]
+            group = next((g for g in self.job.groups[role] if self.number in g), None)
+            if group is None or len(group) < 2:
+                continue
+            if role not in numbers:
+                numbers[role] = len(groups)
+                groups.append(Group(f"role{role}", group))
+            tag = "b" if backward else "f"
+            found.append((i, Launch(what, numbers[role], (f"{call.code.name}:{tag}{i}",))))
+        stream = Stream(
+            tuple(groups),
+            tuple(launch for _, launch in found),
+            backward,
+            partial,
+            call.code.name,
+            call.code.name,
+        )
+        return stream, [i for i, _ in found]
+
+    def _graph(self, call, frame, launches, chosen, partial, backward):
+        stream, numbers = self._stream(call, launches, chosen, partial, backward)
+        if not stream.launches:
+            return PROGRAM
+        key = (*frame, backward, tuple(chosen))
+        if key in self.compiled and self.compiled[key][0] == self.model.epoch(self.number):
+            return self.compiled[key][1]
+        needs = () if backward else call.code.needs
+        local = {i: k for k, i in enumerate(numbers)}
+        inside = [(local[a], local[b]) for a, b in needs if a in local and b in local]
+        offer = Offer(stream, inside, call.holds, call.stiff)
+        decision = yield from self.model.decide(self, stream, offer)
+        if not offer.can_really_follow(decision.plan):
+            raise Wrong(f"rank {self.number} cannot launch as {decision.plan}")
+        if decision.given_up:
+            self.model.bump(self.number)
+        self.model.decisions.append((self.number, call.code.name, decision))
+        self.compiled[key] = (self.model.epoch(self.number), decision.plan)
+        return decision.plan
+
+    def _launch(self, call, launches, chosen, text):
+        real = [
+            i
+            for i in chosen
+            if any(self.number in g and len(g) > 1 for g in self.job.groups[launches[i][1]])
+        ]
+        if text == PROGRAM:
+            plan = [[i] for i in range(len(real))]
+        else:
+            plan = [list(p.members) for p in LaunchPlan.of(text).launches]
+            if plan != [[i] for i in range(len(real))]:
+                self.model.reordered += 1
+        for members in plan:
+            what, role = launches[real[members[0]]]
+            group = next(g for g in self.job.groups[role] if self.number in g)
+            sites = tuple((call.code.name.rstrip("'"), real[m]) for m in members)
+            yield ("launch", (role, group), (what, sites))
+
+
+def shipped(rank, stream, offer):
+    return deciding.decide(rank.number, stream, offer, rank.register, rank.around)
+
+
+class Model:
+    """Runs a job under one interleaving, chosen by ``choose(options)``."""
+
+    def __init__(self, job, decide=shipped):
+        self.job, self.decide = job, decide
+        self.decisions, self.reordered, self.operations = [], 0, 0
+        self.stuck = []
+        self._epoch = dict.fromkeys(range(job.ranks), 0)
+
+    def epoch(self, rank):
+        return self._epoch[rank]
+
+    def bump(self, rank):
+        self._epoch[rank] += 1
+
+    def run(self, choose):
+        store = Store()
+        ranks = [Rank(r, self.job, self) for r in range(self.job.ranks)]
+        steps = [rank.run() for rank in ranks]
+        waiting = {}  # rank -> what it waits for
+        ready = dict.fromkeys(range(self.job.ranks))  # rank -> the answer to its last step
+        launched = {}  # (group, rank) -> launches so far
+        errors, timeouts = {}, 0
+        while ready or waiting:
+            for r, step in list(waiting.items()):
+                if self._is_over(step, r, store, launched):
+                    del waiting[r]
+                    ready[r] = True
+            if not ready:
+                late = [r for r, step in waiting.items() if isinstance(step, Await)]
+                if not late:
+                    if errors:
+                        break  # a peer raised: the others' launches fail
+                    raise Wrong(f"deadlock: {waiting}")
+                timeouts += 1
+                self.stuck.append(dict(waiting))
+                for r in late:  # clocks differ, but all have waited as long as they may
+                    del waiting[r]
+                    ready[r] = False
+                continue
+            r = choose(sorted(ready))
+            answer = ready.pop(r)
+            try:
+                step = steps[r].send(answer)
+            except StopIteration:
+                continue
+            except RanksDifferError as error:
+                errors[r] = error
+                continue
+            if isinstance(step, tuple):
+                _, group, what = step
+                launched.setdefault((group, r), []).append(what)
+                self._check(group, launched)
+                waiting[r] = (*step, len(launched[group, r]))
+            elif isinstance(step, Await):
+                self.operations += 1
+                waiting[r] = step
+            else:
+                self.operations += 1
+                ready[r] = store.do(step)
+        return Result(errors, timeouts, self.reordered, self.decisions, self.operations)
+
+    @staticmethod
+    def _is_over(step, rank, store, launched):
+        if isinstance(step, Await):
+            return step.key in store.values
+        _, group, _, count = step
+        return all(len(launched.get((group, r), ())) >= count for r in group[1])
+
+    @staticmethod
+    def _check(group, launched):
+        sequences = [launched.get((group, r), []) for r in group[1]]
+        for at in itertools.zip_longest(*sequences):
+            seen = {what for what in at if what is not None}
+            if len(seen) > 1:
+                raise Wrong(f"other bits on {group}: {sorted(map(str, seen))}")
+
+
+def draw(rng, *, lonely=False):
+    """A job whose ranks match in eager mode. ``lonely``: a rank alone may meet a break after the job has run."""
+    ranks = rng.choice((2, 2, 3, 4))
+    everyone = tuple(range(ranks))
+    roles = [(everyone,)]
+    if ranks == 4 and rng.random() < 0.5:
+        roles = [((0, 1), (2, 3)), ((0, 2), (1, 3))] + roles * rng.choice((0, 1))
+    elif ranks > 2 and rng.random() < 0.3:
+        roles.append(((0, 1),))
+    # A rank outside of a group that others use has another stream for the whole function, which may be that of
+    # a part for them: then a plan settled for the part is not given up in time, and an error says so.
+    alike = all(sum(map(len, groups)) == ranks for groups in roles)
+    codes = []
+    for name in "fgh"[: rng.choice((1, 1, 2, 3))]:
+        count = rng.choice((1, 2, 2, 3, 4))
+        launches = tuple(
+            (rng.choice(("all_gather f32", "all_reduce sum f32")), rng.randrange(len(roles)))
+            for _ in range(count)
+        )
+        needs = tuple(
+            (a, b) for b, a in itertools.combinations(range(count), 2) if rng.random() < 0.2
+        )
+        backward = tuple(
+            ("reduce_scatter sum f32", rng.randrange(len(roles)))
+            for _ in range(rng.choice((0, 0, 1, 2, 3)))
+        )
+        codes.append(Code(name, launches, needs, backward))
+
+    def cuts(code):
+        count = len(code.launches)
+        return tuple(sorted(rng.sample(range(count + 1), rng.choice((1, 1, 2)) if count else 1)))
+
+    # Ranks may launch the same at two places of the program, say by the length of their batch: where no graph
+    # break comes in, and all ranks have been at both.
+    twins = rng.random() < 0.2
+    calls = {r: [] for r in everyone}
+    seen = set()
+    for _ in range(rng.choice((1, 2, 3, 4))):
+        for code in codes:
+            if rng.random() < 0.2:
+                continue
+            other = dataclasses.replace(code, name=f"{code.name}'")
+            if twins and code.name in seen and other.name not in seen and not lonely:
+                code = other
+            first = code.name not in seen
+            seen.add(code.name)
+            mode = rng.choice(("same", "same", "own break", "uniform break" if alike else "same"))
+            together = cuts(code) if mode == "uniform break" and not twins else ()
+            for r in everyone:
+                mine = together
+                apart = mode == "own break" and (first or lonely) and rng.random() < 0.5
+                if apart and not twins:
+                    mine = cuts(code)
+                mixed = twins and not first and (lonely or other.name in seen)
+                stiff = (first or lonely) and not twins and rng.random() < 0.05
+                chosen = other if mixed and rng.random() < 0.3 else code
+                calls[r].append(Call(chosen, mine, rng.choice((0, 0, 1, 2)), stiff=stiff))
+    resets = tuple(r for r in everyone if rng.random() < 0.1)
+    return Job(ranks, tuple(roles), tuple(tuple(calls[r]) for r in everyone), resets)
+
+
+def explore(job, seed, decide=shipped):
+    """Run one interleaving; returns the result, raises Wrong for what must never be."""
+    rng = random.Random(seed)
+    return Model(job, decide).run(rng.choice)
+
+
+def describe(job):
+    return json.dumps(dataclasses.asdict(job), indent=1)

@@ -1,0 +1,232 @@
+"""The protocol in every job that is drawn, under every interleaving that is tried; and each of its rules is needed."""
+
+import importlib.util
+import itertools
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from inductor_passes.agree import settle as settling
+from inductor_passes.agree.register import Register
+from inductor_passes.agree.settle import Settling
+from inductor_passes.agree.store import ReadAll, Write
+from inductor_passes.errors import CannotFollowError, RanksDifferError
+
+_spec = importlib.util.spec_from_file_location("agree_model", Path(__file__).with_name("model.py"))
+model = importlib.util.module_from_spec(_spec)
+sys.modules["agree_model"] = model
+_spec.loader.exec_module(model)
+
+Code, Call, Job = model.Code, model.Call, model.Job
+SUM, GATHER = "all_reduce sum f32", "all_gather f32"
+
+
+def drawn(seed, **options):
+    return model.draw(random.Random(seed), **options)
+
+
+def faults(seed, lonely=False):
+    """What must never be, in one interleaving of one job: other bits, a stall, an error that is none."""
+    job = drawn(seed, lonely=lonely)
+    try:
+        result = model.explore(job, f"order {seed}")
+    except model.Wrong as wrong:
+        return f"{seed}: {wrong}"
+    alone = all(isinstance(error, CannotFollowError) for error in result.errors.values())
+    if lonely and alone:
+        return ""
+    if result.errors or result.timeouts:
+        return f"{seed}: {result.timeouts} waited to the deadline, {result.errors}"
+    return ""
+
+
+def test_ranks_that_match_in_eager_mode_run_without_a_word():
+    found = [fault for seed in range(300) if (fault := faults(seed))]
+    assert not found, found[0]
+
+
+def test_half_of_the_jobs_are_reordered():
+    results = [model.explore(drawn(seed), seed) for seed in range(100)]
+    assert sum(result.reordered > 0 for result in results) > 40
+
+
+def test_who_parts_alone_later_raises_and_nobody_gets_other_bits():
+    found = [fault for seed in range(200) if (fault := faults(seed, lonely=True))]
+    assert not found, found[0]
+    raised = [bool(model.explore(drawn(s, lonely=True), s).errors) for s in range(100)]
+    assert 3 < sum(raised) < 50
+
+
+def part(job, rng):
+    """The job, with one rank whose first call launches something else, or less."""
+    rank = rng.randrange(job.ranks)
+    calls = list(job.steps[rank])
+    launches = list(calls[0].code.launches)
+    at = rng.randrange(len(launches))
+    if rng.random() < 0.5 or len(launches) == 1:  # a rank that launches nothing may be slow
+        launches[at] = ("all_reduce max f32", launches[at][1])
+    else:
+        del launches[at]
+    calls[0] = Call(calls[0].code, (), launches=tuple(launches))
+    steps = tuple(tuple(calls) if r == rank else s for r, s in enumerate(job.steps))
+    return model.dataclasses.replace(job, steps=steps)
+
+
+def whole(job):
+    return model.dataclasses.replace(
+        job,
+        groups=(((*range(job.ranks),),),) * 3,
+        steps=tuple(tuple(Call(call.code) for call in calls) for calls in job.steps),
+    )
+
+
+def test_ranks_that_do_not_match_are_told_which_launch():
+    told = 0
+    for seed in range(150):
+        job = whole(drawn(seed))
+        if not job.steps[0]:
+            continue
+        try:
+            result = model.explore(part(job, random.Random(seed)), seed)
+        except (
+            model.Wrong
+        ) as wrong:  # the last launch of a rank is missing: its peers wait for ever
+            pytest.fail(f"{seed}: {wrong}")
+        errors = [e for e in result.errors.values() if type(e) is RanksDifferError]
+        told += bool(errors)
+        for error in errors:
+            assert "would launch different collectives on group" in str(error)
+            assert "launch " in str(error) and "on rank" in str(error)
+        assert errors or result.timeouts, seed
+    assert told > 100
+
+
+SAMPLED = 8
+
+
+def systematic(job, preemptions=2):
+    """Interleavings with so few switches from a rank that could go on: each such place, one pair in ``SAMPLED``."""
+    lengths = []
+
+    def run(switches):
+        at, last = itertools.count(), [0]
+
+        def choose(ready):
+            step = next(at)
+            if step in switches:
+                last[0] = ready[switches[step] % len(ready)]
+            elif last[0] not in ready:
+                last[0] = ready[0]
+            return last[0]
+
+        result = model.Model(job).run(choose)
+        lengths.append(next(at))
+        return result
+
+    yield run({})
+    pairs = itertools.combinations(range(lengths[0]), preemptions)
+    for places in itertools.islice(pairs, 0, None, SAMPLED):
+        for who in itertools.product(range(job.ranks), repeat=preemptions):
+            yield run(dict(zip(places, who, strict=True)))
+
+
+CODE = Code("f", ((GATHER, 0), (SUM, 0)), backward=(("reduce_scatter sum f32", 0),) * 2)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ((Call(CODE),), (Call(CODE, holds=1),)),
+        ((Call(CODE),), (Call(CODE, (1,)),)),
+        ((Call(CODE, (0,)),), (Call(CODE, (2,)),)),
+        ((Call(CODE), Call(CODE, (1,))), (Call(CODE), Call(CODE, (1,)))),
+    ],
+    ids=["lengths", "a break", "breaks", "a break on both, later"],
+)
+def test_interleavings_of_two_ranks(calls):
+    job = Job(2, (((0, 1),),), calls)
+    count = 0
+    for result in systematic(job):
+        count += 1
+        assert not result.errors and not result.timeouts
+    assert count > 300
+
+
+def test_operations_a_rank_and_graph_are_few():
+    ranks = 64
+    rows = tuple(tuple(range(i, i + 4)) for i in range(0, 64, 4))
+    columns = tuple(tuple(range(i % 4 + 16 * (i // 4), 16 * (i // 4) + 16, 4)) for i in range(16))
+    planes = tuple(tuple(range(i, 64, 16)) for i in range(16))
+    code = Code("f", ((SUM, 0), (GATHER, 1), (SUM, 2)))
+    job = Job(ranks, (rows, columns, planes), tuple((Call(code),) for _ in range(ranks)))
+    result = model.explore(job, 0)
+    assert not result.errors and not result.timeouts
+    assert result.operations <= 15 * ranks, result.operations / ranks
+
+
+def nothing(*_args, **_options):
+    return
+    yield
+
+
+def unseen(self, group):
+    return
+    yield
+
+
+def own_groups_alone(self):
+    votes = {}
+    for rank in sorted(self.peers):
+        found = yield ReadAll((f"vote/{self.key}/{rank}",))
+        if found is None:
+            return None
+        votes[rank] = model.json.loads(found[0])[1]
+    return votes
+
+
+def does_not_wait(me, known):
+    yield Write(((f"left/{known.stream.key}/{me}", "1"),))
+    return ()
+
+
+RULES = {
+    "who ends a stream tells those that wait": (settling, "_tell", nothing),
+    "an ended stream stands on the boards": (Settling, "_note", nothing),
+    "who passes by says so": (Settling, "pass_by", nothing),
+    "what ended on a board is learnt": (Settling, "_learn", nothing),
+    "an undecided stream of others is seen": (Settling, "_post", unseen),
+    "all ranks that groups connect have to vote": (Settling, "_all_votes", own_groups_alone),
+    "streams that may meet are known": (Register, "meeting", lambda self, *_: []),
+    "a plan is left by all or by none": (
+        importlib.import_module("inductor_passes.agree.decide"),
+        "leave",
+        does_not_wait,
+    ),
+    "who comes too late beside a plan does not run": (
+        Register,
+        "may_be_running",
+        lambda self, stream: None,
+    ),
+    "a later graph takes what was settled": (Register, "get", lambda self, *_: None),
+    "backward graphs of a function that is cut do not wait": (
+        Register,
+        "note_cut",
+        lambda self, root: None,
+    ),
+    "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_can_be_left_out(rule, monkeypatch):
+    monkeypatch.setattr(*RULES[rule])
+    for seed in range(1500):
+        for lonely in (False, True):
+            try:
+                if faults(seed, lonely):
+                    return
+            except Exception:  # what the protocol itself believes impossible
+                return
+    pytest.fail(f"nothing is lost without the rule that {rule}")
