@@ -436,10 +436,13 @@ class _ReplicasOfAnySize(TorchDispatchMode):
     Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with dynamic sizes.
     """
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    # Else torch refuses those under any mode, whatever they are called with.
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
+        if not isinstance(func, OpOverload):  # It calls operators itself, and may take functions.
+            return func(*given[0], **given[1])
         meshes = [each.device_mesh for each in tree_leaves(given) if isinstance(each, DTensor)]
 
         def replica(value: torch.Tensor) -> torch.Tensor:
@@ -464,8 +467,10 @@ def replicas_in_backward() -> list[Change]:
 
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
-        traced = get_proxy_mode() is not None
-        sizes = _ReplicasOfAnySize() if traced else contextlib.nullcontext()
+        mode = get_proxy_mode()
+        symbols = mode is not None and mode.tracer.sympy_expr_tracker
+        # No mode where every size is a number: what looks for modes takes another way with any.
+        sizes = _ReplicasOfAnySize() if symbols else contextlib.nullcontext()
         with plain_tensors_are_replicas(), sizes:
             return stock(*args, **kwargs)
 
