@@ -34,6 +34,7 @@ from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
 from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
@@ -89,6 +90,16 @@ def mask_partial(shape: Sequence[int], dim: int) -> Placement:
     """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
     # Hashed with the placement: symbolic sizes cannot be.
     return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
+
+
+def is_masked(placement: Placement) -> bool:
+    """Whether it is a placement of ``mask_partial``."""
+    return isinstance(placement, _MaskPartial)
+
+
+def is_norm(placement: Placement) -> bool:
+    """Whether parts of a norm are pending there."""
+    return isinstance(placement, _NormPartial)
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:
