@@ -533,7 +533,10 @@ def resolved_before_collectives() -> list[Change]:
     def resolving(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(stock)
         def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            return stock(local.resolve_conj().resolve_neg(), *args, **kwargs)
+            # Asked first: an exported program would name both, whether there is something to do or not.
+            if local.is_conj() or local.is_neg():
+                local = local.resolve_conj().resolve_neg()
+            return stock(local, *args, **kwargs)
 
         return redistribute
 
