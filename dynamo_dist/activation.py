@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
 
+# Parts whose functions are there to be traced; all others run while torch dispatches.
+TRACED = ("lowering", "modules", "parallel")
+
 _applied: list[Change] = []
 
 
@@ -75,6 +78,7 @@ def enable() -> None:
                 logs.LogDecisions(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
                 _torch.SkippedFrames(),
+                _torch.frames_left_alone(_runs_in_eager),
             ]
         )
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
@@ -137,6 +141,15 @@ def digest(config: DistConfig) -> str:
 
     state = f"{_source_digest()} {sorted(config.trackers_off)} {torch.__version__}"
     return hashlib.sha256(state.encode()).hexdigest()[:12]
+
+
+@cache
+def _runs_in_eager(file: str) -> bool:
+    root = Path(__file__).parent
+    path = Path(file)
+    if path.is_relative_to(root.parent / "inductor_passes"):
+        return True
+    return path.is_relative_to(root) and path.relative_to(root).parts[0] not in TRACED
 
 
 @cache
