@@ -10,9 +10,11 @@ import functools
 import logging
 from collections.abc import Callable, MutableMapping
 from importlib.metadata import EntryPoint
+from types import CodeType
 from typing import Any, Protocol
 
 import torch._dynamo.convert_frame as _convert_frame
+import torch._dynamo.trace_rules as _trace_rules
 import torch.compiler.config as _compiler_config
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.backends import registry as _backends
@@ -164,6 +166,26 @@ class SkippedFrames:
                 _eval_frame.reset_code(code)
 
     undo = apply
+
+
+def frames_left_alone(is_ours: Callable[[str], bool]) -> Change:
+    """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
+
+    Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
+    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own.
+    ``trace_rules.check`` was seen in 2.11 to 2.15.
+    """
+
+    def wrap(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def check(obj: Any, is_inlined_call: bool = False, *args: Any, **kwargs: Any) -> Any:
+            if not is_inlined_call and isinstance(obj, CodeType) and is_ours(obj.co_filename):
+                return True
+            return stock(obj, is_inlined_call, *args, **kwargs)
+
+        return check
+
+    return WrapAttribute(_trace_rules, "check", wrap)
 
 
 def forget_backend(name: str) -> None:

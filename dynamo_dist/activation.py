@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_dist import versions
+from dynamo_dist import interruption, versions
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError
 
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
 
+# Parts whose functions are there to be traced; all others run while torch dispatches.
+TRACED = ("lowering", "modules", "parallel")
+
 _applied: list[Change] = []
 
 
@@ -35,7 +38,7 @@ def enable() -> None:
 
     Once on, one ``disable()`` turns it off, however often it was enabled. Raises
     UnsupportedTorchError, ConfigError for a bad environment variable, and ActivationError if a change
-    fails, after undoing the others.
+    fails, after undoing the others; so are they undone if a signal (Ctrl-C) comes meanwhile.
     """
     versions.check()
     config = DistConfig.from_env()
@@ -75,6 +78,7 @@ def enable() -> None:
                 logs.LogDecisions(),
                 _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
                 _torch.SkippedFrames(),
+                _torch.frames_left_alone(_runs_in_eager),
             ]
         )
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
@@ -117,14 +121,13 @@ def is_enabled() -> bool:
 def enabled() -> Iterator[None]:
     """Enable inside the block and leave behind what was before, on or off, whatever the block did."""
     before = is_enabled()
-    enable()
     try:
+        enable()
         yield
     finally:
-        if before:
-            enable()
-        else:
-            disable()
+        # Not asked for again where ``enable()`` itself failed.
+        if before != is_enabled():
+            (enable if before else disable)()
 
 
 def digest(config: DistConfig) -> str:
@@ -140,6 +143,15 @@ def digest(config: DistConfig) -> str:
 
 
 @cache
+def _runs_in_eager(file: str) -> bool:
+    root = Path(__file__).parent
+    path = Path(file)
+    if path.is_relative_to(root.parent / "inductor_passes"):
+        return True
+    return path.is_relative_to(root) and path.relative_to(root).parts[0] not in TRACED
+
+
+@cache
 def _source_digest() -> str:
     root = Path(__file__).parent
     sources = hashlib.sha256()
@@ -150,29 +162,39 @@ def _source_digest() -> str:
 
 def _apply(changes: list[Change]) -> None:
     before = len(_applied)
-    for change in changes:
-        try:
-            change.apply()
-        except Exception as error:
-            _undo(before)
-            raise ActivationError(
-                f"enable() failed at {_describe(change)}: {error!r}.",
-                "This torch is not as we know it.",
-                "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
-            ) from error
-        _applied.append(change)
+    with interruption.held() as signals:
+        for change in changes:
+            try:
+                change.apply()
+            except Exception as error:
+                _undo(before)
+                raise ActivationError(
+                    f"enable() failed at {_describe(change)}: {error!r}.",
+                    "This torch is not as we know it.",
+                    "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
+                ) from error
+            except BaseException:
+                _undo(before)
+                raise
+            _applied.append(change)
+            try:
+                signals.deliver()
+            except BaseException:
+                _undo(before)
+                raise
 
 
 def _undo(down_to: int = 0) -> list[str]:
     """Undo all but the first ``down_to``, last first; the descriptions of those that failed."""
     failures = []
-    while len(_applied) > down_to:
-        change = _applied.pop()
-        try:
-            change.undo()
-        except Exception as error:
-            log.warning("could not undo %s: %r", _describe(change), error)
-            failures.append(_describe(change))
+    with interruption.held():
+        while len(_applied) > down_to:
+            change = _applied.pop()
+            try:
+                change.undo()
+            except Exception as error:
+                log.warning("could not undo %s: %r", _describe(change), error)
+                failures.append(_describe(change))
     return failures
 
 

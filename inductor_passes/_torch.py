@@ -114,6 +114,15 @@ def config_keys() -> frozenset[str]:
     return frozenset(inductor_config().get_config_copy())
 
 
+def is_config_set(key: str) -> bool:
+    """Whether the dotted key has another value in this process than torch gives it.
+
+    Torch's own record of who set what is no help: a patch leaves behind that everything in it was set.
+    ``_config`` was seen in 2.11 to 2.15.
+    """
+    return bool(get_config(key) != inductor_config()._config[key].default)
+
+
 def is_inductor_key(key: str) -> bool:
     """Whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
     return key.replace("-", "_") in config_keys()

@@ -7,7 +7,7 @@ from typing import Any
 
 from inductor_passes import _torch, reporters
 from inductor_passes.attachment import Attachment, attach
-from inductor_passes.owner import take_ownership
+from inductor_passes.owner import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
 
 
@@ -63,6 +63,13 @@ def config_patches(
     patches["post_grad_custom_pre_pass"] = pre
     patches["post_grad_custom_post_pass"] = post
     # Stock's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
+    if value("reorder_for_locality"):
+        say_taken(
+            ["reorder_for_locality"],
+            inductor,
+            "Inductor's own pass (%s) is left out of graphs that communicate: it would bring each wait "
+            "to its launch. Other graphs have it.",
+        )
     patches["reorder_for_locality"] = False
     if own.schedule != "off":
         patches.update(take_ownership(patches))

@@ -8,7 +8,7 @@ the user set them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from inductor_passes import _torch
@@ -44,14 +44,34 @@ def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
 def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
     """Patches that switch stock's schedulers off, with a warning for what the user had asked for."""
     running = stock_schedulers_on(patches)
-    asked = sorted(key for key in running if key in patches)
-    if asked:
-        log.warning(
-            "Inductor's own scheduling (%s) is off in this compile: two schedulers undo each "
-            "other, and the pass 'schedule' owns it. Use options={'schedule': 'off'} "
-            "to let Inductor's run instead.",
-            ", ".join(asked),
-        )
-    elif running:
+    say_taken(
+        running,
+        patches,
+        "Inductor's own scheduling (%s) is off in this compile: two schedulers undo each "
+        "other, and the pass 'schedule' owns it. Use options={'schedule': 'off'} "
+        "to let Inductor's run instead.",
+    )
+    if running:
         log.info("Inductor's own scheduling is off in this compile: %s", ", ".join(sorted(running)))
     return {key: STOCK_SCHEDULERS[key] for key in running}
+
+
+# What has been said of a key and of where it was set: once in a process.
+_said: set[tuple[str, str]] = set()
+
+
+def say_taken(keys: Iterable[str], patches: Mapping[str, Any], message: str) -> None:
+    """Warn, once in a process, of those of ``keys`` that the user has set, by options or for the process.
+
+    ``message`` has one ``%s`` for them. What torch has on by default was asked for by nobody.
+    """
+    asked = []
+    for key in sorted(keys):
+        given = key in patches
+        if given or _torch.is_config_set(key):
+            where = "options" if given else "torch._inductor.config"
+            if (key, where) not in _said:
+                _said.add((key, where))
+                asked.append(f"{key}, set in {where}")
+    if asked:
+        log.warning(message, "; ".join(asked))

@@ -45,6 +45,8 @@ OWN_KERNEL = frozenset(
         aten._scaled_dot_product_cudnn_attention_backward,
     }
 )
+# Where a node says what its value is like.
+_VALUE = ("val", "tensor_meta")
 FUSED_NAMESPACE = "inductor_passes"  # of our own kernels, which have a launch inside
 REDUCTIONS = frozenset(
     {aten.sum, aten.mean, aten.amax, aten.amin, aten.var_mean, aten.prod, aten.any, aten.argmax}
@@ -111,11 +113,14 @@ def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
 def _wait_as_stock(graph: fx.Graph) -> None:
     """Wait by stock's operator where nobody reads the wait's value.
 
-    Inductor drops the value of any other, and with it what was to run after it.
+    Inductor drops the value of any other, and with it what was to run after it. Stock's gives what was
+    launched where ours gives a token, and what is tied is lowered only if its stand-in says so.
     """
     for node in graph.nodes:
         if is_wait(node) and not node.users:
             node.target, node.args = c10d.wait_tensor.default, node.args[:1]
+            (launch,) = node.all_input_nodes
+            node.meta.update((key, launch.meta[key]) for key in _VALUE if key in launch.meta)
 
 
 def _reduce_in_place(graph: fx.Graph) -> None:

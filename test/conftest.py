@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch._inductor import cpu_vec_isa
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import fresh_cache
 
 ROOT = Path(__file__).parents[1]
 KEPT = 3000  # characters from either end of what the ranks said
@@ -41,3 +44,16 @@ def torchrun(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """Inductor as it is, but its C++ is not built and computes nothing: seconds less a program.
+
+    Lowering, scheduling and the generated code run, so launches are made; numbers mean nothing.
+    """
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
+    # Else programs are built to ask for the processor's widest vectors.
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    with fresh_cache():
+        yield

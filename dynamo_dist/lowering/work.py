@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dynamo_dist import versions
 from dynamo_dist.lowering.state import next_serial
 
+ALIASES_LOSE_GRADIENTS = (versions.parse(torch.__version__) or versions.OLDEST) < (2, 12)
 Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 
 
@@ -168,4 +170,7 @@ def payload(tensor: torch.Tensor) -> torch.Tensor:
     """What of ``tensor`` is sent: plain, its elements one after the other in memory."""
     tensor = plain(tensor)
     # No needless alias: up to 2.11 Dynamo returns one from an autograd function, which loses gradients.
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    # Later ones do not ask: what asks for strides of a gradient, in a hook, cannot be traced there.
+    if ALIASES_LOSE_GRADIENTS and tensor.is_contiguous():
+        return tensor
+    return tensor.contiguous()

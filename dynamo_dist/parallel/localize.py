@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 from dynamo_dist.errors import LocalizeError
 from dynamo_dist.parallel import _torch
 from dynamo_dist.parallel.modules import is_managed
+from dynamo_dist.parallel.pickling import reduced_as
 
 _LAYOUTS = "_localized_parameters"
 
@@ -25,8 +26,15 @@ class _Layout:
         self.mesh: DeviceMesh = param.device_mesh
         self.placements: tuple[Placement, ...] = tuple(param.placements)
         self.shape, self.stride = param.shape, param.stride()
-        # A mesh that counts as equal may have other groups; this one lives as long as the key.
-        self.key = (id(self.mesh), self.placements, self.shape, self.stride)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What tells layouts apart; valid as long as this one lives."""
+        # A mesh that counts as equal may have other groups.
+        return id(self.mesh), self.placements, self.shape, self.stride
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Layout:
+        return self
 
     def whole(self, local: torch.Tensor) -> DTensor:
         """The DTensor of these local tensors, and of their gradients; a DTensor (set since) as it is."""
@@ -156,6 +164,7 @@ def _subclass(base: type[nn.Module], layouts: Mapping[str, _Layout]) -> type[nn.
     if made is None:
         members: dict[str, Any] = {name: _read(name, layout) for name, layout in layouts.items()}
         members[_LAYOUTS] = dict(layouts)
+        members["__reduce_ex__"] = reduced_as(base, _subclass, dict(layouts))
         made = _classes[key] = type(f"Localized{base.__name__}", (base,), members)
     return made
 

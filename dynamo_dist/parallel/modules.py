@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from dynamo_dist.parallel.gather import Gather
+from dynamo_dist.parallel.pickling import reduced_as
 
 _GATHERS = "_data_parallel_gathers"
 _INPUT_DTYPE = "_data_parallel_input_dtype"
@@ -75,6 +76,7 @@ def _new_subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Modul
     forward.__code__ = forward.__code__.replace(co_qualname=f"{name}.forward")
     members: dict[str, Any] = {name: _gathered(name) for name in names}
     members["forward"] = functools.wraps(base.forward)(forward)
+    members["__reduce_ex__"] = reduced_as(base, _subclass, names)
     return type(name, (base,), members)
 
 

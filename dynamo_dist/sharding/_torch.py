@@ -34,6 +34,7 @@ from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo as RuntimeSchemaInfo
 from torch.distributed.tensor._op_schema import TupleStrategy as TupleStrategy
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
+from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor._redistribute import redistribute_local_tensor
@@ -89,6 +90,16 @@ def mask_partial(shape: Sequence[int], dim: int) -> Placement:
     """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
     # Hashed with the placement: symbolic sizes cannot be.
     return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
+
+
+def is_masked(placement: Placement) -> bool:
+    """Whether it is a placement of ``mask_partial``."""
+    return isinstance(placement, _MaskPartial)
+
+
+def is_norm(placement: Placement) -> bool:
+    """Whether parts of a norm are pending there."""
+    return isinstance(placement, _NormPartial)
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:
@@ -436,10 +447,13 @@ class _ReplicasOfAnySize(TorchDispatchMode):
     Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with dynamic sizes.
     """
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    # Else torch refuses those under any mode, whatever they are called with.
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = args, kwargs or {}
+        if not isinstance(func, OpOverload):  # It calls operators itself, and may take functions.
+            return func(*given[0], **given[1])
         meshes = [each.device_mesh for each in tree_leaves(given) if isinstance(each, DTensor)]
 
         def replica(value: torch.Tensor) -> torch.Tensor:
@@ -464,8 +478,10 @@ def replicas_in_backward() -> list[Change]:
 
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
-        traced = get_proxy_mode() is not None
-        sizes = _ReplicasOfAnySize() if traced else contextlib.nullcontext()
+        mode = get_proxy_mode()
+        symbols = mode is not None and mode.tracer.sympy_expr_tracker
+        # No mode where every size is a number: what looks for modes takes another way with any.
+        sizes = _ReplicasOfAnySize() if symbols else contextlib.nullcontext()
         with plain_tensors_are_replicas(), sizes:
             return stock(*args, **kwargs)
 
@@ -517,7 +533,10 @@ def resolved_before_collectives() -> list[Change]:
     def resolving(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         @functools.wraps(stock)
         def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            return stock(local.resolve_conj().resolve_neg(), *args, **kwargs)
+            # Asked first: an exported program would name both, whether there is something to do or not.
+            if local.is_conj() or local.is_neg():
+                local = local.resolve_conj().resolve_neg()
+            return stock(local, *args, **kwargs)
 
         return redistribute
 

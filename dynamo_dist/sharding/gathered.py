@@ -11,6 +11,14 @@ from torch.distributed.tensor import DTensor, Replicate
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import _torch
 
+# In-place operators that give nothing negative: of anything, of nothing negative, and of nothing negative
+# with numbers none of which is.
+_NEVER_NEGATIVE = frozenset("abs_ square_ exp_ exp2_ sigmoid_ relu_ zero_".split())
+_NOT_OF_ITSELF = frozenset(
+    "sqrt_ rsqrt_ pow_ reciprocal_ floor_ ceil_ round_ trunc_ log1p_ expm1_ tanh_ erf_".split()
+)
+_NOT_WITH_SUCH = frozenset("add_ mul_ div_ clamp_ clamp_min_ clamp_max_ fill_".split())
+
 
 def run(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``op`` with each DTensor gathered; results are replicated, arguments written to keep their layout.
@@ -70,6 +78,7 @@ def _write_back(
             if not isinstance(target, DTensor):
                 continue
             _check_writable(op, target, local)
+            _check_norm(op, target, (args, kwargs))
             if target._local_tensor is not local:
                 mesh = target.device_mesh
                 part = _torch.relayout(local, mesh, [Replicate()] * mesh.ndim, target._spec)
@@ -86,3 +95,26 @@ def _check_writable(op: _torch.OpOverload, target: DTensor, local: torch.Tensor)
             "Every rank holds its part of a fixed global shape.",
             "Use the operator that returns a new tensor.",
         )
+
+
+def _check_norm(op: _torch.OpOverload, target: DTensor, given: Any) -> None:
+    """A norm is kept in parts whose powers are summed up: no part can say that it is negative."""
+    if not any(_torch.is_norm(each) for each in target.placements):
+        return
+    name = op._schema.name.partition("::")[2].removeprefix("_foreach_")
+    others = [each for each in _torch.tree_leaves(given) if each is not target and each is not None]
+    if name in _NEVER_NEGATIVE | _NOT_OF_ITSELF or (
+        name in _NOT_WITH_SUCH and all(_is_not_negative(each) for each in others)
+    ):
+        return
+    raise StrategyError(
+        f"{op} would write to a norm that is still pending, in {target.placements}.",
+        "What it gives may be negative, which the parts of a norm cannot hold.",
+        "Redistribute the norm to Replicate first, or use the operator that returns a new tensor.",
+    )
+
+
+def _is_not_negative(value: Any) -> bool:
+    if isinstance(value, DTensor):
+        return any(_torch.is_norm(each) for each in value.placements)
+    return isinstance(value, (int, float)) and value >= 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch.distributed.tensor import Partial
 
+from dynamo_dist.sharding import _torch
 from dynamo_dist.sharding.elementwise import broadcast
 from dynamo_dist.sharding.layout import Call, P, R, Row, Rows
 
@@ -22,9 +26,44 @@ def scaled(call: Call) -> list[Row]:
     return [*broadcast(call), *pending]
 
 
+def copied(decide: _torch.Strategy) -> _torch.Strategy:
+    """As ``decide``, but of one pending result over another of the same kind each rank copies its part.
+
+    A graph ends so for every input that it changes, and a copy that gathers could not end one.
+    """
+
+    def of_parts(schema: _torch.OpSchema) -> Any:
+        given = [each for each in schema.args_schema if isinstance(each, _torch.OpStrategy)]
+        specs: list[Any] = [each.strategies[0].output_spec for each in given]
+        target, *sources = specs
+        placements = target.placements
+        alike = [
+            each.mesh == target.mesh
+            and each.placements == placements
+            and each.shape == target.shape
+            # Of a pending sum, the parts' whole numbers are not those of the sum.
+            and each.tensor_meta.dtype == target.tensor_meta.dtype
+            for each in sources
+        ]
+        pending = any(isinstance(each, Partial) for each in placements)
+        # A mask belongs to one lookup, not to what it is copied over.
+        masked = any(_torch.is_masked(each) for each in placements)
+        if alike != [True] or not pending or masked:
+            return decide(schema)
+        kept = _torch.OpSpec(
+            output_specs=_torch.spec(target.mesh, placements),
+            input_specs=[target, *sources],
+            redistribute_cost=[[0.0], [0.0]],
+        )
+        return _torch.OpStrategy([kept])
+
+    return of_parts
+
+
 ROWS: dict[str, Rows] = {
     **{f"aten.fill{name}": broadcast for name in ("_.Scalar", "_.Tensor", ".Scalar", ".Tensor")},
     **{f"aten.{op}.{kind}": added for op in ("add_", "sub_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{op}.{kind}": scaled for op in ("mul_", "div_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{view}.default": scaled for view in ("_neg_view", "_conj")},
 }
+WRAPPED: dict[str, Callable[[_torch.Strategy], _torch.Strategy]] = {"aten.copy_.default": copied}

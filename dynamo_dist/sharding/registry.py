@@ -41,7 +41,7 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     views.ROWS,
 )
 ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
-WRAPPED = (reduction.WRAPPED, views.WRAPPED)
+WRAPPED = (partial.WRAPPED, reduction.WRAPPED, views.WRAPPED)
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:

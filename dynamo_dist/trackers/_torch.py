@@ -208,8 +208,10 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
 
     ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
     from ``GroupTracker`` and so on. Stock keeps the guards, the graph input and the fake object: a
-    tracker made from nothing lacks them as soon as its object must become a graph input.
+    tracker made from nothing lacks them as soon as its object must become a graph input. In an exported
+    program an object that is reached in two ways is one, as in stock.
     """
+    ours = set(trackers.values())
     stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
     owner: Any = _OPAQUE if HAS_OPAQUE_TYPES else _STOCK_GROUP.__mro__[1]
     stock_init = owner.__init__
@@ -231,7 +233,22 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
                     self.source
                 )  # up to 2.14 stock sets ``source`` too late
 
-    return [SetAttribute(owner, "__init__", init)]
+    def one_each(stock_one: Any) -> Any:
+        @functools.wraps(stock_one)
+        def is_one_input(self: Any, tracker: Any) -> Any:
+            # Stock looks at the class itself; ours stands for the one behind it. Outside of export, stock
+            # does not always guard that two ways lead to one object, and guards on hooks are ours.
+            if not self.tx.export or type(tracker) not in ours:
+                return stock_one(self, tracker)
+            behind = next(each for each in type(tracker).__mro__ if each in stock)
+            return stock_one(self, object.__new__(behind))
+
+        return is_one_input
+
+    return [
+        SetAttribute(owner, "__init__", init),
+        WrapAttribute(VariableBuilder, "_can_lift_attrs_to_inputs", one_each),
+    ]
 
 
 def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Change]:

@@ -1,5 +1,6 @@
 """enable(), disable(), enabled(): what they change in torch, and that it is changed back."""
 
+import signal
 import threading
 
 import pytest
@@ -73,6 +74,77 @@ def test_a_change_that_fails_undoes_the_others(torch_tables, monkeypatch):
     )
     assert not dynamo_dist.is_enabled()
     assert torch_tables.difference(before, torch_tables.snapshot()) == []
+
+
+class Interrupting:
+    """A change while which a signal comes, or none and Ctrl-C is raised already."""
+
+    def __init__(self, change, number):
+        self.change, self.number = change, number
+
+    def apply(self):
+        if self.number is None:
+            raise KeyboardInterrupt
+        signal.raise_signal(self.number)
+        self.change.apply()
+
+    def undo(self):
+        self.change.undo()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, None])
+@pytest.mark.parametrize("at", [0, 20, -1])
+def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at, number):
+    torch_tables.settle()
+    before = torch_tables.snapshot()
+    stock = activation._apply
+
+    def apply(changes):
+        changes[at] = Interrupting(changes[at], number)
+        stock(changes)
+
+    monkeypatch.setattr(activation, "_apply", apply)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        dynamo_dist.enable()
+    assert not dynamo_dist.is_enabled()
+    assert torch_tables.difference(before, torch_tables.snapshot()) == []
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_while_it_is_turned_off_leaves_nothing(torch_tables, monkeypatch):
+    torch_tables.settle()
+    before = torch_tables.snapshot()
+    dynamo_dist.enable()
+    change = activation._applied[30]
+    monkeypatch.setattr(
+        activation._applied[30],
+        "undo",
+        lambda: (type(change).undo(change), signal.raise_signal(signal.SIGINT)),
+        raising=False,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        dynamo_dist.disable()
+    assert not dynamo_dist.is_enabled()
+    assert torch_tables.difference(before, torch_tables.snapshot()) == []
+
+
+def test_a_signal_that_stops_nobody_stops_nothing_here(monkeypatch):
+    came = []
+    stock = activation._apply
+
+    def apply(changes):
+        changes[5] = Interrupting(changes[5], signal.SIGUSR1)
+        stock(changes)
+
+    monkeypatch.setattr(activation, "_apply", apply)
+    handler = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    try:
+        dynamo_dist.enable()
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    assert dynamo_dist.is_enabled()
+    assert came == [signal.SIGUSR1]
 
 
 def test_a_change_that_cannot_be_undone_is_named(monkeypatch):

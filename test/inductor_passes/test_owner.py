@@ -3,10 +3,15 @@ import logging
 import pytest
 
 import inductor_passes as ip
-from inductor_passes import _torch
+from inductor_passes import _torch, owner
 from inductor_passes.owner import STOCK_SCHEDULERS, stock_schedulers_on
 
 OPT_IN = "reorder_for_compute_comm_overlap"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    owner._said.clear()
 
 
 def test_ours_on_means_stocks_off(caplog):
@@ -14,6 +19,41 @@ def test_ours_on_means_stocks_off(caplog):
     assert patches[OPT_IN] is False
     assert not stock_schedulers_on(patches)
     assert "two schedulers undo each other" in caplog.text
+
+
+def switched_on(key):
+    """A value of the key other than what ours sets."""
+    return "all" if STOCK_SCHEDULERS.get(key) == "none" else True
+
+
+SET_BY_USERS = [
+    *(key for key in STOCK_SCHEDULERS if key in _torch.config_keys()),
+    "reorder_for_locality",
+]
+
+
+@pytest.mark.parametrize("key", SET_BY_USERS[:-1])
+def test_what_was_set_for_the_process_is_said_once(key, caplog):
+    with _torch.inductor_config().patch({key: switched_on(key)}):
+        for _ in range(2):
+            ip.options()
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"({key}, set in torch._inductor.config)" in said.getMessage()
+
+
+@pytest.mark.parametrize("key", SET_BY_USERS)
+def test_what_was_set_in_options_is_said_once(key, caplog):
+    for _ in range(2):
+        ip.options({key: switched_on(key)})
+    (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"({key}, set in options)" in said.getMessage()
+
+
+def test_what_was_switched_off_for_the_process_is_not_said(caplog):
+    off = {key: STOCK_SCHEDULERS.get(key, False) for key in SET_BY_USERS}
+    with _torch.inductor_config().patch(off):
+        ip.options()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_ours_off_means_stocks_stay(caplog):
