@@ -9,6 +9,7 @@ from dynamo_dist.sharding import (
     _torch,
     as_strided,
     attention,
+    collectives,
     convolution,
     elementwise,
     embedding,
@@ -71,6 +72,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             )
         ),
         *as_strided.changes(),
+        *collectives.changes(),
         *in_place.changes(),
         *lists.changes(),
         *random_pooling.changes(),
