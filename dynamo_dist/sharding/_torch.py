@@ -63,6 +63,13 @@ from dynamo_dist._torch import SetAttribute as SetAttribute
 from dynamo_dist._torch import SetItem, WrapAttribute
 from dynamo_dist.errors import StrategyError
 
+try:
+    from torch.distributed.tensor.experimental._context_parallel import (
+        _attention as _context_parallel,
+    )
+except ImportError:
+    _context_parallel = None  # type: ignore[assignment]
+
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
 tree_map_only = _pytree.tree_map_only
@@ -570,6 +577,25 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
 
     name = "_propagate_op_sharding_dispatch_slow_path"
     return [WrapAttribute(OpDispatcher, name, writing)]
+
+
+def in_context_parallel(
+    handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Change]:
+    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
+
+    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one
+    for attention. A torch without these names has no context parallelism that we know of; seen in 2.11 to
+    2.15.
+    """
+    table = getattr(_context_parallel, "custom_ops", None)
+    style = getattr(_context_parallel, "_ContextParallel", None)
+    if table is None or style is None:
+        return []
+    return [
+        *(SetItem(table, op, handler) for op, handler in handlers.items()),
+        WrapAttribute(style, "sdpa_output_fn", output),
+    ]
 
 
 def resolved_before_collectives() -> list[Change]:

@@ -72,6 +72,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             )
         ),
         *as_strided.changes(),
+        *attention.changes(),
         *collectives.changes(),
         *in_place.changes(),
         *lists.changes(),
