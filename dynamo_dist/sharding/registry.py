@@ -21,6 +21,7 @@ from dynamo_dist.sharding import (
     indexing,
     layout,
     lists,
+    nll_loss,
     partial,
     random_pooling,
     reduction,
@@ -36,13 +37,14 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     elementwise.ROWS,
     embedding.ROWS,
     indexing.ROWS,
+    nll_loss.ROWS,
     partial.ROWS,
     random_pooling.ROWS,
     reduction.ROWS,
     views.ROWS,
 )
 ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
-WRAPPED = (reduction.WRAPPED, views.WRAPPED)
+WRAPPED = (nll_loss.WRAPPED, reduction.WRAPPED, views.WRAPPED)
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
