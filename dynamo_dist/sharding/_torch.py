@@ -99,10 +99,21 @@ def spec(mesh: DeviceMesh, placements: Sequence[Placement], meta: Any = None) ->
     return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
 
 
-def mask_partial(shape: Sequence[int], dim: int) -> Placement:
+def mask_partial(shape: Sequence[int], dim: int) -> _MaskPartial:
     """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
     # Hashed with the placement: symbolic sizes cannot be.
     return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
+
+
+def own_part_of_index(
+    index: torch.Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside of that."""
+    mask = mask_partial([1] * dim + [shape[dim]], dim)
+    own = mask._partition_value(index, mesh, mesh_dim)
+    outside = mask.mask_buffer.data
+    assert outside is not None
+    return own, outside
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:

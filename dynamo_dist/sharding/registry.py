@@ -21,6 +21,7 @@ from dynamo_dist.sharding import (
     indexing,
     layout,
     lists,
+    masked_gather,
     nll_loss,
     partial,
     random_pooling,
@@ -44,7 +45,7 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     views.ROWS,
 )
 ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
-WRAPPED = (nll_loss.WRAPPED, reduction.WRAPPED, views.WRAPPED)
+WRAPPED = (masked_gather.WRAPPED, nll_loss.WRAPPED, reduction.WRAPPED, views.WRAPPED)
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
