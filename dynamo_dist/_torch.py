@@ -283,3 +283,16 @@ def global_rank() -> int:
     import torch.distributed as dist
 
     return dist.get_rank()
+
+
+# --- Operators of others -------------------------------------------------------------------------
+
+
+def is_custom_op(name: str) -> bool:
+    """Whether ``torch.library.custom_op`` made the operator, so that its schema is checked.
+
+    Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.11 to 2.15.
+    """
+    from torch._library import custom_ops
+
+    return name in getattr(custom_ops, "OPDEFS", ())

@@ -4,8 +4,9 @@
     python tools/check_strategies.py --rules ours --ops '^nn_functional_.*pool' --json
 
 Each operator runs on samples of even and of uneven sizes, on meshes of 4 and of 2 x 2 ranks, in Shard,
-Replicate and Partial placements, forward and backward, on all ranks in one process. Exits with 1 if an
-operator is silently wrong under our rules.
+Replicate and Partial placements, forward and backward, on all ranks in one process; those that average,
+mask or count on samples too of which ranks count unequally much. Two calls of each are compiled. Exits
+with 1 if an operator is silently wrong under our rules.
 """
 
 from __future__ import annotations

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch._dynamo.guards as _guards
+import torch._dynamo.utils as _dynamo_utils
 import torch._dynamo.variables.builder as _builder
 import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
 import torch._functorch._aot_autograd.functional_utils as _functional_utils
@@ -34,13 +36,17 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.tensor import DTensor, Partial
-from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    PropagateUnbackedSymInts,
+    has_free_unbacked_symbols,
+)
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from dynamo_dist._torch import Change as Change
 from dynamo_dist._torch import SetAttribute, WrapAttribute
+from dynamo_dist.errors import StrategyError
 from dynamo_dist.trackers._torch import HAS_OPAQUE_TYPES, realized
 from dynamo_dist.trackers._torch import build as build
 from dynamo_dist.trackers._torch import build_list as build_list
@@ -52,6 +58,7 @@ from dynamo_dist.trackers._torch import items_of as items_of
 from dynamo_dist.trackers._torch import on_function as on_function
 from dynamo_dist.trackers._torch import python_object as python_object
 
+tree_leaves = _pytree.tree_leaves
 KEPT_OFFSETS = 64
 _REFUSES_SYMBOLIC_FACTORS = hasattr(_view_ops, "_explicit_unbacked_hint")  # from 2.13 on
 KEPT_REDISTRIBUTIONS = 16_384
@@ -672,3 +679,67 @@ def _has_symbols(op_schema: Any) -> bool:
     leaves = _pytree.tree_leaves((op_schema.args_schema, op_schema.kwargs_schema))
     sizes = [leaf.shape if isinstance(leaf, DTensorSpec) else [leaf] for leaf in leaves]
     return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
+
+
+# --- Calls that make plain tensors among DTensors ------------------------------------------------
+
+
+class _NoDraws(TorchDispatchMode):
+    """Refuses operators that draw random numbers into plain tensors."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        if draws and not any(isinstance(each, DTensor) for each in tree_leaves(given)):
+            raise StrategyError(
+                f"{func} draws random numbers for a tensor that an operator on DTensors makes inside.",
+                "Each rank would draw its own.",
+                "Draw them as a DTensor and pass it, or call the operator on local tensors.",
+            )
+        return func(*given[0], **given[1])
+
+
+@contextlib.contextmanager
+def made_tensors_are_replicas() -> Iterator[None]:
+    """Inside, a plain tensor among DTensors stands for itself on every rank, and none is random."""
+    dispatcher: Any = DTensor._op_dispatcher
+    before = dispatcher._allow_implicit_replication
+    dispatcher._allow_implicit_replication = True
+    try:
+        with _NoDraws():
+            yield
+    finally:
+        dispatcher._allow_implicit_replication = before
+
+
+def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Change]:
+    """Have ``answer(run, arguments)`` make each call of a graph, in Dynamo and in AOTAutograd.
+
+    Dynamo runs a node on fake tensors by a function of its utilities; AOTAutograd traces the graph by an
+    interpreter. Seen in 2.11 to 2.15.
+    """
+
+    def tried(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def run_node(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+            if node.op != "call_function":
+                return stock(tracer, node, args, kwargs, nnmodule)
+            return answer(lambda: stock(tracer, node, args, kwargs, nnmodule), (args, kwargs))
+
+        return run_node
+
+    def traced(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def run_node(self: Any, node: Any) -> Any:
+            if node.op != "call_function":
+                return stock(self, node)
+            return answer(lambda: stock(self, node), self.fetch_args_kwargs_from_env(node))
+
+        return run_node
+
+    return [
+        WrapAttribute(_dynamo_utils, "run_node", tried),
+        WrapAttribute(PropagateUnbackedSymInts, "run_node", traced),
+    ]

@@ -470,13 +470,3 @@ def wrap_compiled_code(
         return post_compile
 
     return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
-
-
-def is_custom_op(name: str) -> bool:
-    """Whether ``torch.library.custom_op`` made the operator, whose implementations run below autograd anyway.
-
-    ``OPDEFS`` was seen in 2.11 to 2.15.
-    """
-    from torch._library import custom_ops
-
-    return name in getattr(custom_ops, "OPDEFS", ())

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dynamo_dist import _torch as core
 from dynamo_dist._torch import Change
 from dynamo_dist.lowering.ops import NAMESPACE
 from dynamo_dist.runtime import _torch
@@ -41,7 +42,7 @@ def wanted(yes: bool) -> Iterator[None]:
 
 def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
     if not _wanted.get() or not all(
-        namespace in _KNOWN or _torch.is_custom_op(f"{namespace}::{name}")
+        namespace in _KNOWN or core.is_custom_op(f"{namespace}::{name}")
         for namespace, name in _OPERATOR.findall(source)
     ):
         return call

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 import torch.autograd.graph as _autograd_graph
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp, _resolve_process_group
 from torch._decomp import decomposition_table
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses import FakeTensorMode
+from torch.distributed import get_process_group_ranks
 from torch.distributed._local_tensor import LocalTensor, maybe_disable_local_tensor_mode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
@@ -48,7 +51,11 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import clip_grad
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -56,6 +63,13 @@ from dynamo_dist._torch import Change as Change
 from dynamo_dist._torch import SetAttribute as SetAttribute
 from dynamo_dist._torch import SetItem, WrapAttribute
 from dynamo_dist.errors import StrategyError
+
+try:
+    from torch.distributed.tensor.experimental._context_parallel import (
+        _attention as _context_parallel,
+    )
+except ImportError:
+    _context_parallel = None  # type: ignore[assignment]
 
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
@@ -86,7 +100,7 @@ def spec(mesh: DeviceMesh, placements: Sequence[Placement], meta: Any = None) ->
     return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
 
 
-def mask_partial(shape: Sequence[int], dim: int) -> Placement:
+def mask_partial(shape: Sequence[int], dim: int) -> _MaskPartial:
     """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
     # Hashed with the placement: symbolic sizes cannot be.
     return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
@@ -100,6 +114,17 @@ def is_masked(placement: Placement) -> bool:
 def is_norm(placement: Placement) -> bool:
     """Whether parts of a norm are pending there."""
     return isinstance(placement, _NormPartial)
+
+
+def own_part_of_index(
+    index: torch.Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside of that."""
+    mask = mask_partial([1] * dim + [shape[dim]], dim)
+    own = mask._partition_value(index, mesh, mesh_dim)
+    outside = mask.mask_buffer.data
+    assert outside is not None
+    return own, outside
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:
@@ -126,6 +151,64 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         rank = min(one._ranks)
         one, other = one._local_tensors[rank], other._local_tensors[rank]
     return bool(StorageWeakRef(one.untyped_storage()) == StorageWeakRef(other.untyped_storage()))
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of the generators that operators draw from by default; nothing while a program is traced."""
+    if detect_fake_mode() is not None or get_proxy_mode() is not None:
+        return []
+    with _disable_current_modes():
+        found = [torch.default_generator.get_state()]
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            found.append(torch.cuda.get_rng_state())
+    return found
+
+
+def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    """Whether nothing was drawn in between."""
+    with _disable_current_modes():
+        return all(map(torch.equal, before, after))
+
+
+def group_and_reduction(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[int, ...] | None, str | None]:
+    """The ranks of the group that a collective of c10d is called with, and its reduction's name.
+
+    None for a group that cannot be told, as a name is while another program is traced, and where there
+    is no reduction. c10d hands out groups and reductions as script objects.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    group: Any = given.get("process_group", given.get("group_name"))
+    if isinstance(group, torch.ScriptObject):
+        group = ProcessGroup.unbox(group)
+    elif isinstance(group, str):
+        resolve: Callable[[Any], Any] = _resolve_process_group
+        group = resolve(group)
+    ranks = tuple(get_process_group_ranks(group)) if isinstance(group, ProcessGroup) else None
+    reduction: Any = given.get("reduce_op")
+    if not isinstance(reduction, str) and reduction is not None:
+        reduction = ReduceOp.RedOpType(int(reduction.op())).name.lower()
+    return ranks, reduction
+
+
+@functools.lru_cache(maxsize=256)
+def is_beside(mesh: DeviceMesh, ranks: tuple[int, ...]) -> bool:
+    """Whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of one root."""
+    with _disable_current_modes():
+        root, mine = mesh._get_root_mesh().mesh, mesh.mesh
+        places = dict(zip(root.flatten().tolist(), _indices(root), strict=True))
+        spanned = [places.get(rank) for rank in mine.flatten().tolist()]
+    found = [places.get(rank) for rank in ranks]
+    if None in spanned or None in found:
+        return False
+    across = [dim for dim, at in enumerate(zip(*spanned, strict=True)) if len(set(at)) > 1]
+    return all(len({at[dim] for at in found if at is not None}) == 1 for dim in across)
+
+
+def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, tensor.shape))
 
 
 # --- Changes -------------------------------------------------------------------------------------
@@ -521,6 +604,25 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
 
     name = "_propagate_op_sharding_dispatch_slow_path"
     return [WrapAttribute(OpDispatcher, name, writing)]
+
+
+def in_context_parallel(
+    handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Change]:
+    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
+
+    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one
+    for attention. A torch without these names has no context parallelism that we know of; seen in 2.11 to
+    2.15.
+    """
+    table = getattr(_context_parallel, "custom_ops", None)
+    style = getattr(_context_parallel, "_ContextParallel", None)
+    if table is None or style is None:
+        return []
+    return [
+        *(SetItem(table, op, handler) for op, handler in handlers.items()),
+        WrapAttribute(style, "sdpa_output_fn", output),
+    ]
 
 
 def resolved_before_collectives() -> list[Change]:

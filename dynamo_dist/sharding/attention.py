@@ -1,12 +1,24 @@
-"""Attention on the CPU, over batches, over heads and over the length of the query."""
+"""Attention on the CPU, over batches, over heads and over the length of the query.
+
+Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a causal
+mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not depend on the
+order of the sequence is computed.
+"""
 
 from __future__ import annotations
 
-from torch.distributed.tensor import Placement, Shard
+import functools
+from collections.abc import Callable
+from typing import Any
 
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.sharding import _torch
 from dynamo_dist.sharding.layout import Call, P, R, Row, Rows
 
 QUERY_LENGTH = 2
+KERNEL = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
 def forward(call: Call) -> list[Row]:
@@ -57,6 +69,50 @@ def _mask(call: Call, dim: int) -> dict[str, Placement]:
 
 
 ROWS: dict[str, Rows] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": forward,
+    KERNEL: forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
 }
+
+
+def in_context_parallel(
+    op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Every rank's part of the queries against all keys; raises StrategyError for causal and other masks."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("is_causal") or given.get("attn_mask") is not None:
+        raise StrategyError(
+            f"context_parallel cannot compute attention with a mask on the CPU, by {op} in "
+            f"{given['query'].placements}.",
+            "Its parts of the sequence are not in the order of the sequence, which the mask is for, and "
+            "torch passes keys around in a ring on CUDA alone.",
+            "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
+        )
+    results = _torch.as_stock(op, in_context_parallel, args, kwargs)
+    return tuple(_by_query(each) for each in results)
+
+
+def _by_query(tensor: DTensor) -> DTensor:
+    return tensor.redistribute(placements=[Shard(QUERY_LENGTH)] * tensor.device_mesh.ndim)
+
+
+def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Results are taken apart as the queries were: torch takes local tensors in any placements for that."""
+
+    @functools.wraps(stock)
+    def output(self: Any, module: Any, inputs: Any, outputs: Any, mesh: Any) -> Any:
+        def by_sequence(value: DTensor) -> DTensor:
+            return value.redistribute(placements=[Shard(self.seq_dim)] * value.device_mesh.ndim)
+
+        return stock(
+            self, module, inputs, _torch.tree_map_only(DTensor, by_sequence, outputs), mesh
+        )
+
+    return output
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for ``context_parallel``."""
+    return _torch.in_context_parallel(
+        dict.fromkeys(_torch.overloads(KERNEL), in_context_parallel), output_by_query
+    )

@@ -2,7 +2,8 @@
 
 An operator's decomposition runs on the DTensors themselves, so that every size in it is global, and
 each operator in it has a strategy of its own. What has none, or cannot be decomposed so, runs on
-gathered arguments.
+gathered arguments, if its schema can be believed: whole arguments are the same on every rank, and what
+it writes to is known. Others, and what draws random numbers, are refused.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial
 
+from dynamo_dist import _torch as core
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch, gathered
+from dynamo_dist.sharding import _torch, collectives, gathered
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ def instead(
 ) -> Any:
     """The result of a call for which no strategy decided, which ``error`` says.
 
-    Raises the StrategyError that a strategy raised, and one for a random operator without a strategy.
+    Raises the StrategyError that a strategy raised, and one for a random operator without a strategy or
+    an operator of others whose schema nothing checks.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -48,15 +51,11 @@ def instead(
         if isinstance(cause, Decompose):
             return cause.function(*args, **kwargs)
         cause = cause.__cause__
-    if torch.Tag.nondeterministic_seeded in op.tags and op._schema.name.endswith("_"):
-        return draw_in_place(op, args, kwargs)
     if torch.Tag.nondeterministic_seeded in op.tags:
-        raise StrategyError(
-            f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
-            "On gathered arguments each rank would draw its own, and replicas would differ.",
-            "Redistribute its arguments to Shard or Replicate first, or register a strategy with "
-            "dynamo_dist.sharding.register_strategy.",
-        ) from error
+        if op._schema.name.endswith("_") and not is_pending(args[0]):
+            return draw_in_place(op, args, kwargs)
+        why = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
+        raise random(op, args, kwargs, *[why] * op._schema.name.endswith("_")) from error
     function = None if writes_or_views(op) else _torch.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
@@ -73,6 +72,16 @@ def instead(
                 return found
         finally:
             _decomposing.reset(token)
+    if not is_known(op):
+        raise StrategyError(
+            f"{op} has no sharding strategy for {layouts(args, kwargs)}, and it is no operator of aten, "
+            "prims or torch.library.custom_op.",
+            "Nothing checks what its schema says of the arguments that it writes to, or that it "
+            "computes the same on every rank's copy of gathered arguments.",
+            "Give it local tensors (tensor.to_local(), tensor.full_tensor()), make it with "
+            "torch.library.custom_op, or register a strategy with "
+            "dynamo_dist.sharding.register_strategy.",
+        ) from error
     if op not in _warned:
         _warned.add(op)
         log.warning(
@@ -81,17 +90,45 @@ def instead(
             op,
             layouts(args, kwargs),
         )
-    return gathered.run(op, args, kwargs)
+    before = _torch.random_states()
+    results = gathered.run(op, args, kwargs)
+    if not _torch.are_same_states(before, _torch.random_states()):
+        raise random(op, args, kwargs)  # an operator of others without the tag that says so
+    return results
 
 
 def draw_in_place(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a DTensor with random numbers: each shard draws its own, of a pending sum one summand has them."""
+    """Fill a DTensor with random numbers: each shard draws its own."""
     target = args[0]
-    drawn = op(target._local_tensor.clone(), *args[1:], **kwargs)
-    finished = [Replicate() if isinstance(p, Partial) else p for p in target.placements]
-    part = _torch.relayout(drawn, target.device_mesh, finished, target._spec)
-    target._local_tensor.copy_(part)
+    op(target._local_tensor, *args[1:], **kwargs)
     return target
+
+
+def is_pending(value: object) -> bool:
+    """Whether it is a DTensor of which ranks hold summands, or parts of another reduction."""
+    return isinstance(value, DTensor) and any(isinstance(p, Partial) for p in value.placements)
+
+
+def is_known(op: _torch.OpOverload) -> bool:
+    """Whether the schema of ``op`` is one that torch checks."""
+    if op.namespace in collectives.NAMESPACES:
+        return False  # torch makes one of them with torch.library.custom_op
+    return op.namespace in ("aten", "prims") or core.is_custom_op(op._schema.name)
+
+
+def random(
+    op: _torch.OpOverload,
+    args: Any,
+    kwargs: Any,
+    why: str = "On gathered arguments each rank would draw its own, and replicas would differ.",
+) -> StrategyError:
+    """The error for a random operator where each rank's own numbers would be wrong."""
+    return StrategyError(
+        f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
+        why,
+        "Redistribute its arguments to Shard or Replicate first, or register a strategy with "
+        "dynamo_dist.sharding.register_strategy.",
+    )
 
 
 def writes_or_views(op: _torch.OpOverload) -> bool:

@@ -1,4 +1,4 @@
-"""Calls that eager answers before any strategy: a shape changed in place, one number read, a factor."""
+"""Calls that are answered before any strategy: a shape changed in place, one number read, a factor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ VIEWS = {
     "aten.t_.default": "aten.t.default",
     "aten.transpose_.default": "aten.transpose.int",
 }
+NUMBERS = (
+    "aten._local_scalar_dense.default",
+    "aten._assert_async.default",
+    "aten._assert_async.msg",
+)
 
 
 def as_view(view: _torch.OpOverload) -> _torch.Handler:
@@ -29,11 +34,11 @@ def as_view(view: _torch.OpOverload) -> _torch.Handler:
 
 
 def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The number that a DTensor of one element stands for: sums finished, shards gathered."""
-    (tensor,) = args
+    """The number that a DTensor of one element stands for, read or checked: sums finished, shards gathered."""
+    tensor, *rest = args
     assert isinstance(tensor, DTensor)
     whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-    return op(whole._local_tensor)
+    return op(whole._local_tensor, *rest, **kwargs)
 
 
 def resized(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +67,12 @@ def changes() -> list[_torch.Change]:
         ),
         *_torch.on_dispatch(torch.ops.aten.resize_.default, resized),
         *_torch.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
-        *_torch.on_dispatch(torch.ops.aten._local_scalar_dense.default, number),
+        *(
+            change
+            for name in NUMBERS
+            for op in _torch.overloads(name)
+            for change in _torch.on_dispatch(op, number)
+        ),
         # 2.11 decides nothing for it, and gathering detaches.
         *(
             change

@@ -100,7 +100,6 @@ _MAX = 2  # torch.nn.functional.embedding_bag: sum, mean, max
 
 
 ROWS: dict[str, Rows] = {
-    "aten.gather.default": gather,
     "aten.scatter.src": scatter,
     "aten.scatter.value": scatter,
     "aten.scatter.reduce": scatter,

@@ -9,6 +9,7 @@ from dynamo_dist.sharding import (
     _torch,
     as_strided,
     attention,
+    collectives,
     convolution,
     elementwise,
     embedding,
@@ -20,6 +21,8 @@ from dynamo_dist.sharding import (
     indexing,
     layout,
     lists,
+    masked_gather,
+    nll_loss,
     partial,
     random_pooling,
     reduction,
@@ -35,13 +38,20 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     elementwise.ROWS,
     embedding.ROWS,
     indexing.ROWS,
+    nll_loss.ROWS,
     partial.ROWS,
     random_pooling.ROWS,
     reduction.ROWS,
     views.ROWS,
 )
 ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
-WRAPPED = (partial.WRAPPED, reduction.WRAPPED, views.WRAPPED)
+WRAPPED = (
+    masked_gather.WRAPPED,
+    nll_loss.WRAPPED,
+    partial.WRAPPED,
+    reduction.WRAPPED,
+    views.WRAPPED,
+)
 
 
 def changes(config: DistConfig) -> list[_torch.Change]:
@@ -71,6 +81,8 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             )
         ),
         *as_strided.changes(),
+        *attention.changes(),
+        *collectives.changes(),
         *in_place.changes(),
         *lists.changes(),
         *random_pooling.changes(),

@@ -28,6 +28,7 @@ OUTCOMES = (
     "no strategy",
     "error backward",
     "no strategy backward",
+    "error compiled",
     "ok",
 )
 REPETITIONS = 50

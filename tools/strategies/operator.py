@@ -8,13 +8,18 @@ from typing import Any
 
 import torch
 from strategies.case import OUTCOMES, Outcome, check, expected
+from strategies.compiled import problem
 from strategies.layouts import describe, layouts
-from strategies.samples import EVEN, UNEVEN, samples, set_sizes, tensors
+from strategies.samples import EVEN, UNEVEN, Sample, samples, set_sizes, tensors
+from strategies.unequal import SAMPLES
 
+from dynamo_dist.testing import fake_mesh
 from dynamo_dist.verifying.ranks import all_ranks
 
 MESHES = ((4,), (2, 2))
 LAYOUTS = {1: 2, 2: 1}  # layouts of a sample, by the dimensions of the mesh
+LAYOUTS_OF_UNEQUAL = {1: 6, 2: 3}
+COMPILED = 2  # samples of an operator that are compiled
 SIZES = {"even": EVEN, "uneven": UNEVEN}
 
 
@@ -36,27 +41,39 @@ def sweep(name: str, op: Any, limit: int) -> Report:
     """Check ``op`` on up to ``limit`` samples of each kind of sizes, and as many layouts of each."""
     report = Report(name)
     counts: Counter[str] = Counter()
+    compiled: list[Sample] = []
     for sizes, values in SIZES.items():
         set_sizes(values)
+        unequal = SAMPLES[name]() if name in SAMPLES and sizes == "even" else []
         drawn = [
             (sample, expected(sample, op.supports_autograd, "empty" not in name))
-            for sample in samples(op, limit)
+            for sample in (*samples(op, limit), *unequal)
             # DTensor has no sparse layouts.
             if tensors(sample) and all(t.layout == torch.strided for t in tensors(sample))
         ]
+        if sizes == "even":
+            compiled = [sample for sample, reference in drawn if reference is not None][:COMPILED]
         for mesh_shape in MESHES:
             with all_ranks(*mesh_shape) as mesh:
                 for at, (sample, reference) in enumerate(drawn):
                     if reference is None:
                         continue
                     seed = f"{name} {sizes} {mesh_shape} {at}"
-                    found = layouts(
-                        tensors(sample), len(mesh_shape), LAYOUTS[len(mesh_shape)], seed
+                    number = (
+                        LAYOUTS_OF_UNEQUAL if any(sample is each for each in unequal) else LAYOUTS
                     )
+                    found = layouts(tensors(sample), len(mesh_shape), number[len(mesh_shape)], seed)
                     for layout in found:
                         outcome = check(sample, reference, mesh, layout, op.supports_autograd)
                         counts[outcome.kind] += 1
                         _example(report, outcome, f"{seed} {describe(layout)}")
+    for sample in compiled:
+        with fake_mesh(4) as mesh:
+            (layout,) = layouts(tensors(sample), 1, 1, f"{name} compiled")
+            found = problem(sample, mesh, layout)
+        outcome = Outcome("error compiled", found) if found else Outcome("ok")
+        counts[outcome.kind] += 1
+        _example(report, outcome, f"{name} compiled {describe(layout)}")
     report.counts = {kind: counts[kind] for kind in OUTCOMES if counts[kind]}
     if counts:
         report.verdict = next(kind for kind in OUTCOMES if counts[kind])

@@ -118,6 +118,27 @@ PROGRAMS = {
         (IMAGE,),
         ((S0,), (S1,), (S2,)),
     ),
+    **{
+        f"gather of {tuple(index.shape)} along {dim}": (
+            lambda x, i, dim=dim: torch.gather(x, dim, i),
+            (drawn(8, 6), index),
+            ((S0, R), (S1, R), (S0, S0), (S1, S0), (S0, S1), (S1, S1), (R, S0), (P, R)),
+        )
+        for dim, index in (
+            (1, torch.tensor([[5], [0], [3], [2], [1], [4], [0], [5]])),
+            (-1, torch.tensor([[5, 1], [0, 0], [3, 2], [2, 5]])),
+            (0, torch.tensor([[7, 0, 3, 2, 5, 4]])),
+        )
+    },
+    "two pending gathers": (
+        lambda x, i, j: torch.gather(x, 1, i) * 2 - torch.gather(x, 1, j),
+        (
+            drawn(8, 6),
+            torch.arange(8).remainder(6)[:, None],
+            torch.arange(8).floor_divide(2)[:, None],
+        ),
+        ((S1, R, R), (S1, S0, R)),
+    ),
     "cdist": (torch.cdist, (drawn(6, 3), drawn(5, 3)), ((S0, R), (R, S0), (S1, S1))),
     "conjugated": (
         lambda x, y: (torch.complex(x, -x).conj() @ torch.complex(y, y).conj()).imag,

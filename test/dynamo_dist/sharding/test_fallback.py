@@ -149,3 +149,76 @@ def test_random_numbers_on_gathered_arguments_are_refused(ranks):
         "arguments to Shard or Replicate first, or register a strategy with "
         "dynamo_dist.sharding.register_strategy."
     )
+
+
+@pytest.fixture
+def library():
+    """Operators of others, made by torch.library's parts and not by its ``custom_op``."""
+    library = torch.library.Library("dynamo_dist_test_others", "DEF")
+    yield library
+    library._destroy()
+
+
+def test_an_operator_whose_schema_nothing_checks_is_refused(ranks, library):
+    library.define("clear(Tensor x) -> ()")  # it writes, and does not say so
+    library.impl("clear", lambda x: x.zero_() and None, "CPU")
+    x = split(torch.ones(4, 3), ranks, [Shard(0)])
+    with pytest.raises(StrategyError) as caught:
+        torch.ops.dynamo_dist_test_others.clear(x)
+    assert str(caught.value) == (
+        "dynamo_dist_test_others.clear.default has no sharding strategy for (Shard(dim=0),), and it is "
+        "no operator of aten, prims or torch.library.custom_op. Nothing checks what its schema says of "
+        "the arguments that it writes to, or that it computes the same on every rank's copy of gathered "
+        "arguments. Give it local tensors (tensor.to_local(), tensor.full_tensor()), make it with "
+        "torch.library.custom_op, or register a strategy with dynamo_dist.sharding.register_strategy."
+    )
+
+
+def test_an_operator_made_of_others_needs_no_schema(ranks, library):
+    library.define("less(Tensor x) -> Tensor")
+    library.impl("less", lambda x: x - x.mean(), "CompositeImplicitAutograd")
+    x = torch.arange(12.0).view(4, 3)
+    found = torch.ops.dynamo_dist_test_others.less(split(x, ranks, [Shard(0)]))
+    assert torch.allclose(join(found), x - x.mean())
+
+
+def test_a_custom_operator_is_gathered(ranks):
+    @torch.library.custom_op("dynamo_dist_test::doubled", mutates_args=("out",))
+    def doubled(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x * 2)
+
+    x = torch.arange(12.0).view(4, 3)
+    out = split(torch.zeros(4, 3), ranks, [Shard(1)])
+    doubled(split(x, ranks, [Partial()]), out)
+    assert torch.equal(join(out), x * 2)
+
+
+def test_a_custom_operator_that_draws_and_does_not_say_so_is_refused(ranks):
+    @torch.library.custom_op("dynamo_dist_test::untagged", mutates_args=())
+    def untagged(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand(x.shape)
+
+    with pytest.raises(StrategyError, match=r"dynamo_dist_test.untagged.default draws random"):
+        untagged(split(torch.ones(4, 3), ranks, [Shard(0)]))
+
+
+DRAWS = {
+    "dropout": lambda x: F.dropout(x),
+    "alpha dropout": lambda x: F.alpha_dropout(x, training=True),
+    **{
+        name: lambda x, name=name: getattr(x * 1, name)(*[0.5] * (name in ("geometric_",)))
+        for name in ("uniform_", "normal_", "cauchy_", "exponential_", "geometric_", "bernoulli_")
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_drawn_in_place_for_a_pending_sum_are_refused(ranks, name):
+    with pytest.raises(StrategyError, match="In a pending sum each rank would draw its own"):
+        DRAWS[name](split(torch.ones(4, 3), ranks, [Partial()]))
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_drawn_in_place_for_shards(ranks, name):
+    found = DRAWS[name](split(torch.ones(4, 3), ranks, [Shard(0)]))
+    assert found.placements in ((Shard(0),), (Shard(1),))

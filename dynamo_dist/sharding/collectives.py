@@ -1,0 +1,108 @@
+"""Collectives of c10d that are given DTensors.
+
+A rank's part of a DTensor is no tensor of its own, so what a collective makes of the parts is wrong in
+their placements, with one exception: a group whose ranks all stand at one place of the mesh, each with
+the same part of a DTensor of its own. Gradients of data parallelism that are summed over a tensor
+parallel group are such. There, element by element, the parts are computed as the whole would be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.sharding import _torch
+
+# Element by element, each result of its input's shape.
+ELEMENTWISE = (
+    "c10d.allreduce_.default",
+    "c10d.allreduce_coalesced_.default",
+    "c10d.broadcast_.default",
+    "c10d.reduce_.default",
+    "_c10d_functional.all_reduce.default",
+    "_c10d_functional.all_reduce_.default",
+    "_c10d_functional.all_reduce_coalesced.default",
+    "_c10d_functional.all_reduce_coalesced_.default",
+    "_c10d_functional.broadcast.default",
+    "_c10d_functional.broadcast_.default",
+)
+# Neither changes a value.
+WAITS = ("_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default")
+# Namespaces of collectives: on gathered arguments each would compute another thing.
+NAMESPACES = (
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+)
+# What is pending as a sum can be added to others that are, or be divided.
+LINEAR = ("sum", "avg")
+
+
+def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The collective on local tensors; raises StrategyError where the result would be none of the whole."""
+    given = [each for each in _torch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
+    ranks, reduction = _torch.group_and_reduction(op, args, kwargs)
+    for tensor in given:
+        if ranks is None or not _torch.is_beside(tensor.device_mesh, ranks):
+            refuse(op, tensor, "on a group that is not beside its mesh")
+        if reduction not in (None, *LINEAR) and any(map(_is_pending, tensor.placements)):
+            refuse(op, tensor, f"with {reduction}, of which no part is known yet")
+    return on_local_tensors(op, args, kwargs)
+
+
+def on_local_tensors(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Results are laid out as the DTensors in their order; what is written to is what was given."""
+    given = [each for each in _torch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
+    local = _torch.tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
+    results = op(*local[0], **local[1])
+    before, in_order = {id(each._local_tensor): each for each in given}, iter(given)
+
+    def wrapped(result: torch.Tensor) -> DTensor:
+        like = next(in_order)
+        if id(result) in before:
+            return before[id(result)]
+        placed: DTensor = _torch.wrap(
+            result, like.device_mesh, like.placements, like._spec.tensor_meta
+        )
+        return placed
+
+    return _torch.tree_map_only(torch.Tensor, wrapped, results)
+
+
+def refuse(op: _torch.OpOverload, tensor: DTensor, where: str) -> None:
+    """Raises StrategyError for the collective ``op`` on ``tensor``."""
+    raise StrategyError(
+        f"{op} cannot run on a DTensor in {tensor.placements} of {tensor.device_mesh} {where}.",
+        "Ranks hold parts of one tensor, and what the collective makes of the parts is not what it "
+        "would make of the tensor.",
+        "Use tensor.redistribute(...) or tensor.full_tensor() to bring the parts together, or give "
+        "the collective tensor.to_local() if the parts are meant; or register a strategy with "
+        "dynamo_dist.sharding.register_strategy.",
+    )
+
+
+def _is_pending(placement: object) -> bool:
+    return isinstance(placement, Partial)
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for them."""
+    return [
+        *(
+            change
+            for name in ELEMENTWISE
+            for op in _torch.overloads(name)
+            for change in _torch.on_dispatch(op, handler)
+        ),
+        *(
+            change
+            for name in WAITS
+            for op in _torch.overloads(name)
+            for change in _torch.on_dispatch(op, on_local_tensors)
+        ),
+    ]
