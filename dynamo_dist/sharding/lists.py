@@ -7,7 +7,6 @@ plain tensors are used anywhere else, and once on the others.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.distributed.tensor import DTensor, Replicate
 from dynamo_dist.sharding import _torch, local_lists
 from dynamo_dist.sharding.reduction import is_extreme
 
-_GRAD = operator.attrgetter("grad")
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -71,10 +69,8 @@ def clip(
 ) -> None:
     """Plain gradients are scaled by a plain norm: one after the other, each is a call of its own."""
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    if set(map(type, map(_GRAD, given))) <= {
-        DTensor,
-        type(None),
-    }:  # of many, by far the fastest look
+    # A look at each gradient costs more than one at the parameters; lists of both are the handler's.
+    if foreach is not False and set(map(type, given)) <= {DTensor}:
         return stock(given, max_norm, total_norm, foreach)
     plain = [each for each in given if not isinstance(each.grad, DTensor)]
     if not plain or not isinstance(total_norm, DTensor):
