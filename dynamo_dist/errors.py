@@ -48,6 +48,10 @@ class LocalizeError(DistError, ValueError):
     """A module that ``localize`` cannot take; it is left as it was."""
 
 
+class ReportError(DistError, ValueError):
+    """A report file that cannot be read, or that is none of this version."""
+
+
 class PlanError(DistError):
     """A plan file that cannot be read, or a plan that does not fit the program."""
 

@@ -14,11 +14,10 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-from inductor_passes import _torch
+from inductor_passes import _torch, record_folder
 from inductor_passes.records import GraphRecord
 
 log = logging.getLogger(__name__)
@@ -103,11 +102,7 @@ def store(key: str, record: GraphRecord) -> None:
     """Write a record beside Inductor's cache, whole or not at all. A full disk only costs a warning."""
     folder = _folder()
     try:
-        os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "w") as file:
-            json.dump(record.to_json(), file)
-        os.replace(temporary, os.path.join(folder, key + ".json"))
+        record_folder.put(folder, key + ".json", json.dumps(record.to_json()))
     except OSError as error:
         log.warning(
             "The record of a compiled graph could not be stored (%s): reports of later runs that "
@@ -122,7 +117,7 @@ def load(key: str) -> GraphRecord | None:
     try:
         with open(os.path.join(_folder(), key + ".json")) as file:
             return GraphRecord.from_json(json.load(file))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

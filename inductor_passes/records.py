@@ -7,6 +7,8 @@ A warm compile cache runs no pass, so these records are stored beside the cache 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,9 +99,9 @@ class ScheduleRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ScheduleRecord:
         """Inverse of ``dataclasses.asdict``."""
-        fields = {key: value for key, value in data.items() if key != "gap"}
-        fields["exposed"] = tuple(ExposedRecord(**e) for e in fields["exposed"])
-        fields["fixed"] = tuple(fields["fixed"])
+        fields = known(cls, data)
+        exposed = (ExposedRecord(**known(ExposedRecord, e)) for e in fields.get("exposed", ()))
+        fields.update(exposed=tuple(exposed), fixed=tuple(fields.get("fixed", ())))
         return cls(**fields)
 
 
@@ -124,7 +126,7 @@ class PassRecord:
     def from_json(cls, data: dict[str, Any]) -> PassRecord:
         """Inverse of ``dataclasses.asdict``."""
         schedule = data.get("schedule")
-        fields = {**data, "notes": tuple(data.get("notes", ()))}
+        fields = {**known(cls, data), "notes": tuple(data.get("notes", ()))}
         fields["schedule"] = None if schedule is None else ScheduleRecord.from_json(schedule)
         return cls(**fields)
 
@@ -192,18 +194,31 @@ class GraphRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GraphRecord:
         """Inverse of ``to_json``. Raises ValueError for another schema version."""
-        fields = dict(data)
-        if fields.pop("schema", None) != SCHEMA_VERSION:
+        fields = known(cls, data)
+        if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(
                 f"graph record has schema {data.get('schema')}, expected {SCHEMA_VERSION}"
             )
         fields["passes"] = tuple(PassRecord.from_json(p) for p in fields["passes"])
-        fields["collectives"] = tuple(CollectiveRecord(**c) for c in fields["collectives"])
+        fields["collectives"] = tuple(
+            CollectiveRecord(**known(CollectiveRecord, c)) for c in fields["collectives"]
+        )
         for which in ("before", "after"):
-            timeline = dict(fields[which])
-            timeline["spans"] = tuple(SpanRecord(**s) for s in timeline["spans"])
+            timeline = known(TimelineRecord, fields[which])
+            timeline["spans"] = tuple(SpanRecord(**known(SpanRecord, s)) for s in timeline["spans"])
             timeline["memory"] = tuple((at, size) for at, size in timeline.get("memory", ()))
             fields[which] = TimelineRecord(**timeline)
-        fields["order"] = tuple(fields["order"])
-        fields["warnings"] = tuple(fields["warnings"])
+        for which in ("order", "warnings"):
+            fields[which] = tuple(fields.get(which, ()))
         return cls(**fields)
+
+
+def known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a record is made of; others are of a later version, or computed."""
+    names = _names(cls)
+    return {key: value for key, value in data.items() if key in names}
+
+
+@functools.cache
+def _names(cls: type) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(cls) if f.init)

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _reports(path: Path) -> Iterator[RunReport]:
-    from dynamo_dist.reporting.write import read_reports
+    from dynamo_dist.reporting.read import read_reports
 
     files = sorted(path.glob("report*.json")) if path.is_dir() else [path]
     if not files:

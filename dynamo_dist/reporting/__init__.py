@@ -2,10 +2,11 @@
 
 from dynamo_dist.reporting.collect import Collector, collect, explain
 from dynamo_dist.reporting.merge import MergedReport, RankDifference, merge
+from dynamo_dist.reporting.read import read_report
 from dynamo_dist.reporting.records import BreakRecord, Fact, RecompileRecord, RunReport
 from dynamo_dist.reporting.render_html import render_html
 from dynamo_dist.reporting.render_text import render_text
-from dynamo_dist.reporting.write import read_report, write_report
+from dynamo_dist.reporting.write import write_report
 
 __all__ = [
     "BreakRecord",

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import GraphRecord, known
 
 SCHEMA_VERSION = 1
+MOST_RANKS = 2**20  # the ranks that gave no report are listed one by one
 
 Effect = Literal["split", "eager", "error"]
 _Record = TypeVar("_Record", "BreakRecord", "RecompileRecord", "PlanRecord", "Fact")
@@ -113,8 +114,8 @@ class Fact:
 class RunReport:
     """One rank's run. The module's docstring documents its JSON."""
 
-    rank: int = 0
-    world_size: int = 1
+    rank: int = field(default=0, metadata={"minimum": 0, "maximum": MOST_RANKS})
+    world_size: int = field(default=1, metadata={"minimum": 1, "maximum": MOST_RANKS})
     torch_version: str = ""
     plugin_version: str = ""
     topology: str = ""
@@ -172,8 +173,7 @@ class RunReport:
 
 def known_fields(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
     """``cls`` from the fields that it has; lists become tuples again."""
-    names = [field.name for field in dataclasses.fields(cls)]
-    fields: dict[str, Any] = {name: data[name] for name in names if name in data}
+    fields = known(cls, data)
     for name, value in fields.items():
         if isinstance(value, list):
             fields[name] = tuple(value)

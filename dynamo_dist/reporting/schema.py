@@ -19,6 +19,8 @@ _VERSIONS = {
     records.RunReport: records.SCHEMA_VERSION,
     graph_records.GraphRecord: graph_records.SCHEMA_VERSION,
 }
+# What came to a record later is what has a default; but of these everything has one.
+_LATER: dict[type, set[str]] = {records.RunReport: {"plans"}}
 
 
 def json_schema() -> dict[str, Any]:
@@ -47,32 +49,59 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "dynamo_dist report", **merged, "$defs": definitions}
 
 
-def _reference(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+def schema_of_rank() -> dict[str, Any]:
+    """What a reader asks of one rank's report: what later versions added may be missing."""
+    definitions: dict[str, Any] = {}
+    return {
+        **_reference(records.RunReport, definitions, is_read=True),
+        "$defs": definitions,
+    }
+
+
+def _reference(cls: type, definitions: dict[str, Any], is_read: bool = False) -> dict[str, Any]:
     name = cls.__name__
     if name not in definitions:
         definitions[name] = {}  # taken, should it name itself
         hints = typing.get_type_hints(cls)
-        fields = {f.name: _of(hints[f.name], definitions) for f in dataclasses.fields(cls)}
+        given = {f.name: f for f in dataclasses.fields(cls)}
+        fields = {
+            key: {**_of(hints[key], definitions, is_read), **f.metadata} for key, f in given.items()
+        }
         if cls in _VERSIONS:
             fields = {"schema": {"const": _VERSIONS[cls]}, **fields}
-        definitions[name] = _object(fields, " ".join((cls.__doc__ or "").split()))
+        made = _object(fields, " ".join((cls.__doc__ or "").split()))
+        if is_read:
+            later = _LATER.get(cls, {f.name for f in given.values() if _has_default(f)})
+            made["required"] = [key for key in fields if key not in later]
+        definitions[name] = made
     return {"$ref": f"#/$defs/{name}"}
 
 
-def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    given = (field.default, field.default_factory)
+    return not field.init or given != (dataclasses.MISSING, dataclasses.MISSING)
+
+
+def _of(hint: Any, definitions: dict[str, Any], is_read: bool) -> dict[str, Any]:
     if hint in _PLAIN:
         return {"type": _PLAIN[hint]}
     if dataclasses.is_dataclass(hint):
-        return _reference(typing.cast(type, hint), definitions)
+        return _reference(typing.cast(type, hint), definitions, is_read)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and arguments[-1] is not ...:
+        # Of one length; every entry is of the first's type.
+        size = len(arguments)
+        items = _of(arguments[0], definitions, is_read)
+        return {"type": "array", "items": items, "minItems": size, "maxItems": size}
     if origin is tuple:
-        return {"type": "array", "items": _of(arguments[0], definitions)}
+        return {"type": "array", "items": _of(arguments[0], definitions, is_read)}
     if origin is dict:
-        return {"type": "object", "additionalProperties": _of(arguments[1], definitions)}
+        inner = _of(arguments[1], definitions, is_read)
+        return {"type": "object", "additionalProperties": inner}
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_of(argument, definitions) for argument in arguments]}
+        return {"anyOf": [_of(argument, definitions, is_read) for argument in arguments]}
     raise TypeError(f"A record has a field of type {hint}, which the schema cannot express.")
 
 

@@ -1,4 +1,4 @@
-"""Reports on disk: whole files or none, and a folder that cannot be written never stops a compile."""
+"""Reports written to disk: whole files or none, and a folder that cannot be written never stops a compile."""
 
 from __future__ import annotations
 
@@ -48,29 +48,6 @@ def write_report(
             error,
         )
         return ()
-
-
-def read_report(path: str | os.PathLike[str]) -> RunReport:
-    """Read a ``report.json`` of one rank back. Raises ValueError if it is none of this version."""
-    return RunReport.from_json(_read(path))
-
-
-def read_reports(path: str | os.PathLike[str]) -> list[RunReport]:
-    """The ranks of a ``report.json``, or of a merged report such as ``explain --json`` prints."""
-    data = _read(path)
-    return [RunReport.from_json(item) for item in data.get("reports", [data])]
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is not JSON ({error}). Pass a report.json that write_report() wrote."
-        ) from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds no report. Pass a report.json that write_report() wrote.")
-    return data
 
 
 def trace(report: RunReport | MergedReport) -> dict[str, Any]:

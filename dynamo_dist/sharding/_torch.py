@@ -132,6 +132,21 @@ def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement],
     return DTensor(local, spec(mesh, placements, meta), requires_grad=local.requires_grad)
 
 
+def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any:
+    """What torch makes of an operator's local results."""
+    return dispatcher().wrap(local, specs)
+
+
+def is_here(mesh: DeviceMesh) -> bool:
+    """Whether this rank is one of the mesh's."""
+    return mesh.get_coordinate() is not None
+
+
+def is_observed() -> bool:
+    """Whether somebody traces, or looks at what is dispatched."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def relayout(
     local: torch.Tensor, mesh: DeviceMesh, source: Sequence[Placement], target: DTensorSpec
 ) -> torch.Tensor:
@@ -240,8 +255,13 @@ class ClearCaches:
         clear_caches()
 
 
+# What was learned of torch's decisions for lists of DTensors; ``local_lists.py`` fills it.
+answers_for_lists: dict[Any, Any] = {}
+
+
 def clear_caches() -> None:
     """Forget every sharding decision of this process."""
+    answers_for_lists.clear()
     _clear_sharding_prop_cache()
     propagator()._propagate_tensor_meta_cached.cache_clear()
 

@@ -13,13 +13,18 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.sharding import _torch
+from dynamo_dist.sharding import _torch, local_lists
 from dynamo_dist.sharding.reduction import is_extreme
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """At once where all entries lie alike; else with plain and distributed ones apart."""
+    return local_lists.run(op, args, kwargs, lambda: _apart(op, args, kwargs))
+
+
+def _apart(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results in the order of the lists; plain entries have plain results.
 
     A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones. Entries
@@ -64,6 +69,9 @@ def clip(
 ) -> None:
     """Plain gradients are scaled by a plain norm: one after the other, each is a call of its own."""
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    # A look at each gradient costs more than one at the parameters; lists of both are the handler's.
+    if foreach is not False and set(map(type, given)) <= {DTensor}:
+        return stock(given, max_norm, total_norm, foreach)
     plain = [each for each in given if not isinstance(each.grad, DTensor)]
     if not plain or not isinstance(total_norm, DTensor):
         return stock(given, max_norm, total_norm, foreach)

@@ -7,17 +7,17 @@ gzipped). What is measured counts instead of the formulas; how far the formulas 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from pathlib import Path
 
+from inductor_passes import reading
 from inductor_passes.cost import formula_command
 from inductor_passes.cost.calibrate import command as measure_command
 from inductor_passes.cost.importing import kineto, nccl_tests
 from inductor_passes.cost.importing.errors import errors_of, text_of
 from inductor_passes.cost.importing.measurements import Measurements, add_to
-from inductor_passes.cost.topology import Topology, load_topology, topology_text
+from inductor_passes.cost.topology import Topology, built, load_topology, topology_text
 from inductor_passes.cost.topology_file import dump_topology
 from inductor_passes.errors import PassesError, TopologyError
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, write, print; 1 after a one-line error."""
+    """Read, write, print; 0, or 2 after a one-line error."""
     if arguments.action == "formula":
         return formula_command.run(arguments)
     if arguments.action == "measure":
@@ -61,11 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         content["name"] = arguments.name or Path(arguments.out).stem
         for found in tables:
             add_to(content, found)
-        Path(arguments.out).write_text(dump_topology(content) + "\n", encoding="utf-8")
-        load_topology(arguments.out)
+        text = dump_topology(content) + "\n"
+        built(text, arguments.out)  # what would not load is not written
+        Path(arguments.out).write_text(text, encoding="utf-8")
     except (PassesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2
     result = {
         "topology": content["name"],
         "out": arguments.out,
@@ -76,25 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
-    data = path.read_bytes()
-    try:
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError):
-        raise TopologyError(
-            f"{str(path)!r} is neither text nor gzipped text.",
-            fix="Give NCCL-tests' output or a profile.",
-        ) from None
+    text = reading.text_of(path, kineto.PROFILE)
     if not text.lstrip().startswith(("{", "[")):
         return nccl_tests.parse(
             text, path.name, kind=arguments.kind, ranks=arguments.ranks, nodes=arguments.nodes
         )
-    try:
-        trace = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TopologyError(
-            f"{str(path)!r} is not JSON: {error.msg} at line {error.lineno}.",
-            fix="Give the whole profile.",
-        ) from None
+    trace = reading.parsed(text, str(path), kineto.PROFILE)
     found = kineto.parse(trace, path.name, ranks_per_node=base.ranks_per_node)
     if not found:
         raise TopologyError(

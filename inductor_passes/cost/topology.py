@@ -16,6 +16,7 @@ from pathlib import Path
 from inductor_passes.cost import topology_file
 from inductor_passes.cost.measured import MeasuredCollective, MeasuredProducts, Product, rising
 from inductor_passes.errors import TopologyError
+from inductor_passes.reading import text_of
 
 _DATA = Path(__file__).parent / "data"
 _DEFAULTS = {"cuda": "h100x8"}
@@ -167,8 +168,12 @@ def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
     Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
     a key that we do not know, or a figure that is no positive number.
     """
-    text = os.fspath(name_or_path)
-    return _build(topology_file.Section.of_text(topology_text(text), text, _fix()))
+    return built(topology_text(name_or_path), os.fspath(name_or_path))
+
+
+def built(content: str, file: str) -> Topology:
+    """The topology that a file's content is. Raises TopologyError, which calls it ``file``, if it is none."""
+    return _build(topology_file.Section.of_text(content, file, _fix()))
 
 
 def topology_text(name_or_path: str | os.PathLike[str]) -> str:
@@ -176,11 +181,7 @@ def topology_text(name_or_path: str | os.PathLike[str]) -> str:
     text = os.fspath(name_or_path)
     shipped = text in shipped_topologies()
     path = _DATA / f"{text}.json" if shipped else _registered.get(text, Path(text))
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise TopologyError(f"Cannot read topology {text!r}:", f"{reason}.", _fix()) from error
+    return text_of(path, topology_file.form(_fix()), text)
 
 
 def _fix() -> str:

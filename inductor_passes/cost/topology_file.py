@@ -31,6 +31,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from inductor_passes.errors import TopologyError
+from inductor_passes.reading import Form, parsed
+from inductor_passes.reading.check import MOST
+
+
+def form(fix: str) -> Form:
+    """The format, for the reader of all formats; ``Section`` is its schema."""
+    return Form("topology", TopologyError, fix)
 
 
 class Section:
@@ -46,27 +53,7 @@ class Section:
     @classmethod
     def of_text(cls, content: str, file: str, fix: str) -> Section:
         """The top of a file. Raises TopologyError if ``content`` is not JSON or repeats a key."""
-
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            keys = [key for key, _ in pairs]
-            repeated = sorted({key for key in keys if keys.count(key) > 1})
-            if repeated:
-                raise TopologyError(
-                    f"Topology file {file!r} has {repeated[0]!r} twice in one object.",
-                    "Only one of the two could count.",
-                    f"Remove one. {fix}",
-                )
-            return dict(pairs)
-
-        try:
-            data = json.loads(content, object_pairs_hook=unique)
-        except json.JSONDecodeError as error:
-            raise TopologyError(
-                f"Topology file {file!r} is not JSON:",
-                f"{error.msg} at line {error.lineno}, column {error.colno}.",
-                f"Correct the file. {fix}",
-            ) from error
-        return cls(data, "", file, fix, {})
+        return cls(parsed(content, file, form(fix)), "", file, fix, {})
 
     def sources(self) -> tuple[tuple[str, str], ...]:
         """Path and source of every figure read so far, in the order of reading."""
@@ -114,7 +101,7 @@ class Section:
     def whole(self, name: str) -> int:
         """A plain whole number of at least one."""
         value = self._get(name)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value <= MOST:
             raise self._error(self._join(name), value, "must be a whole number of at least 1")
         return value
 
@@ -207,19 +194,14 @@ class Section:
     def _join(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
-    def _error(self, path: str, value: Any, rule: str) -> TopologyError:
-        where = f"field {path!r}" if path else "the whole file"
-        shown = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}..."
-        return TopologyError(
-            f"Topology file {self._file!r}: {where} is {shown}, but it {rule}.",
-            fix=f"Correct the file. {self._fix}",
-        )
+    def _error(self, path: str, value: Any, rule: str) -> Exception:
+        return form(self._fix).wrong(self._file, (path,) if path else (), value, rule)
 
 
 def _is_amount(value: Any) -> bool:
-    # bool is an int to Python, and json reads NaN and Infinity.
+    # bool is an int to Python, and json reads NaN, Infinity and whole numbers of any length.
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+    return number and 0 <= value <= MOST
 
 
 def dump_topology(value: Any, indent: int = 0) -> str:

@@ -9,6 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from inductor_passes.errors import ProblemError
 from inductor_passes.schedule.problem import KINDS, Node, Problem
 
+_LEAST_MIB = 1e-9  # a thousandth of a byte; with less, slopes would leave the range of floats
+
 
 def check_problem(problem: Problem) -> None:
     """Raise ``ProblemError`` unless every rule of ``problem.py`` holds. Linear in nodes and edges."""
@@ -42,7 +44,7 @@ def _check_tables(problem: Problem) -> None:
             if len(points) < 2:
                 raise ProblemError(f"The link table of {op} on group {group!r} needs two points.")
             sizes = [x for x, _ in points]
-            if sizes[0] <= 0 or any(b <= a for a, b in itertools.pairwise(sizes)):
+            if sizes[0] < _LEAST_MIB or any(b <= a for a, b in itertools.pairwise(sizes)):
                 raise ProblemError(
                     f"The link table of {op} on group {group!r} is not by growing size."
                 )

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Solve, write, print; 1 after a one-line error."""
+    """Solve, write, print; 0, or 2 after a one-line error."""
     try:
         problem = load_problem(arguments.problem)
         start = time.perf_counter()
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             save_schedule(solution.schedule, arguments.out)
     except (PassesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2
     result = as_json(problem, solution, seconds)
     print(json.dumps(result) if arguments.json else _text(result))
     return 0

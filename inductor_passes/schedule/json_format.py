@@ -9,22 +9,84 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from inductor_passes.errors import ProblemError
+from inductor_passes.reading import Form, checked, load
 from inductor_passes.schedule.check_problem import check_problem
 from inductor_passes.schedule.problem import Node, Problem, Schedule
 
-_T = TypeVar("_T")
 _OF_LAUNCHES = ("group", "op", "dtype", "payload")
+_TEXT = {"type": "string"}
+_AMOUNT = {"type": "number", "minimum": 0}
+_COUNT = {"type": "integer", "minimum": 0}
+_ID = {"type": "integer"}
+_IDS = {"type": "array", "items": _ID}
+_POINT = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+_NODE = {
+    "type": "object",
+    "properties": {
+        "name": {"anyOf": [_TEXT, {"type": "integer"}]},
+        "kind": _TEXT,
+        "deps": _IDS,
+        "us": _AMOUNT,
+        "bytes": _COUNT,
+        "alias": {"anyOf": [_ID, {"type": "null"}]},
+        "launch": {"anyOf": [_ID, {"type": "null"}]},
+        "group": _TEXT,
+        "op": _TEXT,
+        "dtype": _TEXT,
+        "reduce": {"anyOf": [_TEXT, {"type": "null"}]},
+        "payload": _COUNT,
+    },
+    "required": ["kind", "deps", "us", "bytes"],
+}
+_LINKS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": _POINT},
+    },
+}
+PROBLEM = Form(
+    name="schedule problem",
+    error=ProblemError,
+    fix="inductor_passes/schedule/json_format.py says what it holds.",
+    schema={
+        "type": "object",
+        "properties": {
+            "name": _TEXT,
+            "nodes": {"type": "array", "items": _NODE},
+            "links": _LINKS,
+            # With less, times would leave the range of floats.
+            "copy_bytes_per_us": {"type": "number", "minimum": 1e-9},
+            "group_size": {
+                "type": "object",
+                "additionalProperties": {"type": "integer", "minimum": 1},
+            },
+        },
+        "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
+    },
+)
+SCHEDULE = Form(
+    name="schedule",
+    error=ProblemError,
+    fix="python -m inductor_passes schedule PROBLEM -o FILE writes one.",
+    schema={
+        "type": "object",
+        "properties": {
+            "order": _IDS,
+            "buckets": {"anyOf": [{"type": "array", "items": _IDS}, {"type": "null"}]},
+        },
+        "required": ["order"],
+    },
+)
 
 
 def load_problem(path: str | Path) -> Problem:
     """Read and check a problem. Raises ``ProblemError``, one line, if it is not one."""
-    return problem_from_json(_read(Path(path)))
+    return _problem(load(path, PROBLEM), str(path))
 
 
 def save_problem(problem: Problem, path: str | Path) -> None:
@@ -38,11 +100,9 @@ def save_problem(problem: Problem, path: str | Path) -> None:
 
 
 def load_schedule(path: str | Path) -> Schedule:
-    """Read a schedule; ``judge`` says whether it fits a problem."""
-    data = _mapping(_read(Path(path)), "The schedule")
-    order = _field(data, "order", "The schedule", _ids)
-    buckets = _sequence(data.get("buckets") or [], "'buckets'")
-    return Schedule(order, tuple(_ids(members) for members in buckets))
+    """Read a schedule; ``judge`` says whether it fits a problem. Raises ``ProblemError`` if it is none."""
+    data = load(path, SCHEDULE)
+    return Schedule(tuple(data["order"]), tuple(map(tuple, data.get("buckets") or ())))
 
 
 def save_schedule(schedule: Schedule, path: str | Path) -> None:
@@ -64,17 +124,19 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
 
 def problem_from_json(data: object) -> Problem:
     """Build and check a problem. Raises ``ProblemError``, one line, naming the node or key."""
-    top = _mapping(data, "The problem")
-    what = "The problem"
+    return _problem(checked(data, PROBLEM))
+
+
+def _problem(data: dict[str, Any], file: str = "") -> Problem:
     problem = Problem(
-        name=_field(top, "name", what, str),
-        nodes=tuple(
-            _node_from_json(i, node)
-            for i, node in enumerate(_field(top, "nodes", what, lambda v: _sequence(v, "'nodes'")))
-        ),
-        links=_field(top, "links", what, _links),
-        copy_bytes_per_us=_field(top, "copy_bytes_per_us", what, float),
-        group_size=_field(top, "group_size", what, _sizes),
+        name=data["name"],
+        nodes=tuple(_node(i, node, file) for i, node in enumerate(data["nodes"])),
+        links={
+            group: {op: tuple((mib, us) for mib, us in points) for op, points in tables.items()}
+            for group, tables in data["links"].items()
+        },
+        copy_bytes_per_us=float(data["copy_bytes_per_us"]),
+        group_size=data["group_size"],
     )
     check_problem(problem)
     return problem
@@ -96,86 +158,22 @@ def _node_to_json(node: Node) -> dict[str, Any]:
     return data
 
 
-def _node_from_json(i: int, data: object) -> Node:
-    what = f"Node {i}"
-    node = _mapping(data, what)
-    kind = _field(node, "kind", what, str)
-    launch = kind == "launch"
+def _node(i: int, data: dict[str, Any], file: str) -> Node:
+    kind = data["kind"]
+    of_launch: dict[str, Any] = {}
+    if kind == "launch":
+        for key in _OF_LAUNCHES:
+            if key not in data:
+                raise PROBLEM.missing(file, ("nodes", i, key))
+            of_launch[key] = data[key]
     return Node(
-        name=str(node.get("name", i)),
+        name=str(data.get("name", i)),
         kind=kind,
-        deps=_field(node, "deps", what, _ids),
-        us=_field(node, "us", what, float),
-        bytes=_field(node, "bytes", what, int),
-        alias=_optional_id(node, "alias", what),
-        group=_field(node, "group", what, str) if launch else "",
-        op=_field(node, "op", what, str) if launch else "",
-        dtype=_field(node, "dtype", what, str) if launch else "",
-        reduce=None if node.get("reduce") is None else str(node["reduce"]),
-        payload=_field(node, "payload", what, int) if launch else 0,
-        launch=_optional_id(node, "launch", what) if kind == "wait" else None,
+        deps=tuple(data["deps"]),
+        us=float(data["us"]),
+        bytes=data["bytes"],
+        alias=data.get("alias"),
+        reduce=data.get("reduce"),
+        launch=data.get("launch") if kind == "wait" else None,
+        **of_launch,
     )
-
-
-def _read(path: Path) -> object:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise ProblemError(f"Cannot read {path}: {error.strerror}.") from None
-    try:
-        # A corrupt archive raises OSError too.
-        return json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise ProblemError(f"{path} is not JSON: {error}.") from None
-
-
-def _field(data: Mapping[str, Any], key: str, what: str, convert: Callable[[Any], _T]) -> _T:
-    if key not in data:
-        raise ProblemError(f"{what} has no {key!r}.")
-    try:
-        return convert(data[key])
-    except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, ProblemError):
-            raise
-        raise ProblemError(f"{what} has a {key!r} that does not fit: {error}.") from None
-
-
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ProblemError(f"{what} is not a JSON object.")
-    return value
-
-
-def _sequence(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ProblemError(f"{what} is not a JSON list.")
-    return value
-
-
-def _ids(value: object) -> tuple[int, ...]:
-    ids = _sequence(value, "A list of node ids")
-    wrong = next((i for i in ids if type(i) is not int), None)
-    if wrong is not None:
-        raise ProblemError(f"{wrong!r} is not a node id.")
-    return tuple(ids)
-
-
-def _optional_id(data: Mapping[str, Any], key: str, what: str) -> int | None:
-    value = data.get(key)
-    if value is not None and type(value) is not int:
-        raise ProblemError(f"{what} has {value!r} as {key!r}, which is not a node id.")
-    return value
-
-
-def _links(value: object) -> dict[str, dict[str, tuple[tuple[float, float], ...]]]:
-    return {
-        group: {
-            op: tuple((float(mib), float(us)) for mib, us in points)
-            for op, points in _mapping(tables, f"The links of group {group!r}").items()
-        }
-        for group, tables in _mapping(value, "'links'").items()
-    }
-
-
-def _sizes(value: object) -> dict[str, int]:
-    return {group: int(size) for group, size in _mapping(value, "'group_size'").items()}

@@ -20,6 +20,7 @@ from torch.distributed.tensor._op_schema import OpSchema
 from torch.utils import _pytree as pytree
 
 from dynamo_dist._torch import SetAttribute, WrapAttribute
+from dynamo_dist.errors import PlanError
 from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Spec, Value
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -45,14 +46,26 @@ def word(placement: Placement) -> str:
 
 
 def placement(text: str) -> Placement:
-    """Inverse of ``word``, in this process."""
+    """Inverse of ``word``, in this process. Raises PlanError for a word that no tensor here gave."""
     if text == "R":
         return Replicate()
     if text[0] == "S":
         return Shard(int(text[1:]))
     if text[0] == "P":
         return Partial(text[1:] or "sum")
+    if text not in _opaque:
+        raise PlanError(
+            f"The plan names the placement {text!r}, which no tensor of this program has.",
+            "The program, or the file, has changed since it was planned.",
+            "Delete the plan file to plan anew.",
+        )
     return _opaque[text]
+
+
+def can_lie(tensor: DTensor, spec: Spec) -> bool:
+    """Whether there is a place for each mesh dimension, and a dimension for each place."""
+    dims = [int(text[1:]) for text in spec if text[0] == "S"]
+    return len(spec) == tensor.device_mesh.ndim and all(dim < tensor.ndim for dim in dims)
 
 
 def words(placements: Sequence[Placement]) -> Spec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,45 @@ from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.sharding.plan.planner import Plan
 from dynamo_dist.sharding.plan.record import Spec
 from dynamo_dist.sharding.plan.trace import Line
+from inductor_passes import reading
+from inductor_passes.whole_file import write_whole
 
 SCHEMA = 1
+# As dynamo_dist/sharding/plan/record.py has them; what DTensor alone knows stands behind a question mark.
+_WORD = re.compile(r"R|S[0-9]{1,4}|P[a-z]*|\?.+")
+_TEXT = {"type": "string"}
+_SPECS = {"type": "array", "items": _TEXT}
+_US = {"type": "number", "minimum": 0}
+_PAIR = {"type": "array", "items": _US, "minItems": 2, "maxItems": 2}
+
+
+def _fields(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": fields, "required": [*fields]}
+
+
+FORM = reading.Form(
+    name="plan",
+    error=PlanError,
+    fix="Or delete it to plan anew.",
+    schema=_fields(
+        schema={"const": SCHEMA},
+        plans={
+            "type": "object",
+            "additionalProperties": _fields(
+                summary=_fields(method=_TEXT, stock_us=_PAIR, planned_us=_PAIR, bound_us=_US),
+                steps={
+                    "type": "array",
+                    "items": _fields(
+                        op=_TEXT,
+                        stock=_SPECS,
+                        inputs=_SPECS,
+                        outputs={"type": "array", "items": {"anyOf": [_TEXT, {"type": "null"}]}},
+                    ),
+                },
+            ),
+        },
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +123,15 @@ def load(path: str) -> dict[str, StoredPlan]:
 
     Raises PlanError for a file that is no plan.
     """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = json.load(file)
-        if content["schema"] != SCHEMA:
-            raise ValueError(f"it has schema {content['schema']}, not {SCHEMA}")
-        return {name: _plan(entry) for name, entry in content["plans"].items()}
-    except FileNotFoundError:
+    if not os.path.exists(path):
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PlanError(
-            f"Cannot read the plan {path!r}: {type(error).__name__}: {error}.",
-            "",
-            "Correct it, or delete it to plan anew.",
-        ) from error
+    plans = reading.load(path, FORM)["plans"]
+    return {name: _plan(entry, path, ("plans", name)) for name, entry in plans.items()}
 
 
 def save(path: str, plans: dict[str, StoredPlan]) -> None:
     """Write a file whole or not at all. All ranks plan alike, so it does not matter whose stays."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text_of(plans))
-    os.replace(temporary, path)
+    write_whole(path, text_of(plans))
 
 
 @contextlib.contextmanager
@@ -153,15 +175,23 @@ def _row_json(index: int, row: Row) -> dict[str, Any]:
     }
 
 
-def _plan(entry: Any) -> StoredPlan:
+def _plan(entry: dict[str, Any], path: str, at: tuple[str | int, ...]) -> StoredPlan:
+    def specs(step: int, key: str) -> Iterator[Spec | None]:
+        for place, text in enumerate(entry["steps"][step][key]):
+            spec = None if text is None else tuple(text.split(" | "))
+            if spec is not None and not all(map(_WORD.fullmatch, spec)):
+                where = (*at, "steps", step, key, place)
+                raise FORM.wrong(
+                    path, where, text, "must be R, S0, P or its like for each mesh dimension"
+                )
+            yield spec
+
+    def inputs(step: int, key: str) -> tuple[Spec, ...]:
+        return tuple(spec for spec in specs(step, key) if spec is not None)
+
     rows = tuple(
-        Row(
-            row["op"],
-            tuple(map(_spec, row["stock"])),
-            tuple(map(_spec, row["inputs"])),
-            tuple(None if spec is None else _spec(spec) for spec in row["outputs"]),
-        )
-        for row in entry["steps"]
+        Row(row["op"], inputs(i, "stock"), inputs(i, "inputs"), tuple(specs(i, "outputs")))
+        for i, row in enumerate(entry["steps"])
     )
     head = entry["summary"]
     stock, planned = tuple(head["stock_us"]), tuple(head["planned_us"])
@@ -170,7 +200,3 @@ def _plan(entry: Any) -> StoredPlan:
 
 def _said(spec: Spec) -> str:
     return " | ".join(spec)
-
-
-def _spec(text: str) -> Spec:
-    return tuple(text.split(" | "))

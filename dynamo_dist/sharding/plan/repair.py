@@ -6,6 +6,7 @@ A plan is made once for a graph and found again in a file beside Inductor's cach
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -94,15 +95,24 @@ def find_plan(
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
     cached = os.path.join(_torch.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
     with file.one_at_a_time(cached):
-        known = file.load(cached).get(name)
+        known = None
+        with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
+            known = file.load(cached).get(name)
         if known is None:
             known = _made(gm, inputs, prices)
             if known is None:
                 return None
-            file.save(cached, {name: known})
+            _keep(cached, {name: known})
     if path is not None:
-        file.save(path, {**file.load(path), name: known})
+        _keep(path, {**file.load(path), name: known})
     return known
+
+
+def _keep(path: str, plans: dict[str, file.StoredPlan]) -> None:
+    try:
+        file.save(path, plans)
+    except OSError as error:
+        log.warning("The plan is followed, but %s could not be written: %s.", path, error)
 
 
 def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.StoredPlan | None:

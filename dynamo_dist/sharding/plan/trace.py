@@ -279,7 +279,15 @@ class Session:
             return index, inputs, None
         if not self._fits(text, tensors):
             raise self._unfit(text)
-        return index, inputs, self.script[index].inputs
+        planned = self.script[index].inputs
+        for tensor, spec in zip(tensors, planned, strict=True):
+            if not _torch.can_lie(tensor, spec):
+                raise PlanError(
+                    f"The plan puts an input of operation {index}, {text!r}, at {' | '.join(spec)!r}.",
+                    f"It has {tensor.ndim} dimensions, its mesh {tensor.device_mesh.ndim}.",
+                    "Correct the plan file, or delete it to plan anew.",
+                )
+        return index, inputs, planned
 
     def _fits(self, text: str, tensors: Sequence[Any]) -> bool:
         """Whether the plan's next line is this step."""

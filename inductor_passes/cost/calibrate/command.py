@@ -32,7 +32,7 @@ from inductor_passes.cost.importing.errors import errors_of, text_of
 from inductor_passes.cost.importing.measurements import add_to
 from inductor_passes.cost.topology import default_topology, load_topology
 from inductor_passes.cost.topology_file import dump_topology
-from inductor_passes.errors import CalibrationError, PassesError
+from inductor_passes.errors import CalibrationError, PassesError, TopologyError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write, print; 1 after a one-line error. Under a launcher every rank does so, the first writes."""
+    """Measure, write, print; after a one-line error 2 for a bad topology, 1 for all else.
+
+    Under a launcher every rank does so, the first writes.
+    """
     names = [field.name for field in dataclasses.fields(MeasureOptions)]
     options = MeasureOptions(**{name: getattr(arguments, name) for name in names})
     try:
@@ -99,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         _measure(options)
     except (PassesError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, TopologyError) else 1
     return 0
 
 

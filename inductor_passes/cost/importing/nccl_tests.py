@@ -11,6 +11,8 @@ import re
 
 from inductor_passes.cost.importing.measurements import Measurements, medians
 from inductor_passes.errors import TopologyError
+from inductor_passes.reading.check import MOST
+from inductor_passes.reading.form import shown
 
 # Name of the benchmark -> our kind, and whether its size counts what all ranks give together.
 BENCHMARKS = {
@@ -27,6 +29,7 @@ BENCHMARKS = {
 _STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
 _BENCHMARK = re.compile(r"\b(" + "|".join(BENCHMARKS) + r")_perf")
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\b.*\bon\s+(\S+)\s+device\b")
+_MOST_CHARACTERS = 8 << 20
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+")
 
 
@@ -44,6 +47,12 @@ def parse(
     2.18 do, or the file's name. ``ranks`` and ``nodes`` override what the output says. Raises
     TopologyError where one of them is not to be found, or a row cannot be read.
     """
+    if len(text) > _MOST_CHARACTERS:
+        raise TopologyError(
+            f"{file!r} has more than {_MOST_CHARACTERS >> 20} million characters.",
+            "What one benchmark prints has some thousands.",
+            "Give its output alone.",
+        )
     kind = kind or _benchmark(text, file)
     if kind not in BENCHMARKS:
         raise TopologyError(
@@ -55,7 +64,7 @@ def parse(
     hosts = {match[1]: match[2] for match in found}
     ranks = ranks or len(hosts)
     nodes = nodes or len(set(hosts.values()))
-    if not ranks or not nodes or nodes > ranks:
+    if not 1 <= nodes <= ranks:
         raise TopologyError(
             f"{file!r} does not say on how many ranks it ran.",
             "It has no lines of the form '# Rank 0 ... on HOST device 0'.",
@@ -97,10 +106,12 @@ def _rows(text: str, file: str) -> list[tuple[int, float]]:
             )
         elif time is not None and _ROW.match(line):
             try:
-                rows.append((int(words[0]), float(words[time])))
+                rows.append((int(words[0]), us := float(words[time])))
+                if not us <= MOST or rows[-1][0] > MOST:
+                    raise ValueError
             except (ValueError, IndexError):
                 raise TopologyError(
-                    f"{file!r}, line {number}: {line.strip()!r} has no time in column {time + 1}.",
+                    f"{file!r}, line {number}: {shown(line.strip())} has no time in column {time + 1}.",
                     fix="Give the output as it was printed.",
                 ) from None
     return [(size, us) for size, us in rows if size and us > 0]

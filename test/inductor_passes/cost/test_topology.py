@@ -158,13 +158,13 @@ class TestLoad(TestCase):
     def test_not_an_object(self):
         self.assertExpectedInline(
             self.message([1]),
-            """Topology file 'FILE': the whole file is [1], but it must be an object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE': the whole file is a list of 1, but it must be an object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_key_given_twice(self):
         self.assertExpectedInline(
             self.message('{"name": "x", "name": "y"}'),
-            """Topology file 'FILE' has 'name' twice in one object. Only one of the two could count. Remove one. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has 'name' twice in one object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_missing_field(self):
@@ -219,7 +219,7 @@ class TestLoad(TestCase):
 
     def test_no_protocols(self):
         self.assertIn(
-            "'links.protocols' is [], but it must be a list of at least one object",
+            "'links.protocols' is an empty list, but it must be a list of at least one object",
             self.changed([], "links", "protocols"),
         )
 

@@ -36,7 +36,7 @@ def test_names_the_least_memory_where_the_cap_is_too_low(path, capsys):
 
 def test_a_bad_file_is_one_line(tmp_path, capsys):
     (tmp_path / "bad.json").write_text("{")
-    assert main(["schedule", str(tmp_path / "bad.json")]) == 1
+    assert main(["schedule", str(tmp_path / "bad.json")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1

@@ -55,7 +55,18 @@ def test_an_edited_line_is_followed(tmp_path):
 def test_what_is_no_plan_is_said(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
-    with pytest.raises(PlanError, match="Cannot read the plan"):
+    with pytest.raises(PlanError, match=r"Plan file '.*plan.json'.*Or delete it to plan anew\."):
+        file.load(str(path))
+
+
+@pytest.mark.parametrize("word", ["", "S", "Sx", "s0", "R | ", "shard"])
+def test_a_word_that_is_no_placement_is_named_with_its_place(tmp_path, word):
+    path = tmp_path / "plan.json"
+    file.save(str(path), {"abc": stored()})
+    path.write_text(path.read_text().replace('"inputs": ["S0"]', f'"inputs": ["{word}"]', 1))
+    with pytest.raises(
+        PlanError, match=r"'plans\.abc\.steps\[0\]\.inputs\[0\]' is .* must be R, S0, P"
+    ):
         file.load(str(path))
 
 

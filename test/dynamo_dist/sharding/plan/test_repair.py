@@ -95,6 +95,40 @@ def test_a_file_that_does_not_fit_names_the_operation_and_is_left(mesh, tmp_path
     assert "is 'aten.relu.default(*)', and the plan expects 'aten.gelu.default(*)'" in caplog.text
 
 
+@pytest.mark.parametrize("word", ["S7", "R | R", "?no such"])
+def test_a_place_that_no_tensor_can_take_is_named_and_the_plan_left(mesh, tmp_path, caplog, word):
+    path = tmp_path / "plan.json"
+    with torch.no_grad():
+        planned(mlp, inputs(mesh), str(path))
+        old, new = '"stock": ["S1"], "inputs": ["S1"]', f'"stock": ["S1"], "inputs": ["{word}"]'
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+        torch.compiler.reset()
+        with caplog.at_level(logging.WARNING):
+            assert planned(mlp, inputs(mesh), str(path)).shape == (64, 32)
+    assert "Compiled without a plan. The plan " in caplog.text
+    assert repr(word) in caplog.text
+
+
+def test_a_plan_of_ours_that_cannot_be_read_is_made_anew(mesh, tmp_path, caplog):
+    with torch.no_grad():
+        planned(mlp, inputs(mesh))
+        (kept,) = (tmp_path / "cache").rglob("plans/*.json")
+        kept.write_text("{")
+        torch.compiler.reset()
+        planned(mlp, inputs(mesh))
+    assert file.load(str(kept))
+    assert caplog.text.count("planned 9 steps") == 2
+
+
+def test_a_plan_that_cannot_be_kept_is_followed(mesh, tmp_path, caplog):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "dynamo_dist").touch()
+    with torch.no_grad():
+        planned(mlp, inputs(mesh))
+    assert "The plan is followed, but " in caplog.text
+
+
 def test_an_edited_file_is_carried_out(mesh, tmp_path):
     """The user takes the batch apart before the first product: every step follows."""
     path, seen = tmp_path / "plan.json", []

@@ -123,15 +123,15 @@ def test_a_rank_that_dies_is_named(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "message"),
     [
-        (["--out", "/nowhere/at/all.json"], "Cannot write '/nowhere/at/all.json'"),
-        (["--seconds", "0"], "--seconds, --timeout and --ranks are above zero."),
-        (["--base", "no-such"], "Cannot read topology 'no-such'"),
+        (["--out", "/nowhere/at/all.json"], 1, "Cannot write '/nowhere/at/all.json'"),
+        (["--seconds", "0"], 1, "--seconds, --timeout and --ranks are above zero."),
+        (["--base", "no-such"], 2, "Cannot read topology 'no-such'"),
     ],
 )
-def test_a_mistake_is_said_before_anything_is_measured(arguments, message, capsys):
-    assert main(["costs", "measure", "--device", "cpu", *arguments]) == 1
+def test_a_mistake_is_said_before_anything_is_measured(arguments, status, message, capsys):
+    assert main(["costs", "measure", "--device", "cpu", *arguments]) == status
     said = capsys.readouterr().err
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
 

@@ -202,6 +202,11 @@ def test_a_profile_of_the_cpu(tmp_path, capsys):
     assert [shape for shape, _ in products.points] == [(1, 32, 48, 16)]
 
 
+def events(event):
+    """A profile whose second event is this one."""
+    return json.dumps({"traceEvents": [{"ph": "M", "name": {}}, event]})
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -217,8 +222,15 @@ def test_a_profile_of_the_cpu(tmp_path, capsys):
             "not in microseconds",
         ),
         ("{", "is not JSON"),
-        ("[]", "is no profile"),
+        ("[]", "it must be an object"),
         ('{"traceEvents": []}', "no collective and no matrix product"),
+        (events(collective(None)), "'traceEvents[1].dur' is null, but it must be a number"),
+        (events(collective(9, **{"Group size": 10**12})), "'traceEvents[1].args.Group size' is 1000000000000"),
+        (events(collective(9, ranks=[0, None])), "'traceEvents[1].args.Process Group Ranks[1]' is null"),
+        (events(product("aten::mm", 1, us=[])), "'traceEvents[1].dur' is an empty list"),
+        ("# Collective test starting: all_reduce_perf\n" + ranks(2, 1) + "\n" + OLD.replace("100.0", "inf"),
+         "has no time in column 5"),
+        ("\n" * (9 << 20), "has more than 8 million characters"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_in_one_line(tmp_path, capsys, content, message):
@@ -226,8 +238,16 @@ def test_bad_files_are_refused_in_one_line(tmp_path, capsys, content, message):
     path.write_text(content)
     out = tmp_path / "mine.json"
     command = ["costs", "import", str(path), "--topology", "h100x8", "-o", str(out)]
-    assert main(command) == 1
+    assert main(command) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
     assert not out.exists()
+
+
+def test_events_that_say_nothing_of_costs_may_say_what_they_like(tmp_path, capsys):
+    others = [None, 3, {"ph": "X", "name": []}, {"ph": "X", "cat": {}, "args": 7, "dur": "x"}]
+    broken = [product("aten::mm", 1, [64], 7), collective(9, **{"In split size": "[--5, ²]"})]
+    content = {"traceEvents": [*others, *broken, collective(30.0)], "distributedInfo": None}
+    topology, _ = imported(tmp_path, capsys, {"trace.json": content})
+    assert [table.points for table in topology.collectives] == [((2048, 9.0),)]
