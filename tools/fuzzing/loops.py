@@ -67,7 +67,11 @@ def reduce(kind: str, dtype: torch.dtype, value: Value, shape: Sequence[int], di
     given = rows(value)
     if kind == "welford_reduce":
         count = torch.full(given.shape[:-1], given.shape[-1])
-        return back(given.mean(-1)), back(given.var(-1, correction=0) * given.shape[-1]), back(count)
+        return (
+            back(given.mean(-1)),
+            back(given.var(-1, correction=0) * given.shape[-1]),
+            back(count),
+        )
     reduced: dict[str, Callable[[], torch.Tensor]] = {
         "sum": lambda: given.sum(-1),
         "prod": lambda: given.prod(-1),

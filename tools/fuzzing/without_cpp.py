@@ -143,7 +143,9 @@ class PythonKernels(CppScheduling):
                 lines.writeline(f"{old} = {new}")
         wrapper.header.splice("\n\nimport torch\nfrom fuzzing import loops\n")
         wrapper.header.splice(lines.getvalue() + code.getvalue())
-        wrapper.generate_kernel_call(name, [str(each) for each in call], triton=False, arg_types=types)
+        wrapper.generate_kernel_call(
+            name, [str(each) for each in call], triton=False, arg_types=types
+        )
         self.free_buffers_in_scheduler()
 
     @staticmethod
@@ -163,7 +165,6 @@ class PythonKernels(CppScheduling):
 
     def flush(self) -> None:
         self.kernel_group = KernelGroup()
-
 
 
 @contextlib.contextmanager
