@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from fuzzing.unlike.idle import Idleness  # noqa: E402 - tools are no package
+
+pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("unlike_worker.py")
 CASES = re.findall(r"^        (\w+),$", WORKER.read_text().partition("\nCASES = ")[2], re.MULTILINE)
-# A rank that waits for the deadline fails: nothing here has a reason to. Small programs on a busy machine.
-DEADLINE_S, CASE_S = 300, 100
+# Nothing here has a reason to wait for the deadline: ranks that compute nothing for as long as IDLE_S hang.
+DEADLINE_S, IDLE_S, LONGEST_S = 300, 20, 500
 
 
 def start(cases, folder):
@@ -55,18 +58,15 @@ def run(cases, folder):
     """Results of the first of ``cases``, up to one that fails; all ranks are gone when this returns."""
     folder.mkdir()
     processes = start(cases, folder)
-    count, since = 0, time.monotonic()
+    idleness = Idleness([process.pid for process in processes])
+    end = time.monotonic() + LONGEST_S
     try:
-        while any(process.poll() is None for process in processes):
-            results = found(folder)
-            now = sum(map(len, results))
-            bad = any(said != "ok" for rank in results for said in rank.values())
-            if now != count:
-                count, since = now, time.monotonic()
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            failed = any(said != "ok" for rank in found(folder) for said in rank.values())
             # Once one rank has failed, its peer waits for it: what it has to say, it says soon.
-            if time.monotonic() - since > (5 if bad else CASE_S):
+            if idleness.now_s() > (3 if failed else IDLE_S):
                 break
-            time.sleep(0.1)
+            time.sleep(0.5)
     finally:
         for process in processes:
             process.kill()

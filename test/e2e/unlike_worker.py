@@ -360,10 +360,12 @@ def coordinate_of_an_operand(rank):
 
 
 def coordinate_of_an_index(rank):
-    _, shard = whole_and_shard(rank)
-    index = distribute_tensor(torch.tensor([0, 3, 1]), shard.device_mesh, [Replicate()])
-    source = distribute_tensor(torch.arange(6.0).reshape(3, 2), shard.device_mesh, [Replicate()])
-    return rows_of(rank, lambda x, i, s: torch.index_add(x, 0, i, s), shard, index, source)
+    """Rows are added to columns in shards: each rank adds its own columns of what all have."""
+    mesh = init_device_mesh("cpu", (2,))
+    columns = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)])
+    index = distribute_tensor(torch.tensor([0, 3, 1]), mesh, [Replicate()])
+    source = distribute_tensor(torch.arange(18.0).reshape(3, 6), mesh, [Replicate()])
+    return rows_of(rank, lambda x, i, s: torch.index_add(x, 0, i, s), columns, index, source)
 
 
 def coordinate_in_a_backward(rank):

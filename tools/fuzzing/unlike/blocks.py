@@ -189,7 +189,6 @@ _ITEMS: dict[Callable[[Block], None], int] = {
     _scatter: 2,
     _broadcast: 1,
     _exchange: 1,
-    _slice: 2,
 }
 
 
@@ -198,7 +197,9 @@ def draw_block(
 ) -> tuple[Function, str]:
     """A function and its source. ``mute``: the condition of its break, or "" for none."""
     block = Block(choose, name, groups, train=choose.random() < 0.25)
-    items = choose.choices(list(_ITEMS), list(_ITEMS.values()), k=choose.randint(2, 4))
+    items = choose.choices(list(_ITEMS), list(_ITEMS.values()), k=choose.randint(3, 4))
+    if choose.random() < 0.2:
+        items.insert(choose.randrange(len(items)), _slice)
     if agreeing and choose.random() < 0.5:
         items.insert(choose.randrange(len(items)), _activations)
     at = choose.randrange(1, len(items))
