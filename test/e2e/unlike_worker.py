@@ -100,9 +100,9 @@ def data_parallel(rank):
     return against_ddp(rank, [(16, 16), (24, 16)], depth=8)
 
 
-def data_set(rank, **settings):
-    """Five epochs of ten steps, the last of which has what is left of the data: less on rank 1."""
-    epoch = [(16, 16)] * 9 + [(7, 5)]
+def data_set(rank, left=(16, 7), **settings):
+    """Five epochs of ten steps, the last of which has what is ``left`` of the data: less on rank 1."""
+    epoch = [(16, 16)] * 9 + [left]
     return against_ddp(rank, epoch * 5, **settings)
 
 
@@ -111,7 +111,7 @@ def data_set_last_batch_short(rank):
 
 
 def data_set_sharded(rank):
-    return data_set(rank, mode="fully_shard")
+    return data_set(rank, left=(7, 5), mode="fully_shard")
 
 
 def data_set_accumulated(rank):
