@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("unlike_worker.py")
 CASES = re.findall(r"^        (\w+),$", WORKER.read_text().partition("\nCASES = ")[2], re.MULTILINE)
 # Nothing here has a reason to wait for the deadline: ranks that compute nothing for as long as IDLE_S hang.
-DEADLINE_S, IDLE_S, LONGEST_S = 300, 20, 500
+DEADLINE_S, IDLE_S, LONGEST_S = 300, 40, 500
 
 
 def start(cases, folder):

@@ -7,10 +7,12 @@ Inductor lowers and generates as always, but the kernels are Python (``tools/fuz
 
 import contextlib
 import copy
+import functools
 import io
 import json
 import logging
 import os
+import subprocess
 import sys
 import traceback
 from datetime import timedelta
@@ -279,6 +281,41 @@ def forgotten_on_rank_1(rank):
     return said if said != "ok" else compare(step, [batch(), batch(12), batch(16)])
 
 
+# --- Restarts ---------------------------------------------------------------------------------------
+
+
+def survivor_of_a_restart(rank):
+    """Rank 0 stays as it is, rank 1 is a new process; Dynamo has compiled the function in one of them alone."""
+    said = compare(gather_then_reduce(), [batch()])
+    dist.barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        said = said if said != "ok" else second_attempt(0, job_store(0, first=True))
+    else:
+        command = [sys.executable, __file__, "--second-attempt"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        said = said if said != "ok" else (done.stdout.strip() or done.stderr[-2000:])
+    own = dist.PrefixStore("after the restart", job_store(rank, first=rank == 0))
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=2)
+    return said
+
+
+def second_attempt(rank, store):
+    own = dist.PrefixStore("second attempt", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=2)
+    said = compare(gather_then_reduce(), [batch(), batch(12)])
+    dist.barrier()
+    dist.destroy_process_group()
+    return said
+
+
+@functools.cache
+def job_store(rank, first=False):
+    """What the job's ranks share as long as it runs, through all restarts."""
+    port, wait = int(os.environ["MASTER_PORT"]), timedelta(seconds=600)
+    return dist.TCPStore("127.0.0.1", port, is_master=first, timeout=wait, wait_for_workers=False)
+
+
 # --- Caches -----------------------------------------------------------------------------------------
 
 
@@ -408,6 +445,7 @@ CASES = {
         print_on_rank_1_of_a_backward,
         log_without_collective,
         forgotten_on_rank_1,
+        survivor_of_a_restart,
         record_lost_on_rank_0,
         records_lost,
         record_damaged_on_rank_1,
@@ -430,13 +468,12 @@ def main():
     folder, *cases = sys.argv[1:]
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    store = dist.TCPStore(
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        2,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=600),
-    )
+    if folder == "--second-attempt":
+        with without_cpp(), contextlib.redirect_stdout(io.StringIO()):
+            said = second_attempt(rank, job_store(rank))
+        print(said)
+        leave_process()
+    store = job_store(rank, first=rank == 0)
     results = {}
     with without_cpp():
         for case in cases:
