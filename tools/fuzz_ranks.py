@@ -1,0 +1,130 @@
+"""Random programs of ranks that are unlike each other, compiled, beside eager mode, on real gloo ranks.
+
+    python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json tools/bench/results/fuzz_ranks.json
+    python tools/fuzz_ranks.py --seed 136 --programs 1 --show
+
+Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
+them, functions that one alone compiles, other caches. Each program is drawn from its number alone. The passes,
+Inductor's lowering and its generated modules run; kernels are Python, so that no program needs a compiler.
+Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuzzing.unlike.draw import draw
+from fuzzing.unlike.pool import Pool
+from fuzzing.unlike.program import Program
+from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
+
+_SUMMED = ("programs", "scheduled", "reordered", "seconds", *CLASSES)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run programs; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="number of the first program")
+    parser.add_argument("--programs", type=int, default=500)
+    parser.add_argument("--ranks", default="2,4,2x2", help="meshes to draw from")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        help="seconds without any work in which a program hangs",
+    )
+    parser.add_argument("--minutes", type=float, help="start no program after so many")
+    parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"))
+    parser.add_argument("--show", action="store_true", help="print each program before it runs")
+    parser.add_argument("--json", type=Path, help="add the result to this file of runs")
+    options = parser.parse_args(argv)
+
+    meshes = tuple(
+        tuple(int(size) for size in text.split("x")) for text in options.ranks.split(",")
+    )
+    seeds = range(options.seed, options.seed + options.programs)
+    widest = max(draw(seed, meshes).ranks for seed in seeds)
+    counts: collections.Counter[str] = collections.Counter()
+    failed: list[dict[str, Any]] = []
+    start = time.monotonic()
+    result: dict[str, Any] = {}
+    with Pool(widest, options.timeout) as pool:
+        for seed in seeds:
+            if options.minutes and time.monotonic() - start > 60 * options.minutes:
+                break
+            program = draw(seed, meshes)
+            if options.show:
+                print(show(program))
+            began = time.monotonic()
+            verdict = judge(program, pool.run(seed, meshes))
+            counts.update({verdict.word: 1, "programs": 1})
+            counts.update({"scheduled": verdict.scheduled, "reordered": verdict.reordered})
+            first = verdict.why.partition("\n")[0][:200]
+            took = time.monotonic() - began
+            print(f"{seed} {verdict.word} {took:.1f} s {list(program.notes)} {first}", flush=True)
+            if verdict.word in (*FAULTS, "refused"):
+                failed.append({"program": seed, "class": verdict.word, "why": first})
+                _write(program, verdict, pool.log(), options.failures)
+            result = {
+                "torch": torch.__version__,
+                "commit": _commit(),
+                "seed": options.seed,
+                "ranks": options.ranks,
+                "programs": counts["programs"],
+                **{word: counts[word] for word in (*CLASSES, "scheduled", "reordered")},
+                "seconds": round(time.monotonic() - start, 1),
+                "failed": failed,
+            }
+            if options.json:  # each time: a long run may be ended from outside
+                _add(result, options.json)
+    print(json.dumps({key: value for key, value in result.items() if key != "failed"}))
+    return 1 if any(counts[word] for word in FAULTS) else 0
+
+
+def show(program: Program) -> str:
+    """The program in words and source."""
+    text = [f"program {program.seed}, mesh {program.mesh}, {list(program.notes)}"]
+    text += [f"dynamic {program.dynamic}, caches {program.caches}, warm {program.warm}"]
+    text += [f"late {program.late}, options {program.options}", program.source]
+    for rank, steps in enumerate(program.events):
+        text.append(f"rank {rank}")
+        text += [
+            f"  {at}: {', '.join(f'{e.what} {e.name} {e.rows or str()}{chr(33) * e.loud}' for e in step)}"
+            for at, step in enumerate(steps)
+        ]
+    return "\n".join(text)
+
+
+def _write(program: Program, verdict: Verdict, log: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"ranks_{program.seed}.txt"
+    path.write_text(f"{verdict.word}: {verdict.why}\n\n{show(program)}\n\n{log}\n")
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _add(run: dict[str, Any], path: Path) -> None:
+    """Put a run into the file, in place of one of the same seed and commit, and sum up all of it."""
+    record = json.loads(path.read_text()) if path.exists() else {"runs": []}
+    key = run["seed"], run["commit"], run["ranks"]
+    others = [
+        each for each in record["runs"] if (each["seed"], each["commit"], each["ranks"]) != key
+    ]
+    runs = sorted([*others, run], key=lambda each: (int(each["seed"]), each["commit"]))
+    totals = {name: round(sum(each[name] for each in runs), 1) for name in _SUMMED}
+    path.write_text(json.dumps({**record, **totals, "runs": runs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""A program from its number."""
+
+from __future__ import annotations
+
+from random import Random
+
+from fuzzing.unlike.blocks import draw_block
+from fuzzing.unlike.models import draw_model
+from fuzzing.unlike.program import Event, Function, Program
+
+_METRICS = """\
+def metrics(x, loud=False):
+    return torch.relu(x * 2).mean(), x.std()
+def noted(x, loud=False):
+    y = torch.cos(x) * 3
+    if dist.get_rank() == 0:
+        log.info("noted")
+    return (y.sin().mean(),)
+"""
+_LONGEST = 7  # graphs of one function before Dynamo gives it up: see "many lengths"
+
+
+def draw(seed: int, meshes: tuple[tuple[int, ...], ...]) -> Program:
+    """The program of this number on one of ``meshes``."""
+    return _Draw(seed, meshes).program()
+
+
+class _Draw:
+    def __init__(self, seed: int, meshes: tuple[tuple[int, ...], ...]) -> None:
+        self.seed, self.choose = seed, Random(seed)
+        self.mesh = self.choose.choice(meshes)
+        self.ranks = self.mesh[0] * (self.mesh[1] if len(self.mesh) > 1 else 1)
+        self.two_dims = len(self.mesh) > 1
+        self.steps = self.choose.randint(6, 8)
+        self.notes: list[str] = []
+        self.one = self.choose.randrange(self.ranks)  # the rank that is unlike the others
+        self.agreeing = self.two_dims and self.choose.random() < 0.5
+
+    def program(self) -> Program:
+        choose = self.choose
+        self.model = choose.random() < 0.25
+        condition = self._breaks()
+        if self.model:
+            layout, source = draw_model(choose, self.two_dims, condition)
+            self.notes.append(f"model {layout}")
+            self.agreeing |= self.two_dims and layout.startswith(("tensor", "both"))
+            functions: tuple[Function, ...] = ()
+        else:
+            groups = {"WORLD": self.ranks, "ALT": self.ranks, "DP": self.mesh[0]}
+            if self.two_dims:
+                groups["TP"] = self.mesh[1]
+            chosen = dict(choose.sample(sorted(groups.items()), choose.randint(1, len(groups))))
+            if choose.random() < 0.4:
+                chosen = dict([choose.choice(sorted(groups.items()))])
+            self.notes.append(f"{len(chosen)} groups")
+            drawn = [
+                draw_block(
+                    choose, f"block{at}", chosen, condition if at == 0 else "", self.agreeing
+                )
+                for at in range(choose.choice((1, 1, 1, 2)))
+            ]
+            functions = tuple(function for function, _ in drawn)
+            source = "\n".join(text for _, text in drawn)
+        self._lengths()
+        if self.agreeing:
+            self.notes.append("agreeing")
+        aside = [Function("metrics"), Function("noted")]
+        dynamic = [choose.choice((None, None, True, False)) for _ in range(self.ranks)]
+        if choose.random() < 0.5:
+            dynamic = [dynamic[0]] * self.ranks
+        events = self._events(functions)
+        warm = None
+        if choose.random() < 0.25:
+            warm = tuple(rank for rank in range(self.ranks) if choose.random() < 0.7)
+            self.notes.append("second job")
+        return Program(
+            self.seed,
+            self.mesh,
+            f"{_METRICS}\n{source}",
+            (*functions, *aside),
+            events,
+            tuple(dynamic),
+            choose.choice(("own", "shared")),
+            warm,
+            self.one if choose.random() < 0.25 else None,
+            choose.random() < 0.3,
+            choose.choice(({}, {}, {"topology": "cpu-gloo"}, {"topology": "h100x8"})),
+            tuple(self.notes),
+        )
+
+    def _breaks(self) -> str:
+        """The condition in the source; who is loud in which step stands in ``self.loud``."""
+        kind = self.choose.choice(("no", "no", "no", "first", "rank", "later", "turns", "uniform"))
+        steps, start = range(self.steps), self.choose.randrange(1, self.steps)
+        every = self.choose.randint(2, 4)
+        self.loud = [[False] * self.steps for _ in range(self.ranks)]
+        mine = {
+            "first": lambda step: True,
+            "later": lambda step: step >= start,
+            "turns": lambda step: step % every == 0,
+        }.get(kind)
+        if mine:
+            self.loud[self.one] = [mine(step) for step in steps]
+        if kind == "uniform":
+            self.loud = [[step % every == 0 for step in steps]] * self.ranks
+        self.notes.append(f"break {kind}")
+        if kind == "rank":
+            return f"dist.get_rank() == {self.one}"
+        return "" if kind == "no" else "loud"
+
+    def _lengths(self) -> None:
+        """``self.rows[rank][step]``, and which of a few kinds of difference it has."""
+        choose = self.choose
+        kind = choose.choice(("equal", "buckets", "buckets", "last", "last", "far", "free"))
+        some = choose.sample((4, 6, 10, 16, 24, 33, 64, 200, 1500), 3)
+        self.notes.append(f"lengths {kind}")
+
+        def length(step: int) -> int:
+            if kind in ("equal", "last"):
+                return some[0]
+            if kind == "far":
+                return choose.choice((4, 3000))
+            return choose.choice(some) if kind == "buckets" else choose.randint(3, 9) * 4
+
+        pairs = self.agreeing
+        self.rows: list[list[int]] = []
+        for rank in range(self.ranks):
+            if pairs and rank % self.mesh[-1]:
+                self.rows.append(self.rows[-1])
+                continue
+            rows = [length(step) for step in range(self.steps)]
+            if kind == "last" and choose.random() < 0.6:
+                rows[-1] = max(2, some[0] // 2 - 1)
+            if kind == "last" and choose.random() < 0.3:
+                rows[self.steps // 2] = max(2, some[0] // 3)
+            self.rows.append(rows)
+        if any(len(set(rows)) >= _LONGEST for rows in self.rows):
+            self.notes.append("many lengths")
+
+    def _events(self, functions: tuple[Function, ...]) -> tuple[tuple[tuple[Event, ...], ...], ...]:
+        choose = self.choose
+        aside = choose.choice(("no", "metrics", "evaluate", "noted", "both"))
+        self.notes.append(f"aside {aside}")
+        reset = choose.randrange(1, self.steps) if choose.random() < 0.12 else None
+        if reset is not None:
+            self.notes.append("reset")
+        accumulate = choose.choice((1, 1, 2, 3))
+        silent = choose.random() < 0.3  # phases without gradients, on all ranks
+        found = []
+        for rank in range(self.ranks):
+            steps = []
+            for step in range(self.steps):
+                rows, loud = self.rows[rank][step], self.loud[rank][step]
+                events = []
+                if reset == step and rank == self.one:
+                    events.append(Event("reset"))
+                if aside in ("metrics", "both") and rank == self.one and step in (0, 1, 4):
+                    events.append(Event("call", "metrics", rows + step))
+                if aside in ("noted", "both") and step < 2:
+                    events.append(Event("call", "noted", rows))
+                if self.model:
+                    quiet = silent and step % 3 == 1
+                    events.append(Event("forward" if quiet else "train", rows=rows, loud=loud))
+                    if (step + 1) % accumulate == 0 and not quiet:
+                        events.append(Event("update"))
+                    alone = aside == "evaluate" and rank == self.one and step in (0, 3)
+                    if alone and "model replicate" in self.notes:
+                        events.append(Event("forward", rows=rows + 1))
+                else:
+                    quiet = silent and step % 3 == 1
+                    events += [
+                        Event("quiet" if quiet else "call", each.name, rows, loud)
+                        for each in functions
+                    ]
+                steps.append(tuple(events))
+            found.append(tuple(steps))
+        return tuple(found)
