@@ -97,7 +97,8 @@ def _unwrap(
 def _told(value: Any) -> Any:
     """What of an argument besides its spec decides of what type a result is."""
     if isinstance(value, list):
-        return frozenset(map(type, value))
+        is_numbers = bool(value) and isinstance(value[0], _NUMBERS)
+        return frozenset(map(type, value)) if is_numbers else list
     return type(value) if isinstance(value, (*_NUMBERS, torch.Tensor)) else value
 
 

@@ -102,11 +102,12 @@ def test_the_second_time_torch_is_not_asked_and_says_the_same(mesh, asked, name,
 
 def test_a_result_s_type_is_that_of_the_numbers_given(mesh, asked):
     with dynamo_dist.enabled():
-        for value in (2, 2.5, 2, 2.5):
+        for value in (2, 2.5, 2, 2.5, [2, 2, 2], [2.5, 2.5, 2.5], [2, 2, 2], [2, 2.5, 2]):
             found = torch._foreach_mul(drawn(mesh, *ALIKE, dtype=torch.int64), value)
-            wanted = torch.float32 if isinstance(value, float) else torch.int64
-            assert {each.dtype for each in found} == {wanted}
-    assert len(asked) == 2
+            each = value if isinstance(value, list) else [value] * 3
+            wanted = [torch.float32 if isinstance(n, float) else torch.int64 for n in each]
+            assert [each.dtype for each in found] == wanted
+    assert len(asked) == 5
 
 
 OTHERWISE = {
