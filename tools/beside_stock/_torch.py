@@ -64,3 +64,17 @@ def backend_named(name: str) -> Callable[..., Any]:
     """What ``torch.compile(backend=name)`` calls."""
     found: Any = lookup_backend(name)
     return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def flex_attention_anywhere() -> Iterator[None]:
+    """Gradients of ``flex_attention`` on the CPU too, where its operator has none but the graph that is traced."""
+    from torch.nn.attention import flex_attention as module
+
+    stock = module._validate_device
+    patched: Any = module
+    patched._validate_device = lambda *tensors: None
+    try:
+        yield
+    finally:
+        patched._validate_device = stock

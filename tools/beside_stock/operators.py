@@ -46,8 +46,7 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
         with around:
             for at in range(SAMPLES):
                 torch._dynamo.reset()
-                # A function of its own: Dynamo keeps what it compiled by code object and backend.
-                call = torch.compile(lambda *a, **k: op.op(*a, **k), backend=used, fullgraph=True)  # noqa: B023
+                call = torch.compile(_fresh(op.op), backend=used, fullgraph=True)
                 given = _sample(op, at, way == "backward")
                 if given is None:
                     break
@@ -64,6 +63,10 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
         return End("right", "", numbers(seen))
 
     return run
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def _sample(op: Any, at: int, grad: bool) -> tuple[Any, Any] | None:

@@ -100,7 +100,7 @@ def _leaf(found: Any, expected: Any, relative: float | None) -> str:
     wide = torch.complex128 if a.is_complex() else torch.float64
     allowed = RELATIVE.get(a.dtype, 1e-5) if relative is None else relative
     a, b = a.to(wide), b.to(wide)
-    scale = max(float(b.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-3)
+    scale = max(float(b.abs().nan_to_num(0.0, 0.0, 0.0).max()), 0.1)
     if torch.allclose(a, b, rtol=allowed, atol=allowed * scale, equal_nan=True):
         return ""
     return f"off by {float((a - b).abs().nan_to_num(math.inf).max()):.3g} of {scale:.3g}"
