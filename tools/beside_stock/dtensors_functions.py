@@ -37,7 +37,9 @@ def _like(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """A replicated value where ``x`` is a DTensor."""
     if not isinstance(x, DTensor):
         return whole
-    return DTensor.from_local(whole, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False)
+    return DTensor.from_local(
+        whole, x.device_mesh, [Replicate()] * x.device_mesh.ndim, run_check=False
+    )
 
 
 _WEIGHT = torch.tensor([0.1, 2.0, 0.7, 3.0, 0.2, 1.0, 0.5, 0.9])
@@ -49,14 +51,18 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "cross_entropy_sum": lambda x: F.cross_entropy(x, _labels(x), reduction="sum"),
     "nll": lambda x: F.nll_loss(F.log_softmax(x, -1), _labels(x), weight=_like(x, _WEIGHT)),
     "kl": lambda x: F.kl_div(F.log_softmax(x, -1), F.softmax(x * 2, -1), reduction="batchmean"),
-    "bce": lambda x: F.binary_cross_entropy_with_logits(x, (x.detach() > 0).float(), pos_weight=_like(x, _WEIGHT)),
+    "bce": lambda x: F.binary_cross_entropy_with_logits(
+        x, (x.detach() > 0).float(), pos_weight=_like(x, _WEIGHT)
+    ),
     "huber": lambda x: F.huber_loss(x, x.detach() * 2),
     "nanmean": lambda x: torch.where(x > 0.5, torch.nan, x).nanmean(),
     "nanmean_rows": lambda x: torch.where(x > 0.5, torch.nan, x).nanmean(0),
     "masked_mean": lambda x: (x * (x.detach() > 0)).sum() / (x.detach() > 0).sum(),
     "count": lambda x: (x.detach() > 0).count_nonzero() + x.sum() * 0,
     "any_all": lambda x: x.sum() * (x.detach() > 2).any() + (x.detach() > -9).all(),
-    "gather_labels": lambda x: torch.gather(F.log_softmax(x, -1), 1, _labels(x).clamp(min=0)[:, None]),
+    "gather_labels": lambda x: torch.gather(
+        F.log_softmax(x, -1), 1, _labels(x).clamp(min=0)[:, None]
+    ),
     "one_hot": lambda x: F.one_hot(_labels(x).clamp(min=0), 8) * x,
     "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2).sum(),
     "interpolate_size": lambda x: F.interpolate(x[None, None], size=(4, 4), mode="bilinear").sin(),
@@ -78,8 +84,12 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "medians": lambda x: x.median(0).values + x.amax(0) + x.quantile(0.5, dim=0),
     "moments": lambda x: x.var(0) + x.std(1) + x.var() + torch.logsumexp(x, 0),
     "indexed": lambda x: x[torch.tensor([0, 3, 5])] * x[:, 2:5].sum(),
-    "index_put": lambda x: x.index_put((_like(x, torch.tensor([0, 2])),), _like(x, torch.ones(2, 8)), accumulate=True),
-    "index_add": lambda x: x.index_add(0, _like(x, torch.tensor([0, 2])), _like(x, torch.ones(2, 8))),
+    "index_put": lambda x: x.index_put(
+        (_like(x, torch.tensor([0, 2])),), _like(x, torch.ones(2, 8)), accumulate=True
+    ),
+    "index_add": lambda x: x.index_add(
+        0, _like(x, torch.tensor([0, 2])), _like(x, torch.ones(2, 8))
+    ),
     "scattered": lambda x: x.scatter_add(1, x.detach().argsort(1), x),
     "masked": lambda x: x.masked_fill(x.detach() > 0, 0.5).tril().triu(-1),
     "selected": lambda x: x.masked_select(x.detach() > 0).sum(),
@@ -91,9 +101,13 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "products": lambda x: (x @ x.t()).relu() @ x,
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x) + torch.outer(x[0], x[1]),
     "batched": lambda x: torch.bmm(x.view(2, 4, 8), x.view(2, 4, 8).transpose(1, 2)),
-    "attention": lambda x: F.scaled_dot_product_attention(*[x.view(1, 2, 4, 8)] * 3, is_causal=True),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        *[x.view(1, 2, 4, 8)] * 3, is_causal=True
+    ),
     "embedding": lambda x: F.embedding(_labels(x).clamp(min=0), x),
-    "embedding_bag": lambda x: F.embedding_bag(_like(x, torch.arange(8).view(2, 4)), x, mode="mean"),
+    "embedding_bag": lambda x: F.embedding_bag(
+        _like(x, torch.arange(8).view(2, 4)), x, mode="mean"
+    ),
     "convolved": lambda x: F.conv1d(x[None], _like(x, torch.ones(4, 8, 3)), padding=1),
     "pooled": lambda x: F.avg_pool1d(x[None], 2) + F.max_pool1d(x[None], 2),
     "solved": lambda x: torch.linalg.inv(x @ x.t() + 8 * _like(x, torch.eye(8))),
@@ -111,7 +125,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "narrowed": lambda x: x.narrow(0, 1, 5) * x.select(1, 2)[:5, None],
     "in_place_views": lambda x: _written(x),
     "detached_copy": lambda x: x.clone().copy_(x.flip(0)) + x.detach().neg_(),
-    "prelu": lambda x: F.prelu(x, _like(x, torch.tensor([0.3]))) + F.leaky_relu(x) + F.glu(x, 1).sum(),
+    "prelu": lambda x: (
+        F.prelu(x, _like(x, torch.tensor([0.3]))) + F.leaky_relu(x) + F.glu(x, 1).sum()
+    ),
     "argmax": lambda x: x.argmax(1) + x.sum(1) * 0,
     "bfloat": lambda x: (x.bfloat16() * 2).float().round(decimals=1),
     "isin": lambda x: torch.isin(_labels(x), _like(x, torch.tensor([3, 5]))) * x.sum(),
@@ -139,7 +155,9 @@ def _trained(function: Any, x: torch.Tensor) -> list[Any]:
     if not out.requires_grad:
         return [out]
     whole = out.full_tensor() if isinstance(out, DTensor) else out
-    (grad,) = torch.autograd.grad((whole * torch.linspace(0.5, 1.5, whole.numel()).view(whole.shape)).sum(), x)
+    (grad,) = torch.autograd.grad(
+        (whole * torch.linspace(0.5, 1.5, whole.numel()).view(whole.shape)).sum(), x
+    )
     return [whole, grad]
 
 

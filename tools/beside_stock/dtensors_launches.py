@@ -67,8 +67,12 @@ def all_to_all(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
 
 @program(backends=EAGER)
 def all_reduce_of_gradients(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    weight = torch.nn.Parameter(DTensor.from_local(torch.ones(4), mesh, [Replicate()], run_check=False))
-    weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=mesh.get_group()))
+    weight = torch.nn.Parameter(
+        DTensor.from_local(torch.ones(4), mesh, [Replicate()], run_check=False)
+    )
+    weight.register_post_accumulate_grad_hook(
+        lambda p: dist.all_reduce(p.grad, group=mesh.get_group())
+    )
     (weight.to_local() * _mine(rank, 4)).sum().backward()
     yield weight.grad.to_local(), sum(_mine(r, 4) for r in range(4))
 
@@ -175,7 +179,9 @@ def pickled(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
 
     x = distribute_tensor(draw(8, 4), mesh, [Shard(0)], src_data_rank=None)
     layer = torch.nn.Linear(4, 4)
-    layer.weight = torch.nn.Parameter(distribute_tensor(draw(4, 4), mesh, [Shard(0)], src_data_rank=None))
+    layer.weight = torch.nn.Parameter(
+        distribute_tensor(draw(4, 4), mesh, [Shard(0)], src_data_rank=None)
+    )
     yield copy.deepcopy(layer).weight, layer.weight
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)

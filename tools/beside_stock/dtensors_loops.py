@@ -55,7 +55,9 @@ def _split(module: nn.Module, mesh: Any) -> nn.Module:
         mesh,
         place,
         input_fn=lambda m, a, mesh: (
-            a[0] if isinstance(a[0], DTensor) else DTensor.from_local(a[0], mesh, [Replicate()], run_check=False),
+            a[0]
+            if isinstance(a[0], DTensor)
+            else DTensor.from_local(a[0], mesh, [Replicate()], run_check=False),
         ),
     )
 
@@ -93,7 +95,11 @@ def _register(name: str, make: Callable[..., Any]) -> None:
             out = module(draw(4, 8))
             (out.full_tensor() if isinstance(out, DTensor) else out).square().mean().backward()
             optimizer = make(list(module.parameters()))
-            step = torch.compile(optimizer.step, backend="aot_eager") if module is many else optimizer.step
+            step = (
+                torch.compile(optimizer.step, backend="aot_eager")
+                if module is many
+                else optimizer.step
+            )
             step()
         yield list(many.parameters()), list(one.parameters())
 
@@ -230,12 +236,15 @@ def copied(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     other = copy.deepcopy(many)
     yield other(draw(4, 8)), one(draw(4, 8))
     other.load_state_dict(many.state_dict())
-    yield [v for v in other.state_dict().values()], [v for v in one.state_dict().values()]
+    yield list(other.state_dict().values()), list(one.state_dict().values())
 
 
 @program()
 def accumulated(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    one, many = mlp(), parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    one, many = (
+        mlp(),
+        parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
+    )
     call = wrap(many)
     for at in range(3):
         call(draw(4, 8, seed=at)).square().mean().backward()

@@ -27,6 +27,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
+    """What runs, and for which backends."""
+
     run: Callable[[Given], Pairs]
     backends: tuple[str, ...]
 

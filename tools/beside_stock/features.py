@@ -10,7 +10,16 @@ from typing import Any
 from beside_stock.feature import FEATURES, Given
 from beside_stock.outcome import End, compare, numbers
 
-_THEMES = ("autograd", "compiling", "exporting", "modes", "modules", "subclasses", "transforms", "users")
+_THEMES = (
+    "autograd",
+    "compiling",
+    "exporting",
+    "modes",
+    "modules",
+    "subclasses",
+    "transforms",
+    "users",
+)
 
 
 def _known() -> dict[str, Any]:

@@ -57,9 +57,7 @@ def checkpointed_reentrant(given: Given) -> Pairs:
 @feature("aot_eager")
 def checkpointed_dropout(given: Given) -> Pairs:
     def run(x):
-        return checkpoint(
-            lambda a: torch.nn.functional.dropout(a, 0.5) * a, x, use_reentrant=False
-        )
+        return checkpoint(lambda a: torch.nn.functional.dropout(a, 0.5) * a, x, use_reentrant=False)
 
     out, grad = trained(given.compiled(run), (64,))
     x = draw(64)
@@ -356,7 +354,9 @@ def scheduled_optimizer(given: Given) -> Pairs:
 
         def run(wrap, kind=kind):
             module = mlp()
-            optimizer = kind(module.parameters(), lr=torch.tensor(0.1) if kind is torch.optim.AdamW else 0.1)
+            optimizer = kind(
+                module.parameters(), lr=torch.tensor(0.1) if kind is torch.optim.AdamW else 0.1
+            )
             schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
             step = wrap(lambda: optimizer.step())
             for at in range(3):

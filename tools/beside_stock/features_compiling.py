@@ -21,7 +21,10 @@ def sizes_that_vary(given: Given) -> Pairs:
 def sizes_that_vary_trained(given: Given) -> Pairs:
     call = given.compiled(lambda x, w: (x @ w).relu())
     for rows in (3, 5, 8):
-        yield trained(call, (rows, 4), (4, 2)), trained(lambda x, w: (x @ w).relu(), (rows, 4), (4, 2))
+        yield (
+            trained(call, (rows, 4), (4, 2)),
+            trained(lambda x, w: (x @ w).relu(), (rows, 4), (4, 2)),
+        )
 
 
 @feature()
@@ -42,7 +45,9 @@ def sizes_of_values(given: Given) -> Pairs:
         torch._check(n >= 0)
         return torch.ones(n).sum() + x.nonzero().shape[0]
 
-    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+    ):
         yield given.compiled(run)(torch.tensor([1, 0, 3])), run(torch.tensor([1, 0, 3]))
 
 
@@ -209,7 +214,10 @@ def quantities_that_change(given: Given) -> Pairs:
 @feature()
 def compiled_inside_compiled(given: Given) -> Pairs:
     inner = given.compiled(lambda x: x.sin())
-    yield trained(given.compiled(lambda x: inner(x) * 2), (4,)), trained(lambda x: x.sin() * 2, (4,))
+    yield (
+        trained(given.compiled(lambda x: inner(x) * 2), (4,)),
+        trained(lambda x: x.sin() * 2, (4,)),
+    )
 
 
 @feature()
@@ -233,7 +241,10 @@ def backend_of_a_user(given: Given) -> Pairs:
 def custom_passes_of_a_user(given: Given) -> Pairs:
     seen = []
     with torch._inductor.config.patch(post_grad_custom_pre_pass=lambda graph: seen.append(1)):
-        yield trained(given.compiled(lambda x: x.sin() + 1), (4,)), trained(lambda x: x.sin() + 1, (4,))
+        yield (
+            trained(given.compiled(lambda x: x.sin() + 1), (4,)),
+            trained(lambda x: x.sin() + 1, (4,)),
+        )
     yield bool(seen) or given.backend == "aot_eager", True
 
 

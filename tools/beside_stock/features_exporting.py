@@ -21,7 +21,9 @@ class Counting(nn.Module):
         self.b = nn.Linear(4, 4)
         self.b.weight = self.a.weight
 
-    def forward(self, x: torch.Tensor, extra: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, extra: dict[str, torch.Tensor] | None = None
+    ) -> torch.Tensor:
         self.calls.add_(1)
         y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.b(self.a(x)),))
         return y if extra is None else y + extra["bias"]
@@ -125,6 +127,25 @@ def export_strict_of_sequence_parallel(given: Given) -> Pairs:
 
 
 @feature("eager")
+def export_strict_with_hooks(given: Given) -> Pairs:
+    """Hooks that close over a value, an object and a function, as those of parallel styles do."""
+
+    class Scale:
+        by = 2.0
+
+    def build() -> nn.Module:
+        module, scale, kinds = mlp(), Scale(), (torch.sin, torch.cos)
+        module[0].register_forward_pre_hook(lambda m, a: (a[0] * scale.by,))
+        module[0].register_forward_hook(lambda m, a, o: kinds[0](o))
+        module.register_forward_hook(lambda m, a, k, o: kinds[1](o), with_kwargs=True)
+        return module
+
+    module, x = build(), draw(4, 8)
+    for strict in (True, False):
+        yield torch.export.export(module, (x,), strict=strict).module()(x), module(x)
+
+
+@feature("eager")
 def export_with_grad(given: Given) -> Pairs:
     module, x = mlp(), draw(4, 8)
     exported = torch.export.export(module, (x,), strict=True).module()
@@ -177,5 +198,7 @@ def traced_jointly(given: Given) -> Pairs:
     from functorch.compile import aot_function, default_partition, nop
 
     x = draw(4, grad=True)
-    call = aot_function(lambda a: a.sin().exp(), fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition)
+    call = aot_function(
+        lambda a: a.sin().exp(), fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition
+    )
     yield torch.autograd.grad(call(x).sum(), x), torch.autograd.grad(x.sin().exp().sum(), x)

@@ -37,7 +37,10 @@ def dispatch_mode_in_eager(given: Given) -> Pairs:
     with Count() as count:
         trained(lambda x: x.sin().exp(), (4,))
     wanted = "aten.sin.default aten.exp.default".split()
-    yield [name for name in count.seen if name in wanted][:3], ["aten.sin.default", "aten.exp.default", "aten.sin.default"]
+    yield (
+        [name for name in count.seen if name in wanted][:3],
+        ["aten.sin.default", "aten.exp.default", "aten.sin.default"],
+    )
 
 
 @feature()
@@ -142,6 +145,7 @@ def default_dtype(given: Given) -> Pairs:
 def deterministic(given: Given) -> Pairs:
     torch.use_deterministic_algorithms(True)
     try:
+
         def run(x):
             return torch.zeros(3).index_add(0, torch.tensor([0, 1, 0, 2]), x).sin()
 
@@ -179,11 +183,18 @@ def seeds(given: Given) -> Pairs:
 
 @feature("aot_eager")
 def seeds_as_in_eager(given: Given) -> Pairs:
-    call = given.compiled(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(4) + torch.rand_like(x))
+    call = given.compiled(
+        lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(4) + torch.rand_like(x)
+    )
     torch.manual_seed(5)
     found = call(torch.ones(4))
     torch.manual_seed(5)
-    yield found, torch.nn.functional.dropout(torch.ones(4), 0.5) + torch.randn(4) + torch.rand_like(torch.ones(4))
+    yield (
+        found,
+        torch.nn.functional.dropout(torch.ones(4), 0.5)
+        + torch.randn(4)
+        + torch.rand_like(torch.ones(4)),
+    )
 
 
 @feature("eager")

@@ -20,7 +20,10 @@ def _trained(given: Given, build, *inputs, fullgraph: bool = True) -> Pairs:
     a = build()
     torch.manual_seed(0)
     b = build()
-    yield trained_module(a, given.compiled(a, fullgraph=fullgraph), *inputs), trained_module(b, b, *inputs)
+    yield (
+        trained_module(a, given.compiled(a, fullgraph=fullgraph), *inputs),
+        trained_module(b, b, *inputs),
+    )
     yield list(a.buffers()), list(b.buffers())
 
 
@@ -33,7 +36,9 @@ def recurrent(given: Given) -> Pairs:
 @feature()
 def attention(given: Given) -> Pairs:
     x = draw(2, 4, 8)
-    yield from _trained(given, lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), x)
+    yield from _trained(
+        given, lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), x
+    )
 
 
 @feature()
@@ -78,8 +83,15 @@ def losses(given: Given) -> Pairs:
 def parametrized(given: Given) -> Pairs:
     from torch.nn.utils import parametrizations, prune
 
-    yield from _trained(given, lambda: parametrizations.weight_norm(nn.Linear(4, 4)), draw(2, 4), fullgraph=False)
-    yield from _trained(given, lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), draw(2, 4), fullgraph=False)
+    yield from _trained(
+        given, lambda: parametrizations.weight_norm(nn.Linear(4, 4)), draw(2, 4), fullgraph=False
+    )
+    yield from _trained(
+        given,
+        lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5),
+        draw(2, 4),
+        fullgraph=False,
+    )
 
 
 @feature()
@@ -96,7 +108,10 @@ def parametrized_by_a_user(given: Given) -> Pairs:
     a = build()
     b = build()
     b.load_state_dict(a.state_dict())
-    yield trained_module(a, given.compiled(a, fullgraph=False), draw(2, 4)), trained_module(b, b, draw(2, 4))
+    yield (
+        trained_module(a, given.compiled(a, fullgraph=False), draw(2, 4)),
+        trained_module(b, b, draw(2, 4)),
+    )
 
 
 @feature("eager", "aot_eager", "lowered")
@@ -178,7 +193,9 @@ def flex(given: Given) -> Pairs:
     q = draw(1, 2, 128, 16)
 
     def run(q, k, v):
-        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.01, block_mask=mask)
+        return flex_attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: s + (i - j) * 0.01, block_mask=mask
+        )
 
     def dense(q, k, v):
         at = torch.arange(128)

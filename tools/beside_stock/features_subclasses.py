@@ -35,7 +35,12 @@ class Scaled(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.detach.default, torch.ops.aten.t.default, torch.ops.aten.clone.default, torch.ops.aten.view.default):
+        if func in (
+            torch.ops.aten.detach.default,
+            torch.ops.aten.t.default,
+            torch.ops.aten.clone.default,
+            torch.ops.aten.view.default,
+        ):
             return cls(func(args[0].inner, *args[1:], **(kwargs or {})), args[0].scale)
         args, kwargs = pytree.tree_map_only(cls, lambda t: t.inner * t.scale, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -52,7 +57,10 @@ class Named(torch.Tensor):
 @feature(*_BOTH)
 def wrapper(given: Given) -> Pairs:
     x = draw(4, 4)
-    yield given.compiled(lambda a, b: (a @ b).sin())(Scaled(x, 2.0), draw(4, 4)), (x * 2 @ draw(4, 4)).sin()
+    yield (
+        given.compiled(lambda a, b: (a @ b).sin())(Scaled(x, 2.0), draw(4, 4)),
+        (x * 2 @ draw(4, 4)).sin(),
+    )
 
 
 @feature(*_BOTH)
@@ -104,7 +112,9 @@ def function_override(given: Given) -> Pairs:
 @feature(*_BOTH)
 def jagged(given: Given) -> Pairs:
     def nested() -> Any:
-        return torch.nested.nested_tensor([draw(2, 4), draw(3, 4, seed=1)], layout=torch.jagged, requires_grad=True)
+        return torch.nested.nested_tensor(
+            [draw(2, 4), draw(3, 4, seed=1)], layout=torch.jagged, requires_grad=True
+        )
 
     def run(wrap):
         x = nested()
@@ -126,7 +136,12 @@ def masked(given: Given) -> Pairs:
 @feature(*_BOTH)
 def sparse(given: Given) -> Pairs:
     x = draw(4, 4).relu()
-    yield given.compiled(lambda a, b: torch.sparse.mm(a, b), fullgraph=False)(x.to_sparse(), draw(4, 4)), x @ draw(4, 4)
+    yield (
+        given.compiled(lambda a, b: torch.sparse.mm(a, b), fullgraph=False)(
+            x.to_sparse(), draw(4, 4)
+        ),
+        x @ draw(4, 4),
+    )
 
 
 @feature("eager")

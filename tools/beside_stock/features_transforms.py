@@ -105,7 +105,7 @@ def gradients_of_samples(given: Given) -> Pairs:
 @feature(*_ALONE)
 def ensemble(given: Given) -> Pairs:
     models = [mlp(seed) for seed in range(3)]
-    parameters, buffers = stack_module_state(models)
+    parameters, _ = stack_module_state(models)
     base = models[0]
 
     def run(parameters, x):

@@ -100,7 +100,10 @@ def operator_of_unknown_size(given: Given) -> Pairs:
 
 @feature(*_BOTH)
 def operator_under_vmap(given: Given) -> Pairs:
-    yield given.compiled(lambda x: torch.vmap(lambda a: scaled(a, 2.0))(x))(draw(3, 4)), draw(3, 4) * 2
+    yield (
+        given.compiled(lambda x: torch.vmap(lambda a: scaled(a, 2.0))(x))(draw(3, 4)),
+        draw(3, 4) * 2,
+    )
 
 
 @feature(*_BOTH)

@@ -88,6 +88,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"num_key_value_heads": 4},
     {"attn_layer_period": 2, "attn_layer_offset": 1, "layer_types": ["mamba", "attention"]},
     {"layer_types": ["full_attention", "full_attention"]},
+    {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "head_dim": 16, "rope_parameters": None},
     {"num_key_value_heads": 4, "linear_num_key_heads": 4, "head_dim": 16},
 )
 _working: dict[str, dict[str, Any]] = {}
@@ -184,6 +185,9 @@ def _build(name: str, variant: dict[str, Any]) -> Any:
     default = kind()
     fitting = {key: value for key, value in variant.items() if hasattr(default, key)}
     config = kind(**{**_small(default), **fitting})
+    config.tie_word_embeddings = (
+        False  # from_pretrained ties after it has spread; here is nothing to load
+    )
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     torch.manual_seed(0)
@@ -205,7 +209,11 @@ def spread(model: Any, mesh: Any) -> Any:
 def _small(config: Any) -> dict[str, Any]:
     given = config.to_dict()
     layers = given.get("num_hidden_layers")
-    found = {key: size for key, size in SIZES.items() if key in given and (given[key] is not None or size is None)}
+    found = {
+        key: size
+        for key, size in SIZES.items()
+        if key in given and (given[key] is not None or size is None)
+    }
     for key, value in given.items():
         if isinstance(value, list) and len(value) == layers:
             kinds = list(dict.fromkeys(map(str, value)))
@@ -225,7 +233,8 @@ def _gradients(model: Any, call: Any, tokens: Any) -> list[Any]:
     from torch.distributed.tensor import DTensor
 
     logits = call(input_ids=tokens).logits
-    loss = logits.float().sin().sum() / 100
+    # A mean: of the batch, and so of what the replicas hold.
+    loss = logits.float().sin().mean() * 100
     loss.backward()
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     whole = {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in found.items()}

@@ -86,7 +86,11 @@ def _rank(program: str, side: str, folder: str, rank: int) -> End:
     models._quiet()
     store = dist.FileStore(f"{folder}/store", SIZES[0] * SIZES[1])
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=SIZES[0] * SIZES[1], timeout=timedelta(seconds=60)
+        "gloo",
+        store=store,
+        rank=rank,
+        world_size=SIZES[0] * SIZES[1],
+        timeout=timedelta(seconds=60),
     )
     mesh: Any = init_device_mesh("cpu", SIZES, mesh_dim_names=("dp", "tp"))
     name, way = program.rsplit("-", 1)

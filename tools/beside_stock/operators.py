@@ -52,7 +52,9 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
                     break
                 found = _step(call, *given, backward=way == "backward")
                 try:
-                    expected = _step(op.op, *_sample(op, at, way == "backward"), backward=way == "backward")
+                    expected = _step(
+                        op.op, *_sample(op, at, way == "backward"), backward=way == "backward"
+                    )
                 except Unfit:
                     raise
                 except Exception:
@@ -81,11 +83,15 @@ def _step(function: Callable[..., Any], args: Any, kwargs: Any, backward: bool) 
     torch.manual_seed(7)
     out = function(*args, **kwargs)
     leaves = [
-        t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
+        t
+        for t in pytree.tree_leaves((args, kwargs))
+        if isinstance(t, torch.Tensor) and t.requires_grad
     ]
     gradients: list[Any] = []
     if backward:
-        ends = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+        ends = [
+            t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad
+        ]
         if not ends:
             raise Unfit("nothing to differentiate")
         gradients = list(

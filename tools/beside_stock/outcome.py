@@ -48,10 +48,16 @@ class Verdict:
     why: str = ""
 
 
-def judge(stock: End, ours: End) -> Verdict:
-    """Never worse than stock: ours may fail where stock fails, and may never be wrong, hang or die."""
+def judge(stock: End, ours: End, theirs: bool = False) -> Verdict:
+    """Never worse than stock: ours may fail where stock fails, and may never be wrong, hang or die.
+
+    theirs: the programs are code of others, who may be wrong themselves; what is wrong in stock is then
+    not held against ours.
+    """
     if "unfit" in (stock.status, ours.status) and stock.status == ours.status:
         return Verdict("unfit", ours.why)
+    if theirs and stock.status == ours.status == "wrong":
+        return Verdict("neither", ours.why)
     if ours.status == "wrong":
         return Verdict("wrong", f"{ours.why} (stock: {stock.status})")
     if ours.status in ("hang", "crash") and stock.status not in ("hang", "crash"):
@@ -89,7 +95,11 @@ def compare(found: Any, expected: Any, what: str = "", relative: float | None = 
 
 def _leaf(found: Any, expected: Any, relative: float | None) -> str:
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return "" if type(found) is type(expected) and found == expected else f"{found!r}, expected {expected!r}"
+        return (
+            ""
+            if type(found) is type(expected) and found == expected
+            else f"{found!r}, expected {expected!r}"
+        )
     a, b = plain(found), plain(expected)
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"{a.dtype} {list(a.shape)}, expected {b.dtype} {list(b.shape)}"

@@ -20,34 +20,29 @@ Run = Callable[[str], dict[str, Any]]
 class Part:
     """``module`` has ``names()`` and ``prepare(side)``, which returns what runs a program by its name.
 
-    quick: the names of the quick run, or a number: so many, evenly drawn. seconds: a program that takes
-    longer is lost. lives: a process is replaced after so many programs.
+    quick: the names of the quick run. seconds: a program that takes longer is lost. lives: a process is
+    replaced after so many programs. theirs: the programs are code of others.
     """
 
     name: str
     module: str
     what: str
-    quick: Sequence[str] | int = 0
+    quick: Sequence[str] = ()
     seconds: float = 60.0
     lives: int = 100
+    theirs: bool = False
 
     def names(self) -> list[str]:
         return list(importlib.import_module(self.module).names(self.name))
-
-    def quick_names(self) -> list[str]:
-        if not isinstance(self.quick, int):
-            return list(self.quick)
-        every = self.names()
-        if not self.quick:
-            return []
-        return every[:: max(1, -(-len(every) // self.quick))]
 
 
 def working(name: str, module: str, side: str) -> Run:
     """Called once in each process of ``workers.run``: the plugin on for ours, and never imported for stock."""
     os.environ.setdefault("DYNAMO_DIST_AGREEMENT_SECONDS", "20")
     if not os.environ.get("PARITY_LOUD"):
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # what torch has to say of programs it refuses
+        sys.stdout = sys.stderr = open(
+            os.devnull, "w"
+        )  # what torch has to say of programs it refuses
         os.dup2(sys.stdout.fileno(), 1)
         os.dup2(sys.stdout.fileno(), 2)
     warnings.simplefilter("ignore")
