@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         options.part = ["planted"]
     parts = [PARTS[name] for name in options.part or PARTS]
     chosen = {
-        part: [
+        part.name: [
             name
             for name in (part.quick if options.quick else part.names())
             if re.search(options.only, name)
@@ -67,10 +67,10 @@ def main(argv: list[str] | None = None) -> int:
     }
     if options.list:
         for part, names in chosen.items():
-            print("\n".join(f"{part.name}: {name}" for name in names))
+            print("\n".join(f"{part}: {name}" for name in names))
         return 0
     kept = Kept(options.results)
-    found = {part.name: _both_sides(part, names, kept, options) for part, names in chosen.items()}
+    found = {part: _both_sides(PARTS[part], names, kept, options) for part, names in chosen.items()}
     result = figures(found, kept.commit, round(time.monotonic() - start, 1))
     if options.figures:
         kept.add_figures(options.figures, result)

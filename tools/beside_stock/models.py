@@ -96,7 +96,7 @@ _working: dict[str, dict[str, Any]] = {}
 
 def architectures() -> list[str]:
     """The model types whose configuration, or that of their text, has a plan."""
-    _quiet()
+    quiet()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -116,7 +116,7 @@ def names(part: str) -> list[str]:
 
 def prepare(part: str, side: str) -> Callable[[str], End]:
     """Runs a model in one way."""
-    _quiet()
+    quiet()
 
     def run(program: str) -> End:
         name, way = program.rsplit("-", 1)
@@ -247,7 +247,8 @@ def _compiled(model: Any) -> Any:
     return torch.compile(model, backend="aot_eager")
 
 
-def _quiet() -> None:
+def quiet() -> None:
+    """No downloads, and no warnings of transformers."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     import transformers
 

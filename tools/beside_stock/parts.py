@@ -19,12 +19,7 @@ PARTS = {
             "models", "beside_stock.models", "transformers with a plan", quick.MODELS, theirs=True
         ),
         Part("models-compiled", "beside_stock.models", "the same, compiled", lives=20, theirs=True),
-        Part(
-            "models-ranks",
-            "beside_stock.models_ranks",
-            "ten on gloo ranks",
-            seconds=240.0,
-            theirs=True,
-        ),
+        Part("models-ranks", "beside_stock.gloo", "ten on gloo ranks", seconds=240.0, theirs=True),
+        Part("dtensors-ranks", "beside_stock.gloo", "the same, gloo ranks", quick.RANKS, 240.0),
     )
 }
