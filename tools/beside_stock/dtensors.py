@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -50,19 +51,26 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
     known = _known()
 
     def run(name: str) -> End:
+        from beside_stock._torch import no_kernels
+
         name, way = name.rsplit("-", 1)
         each = known[name]
-        return on_all_ranks(each.mesh, lambda rank, mesh: each.run(mesh, rank, _compile(way)))
+        with no_kernels() if way == "lowered" else contextlib.nullcontext():
+            return on_all_ranks(
+                each.mesh, lambda rank, mesh: each.run(mesh, rank, _compile(way, side))
+            )
 
     return run
 
 
-def _compile(way: str) -> Callable[..., Any]:
+def _compile(way: str, side: str) -> Callable[..., Any]:
     import torch
 
     def identity(function: Any) -> Any:
         return function
 
+    if way == "lowered":
+        way = "inductor" if side == "stock" else "dynamo_dist"
     return identity if way == "eager" else lambda f: torch.compile(f, backend=way, fullgraph=True)
 
 

@@ -27,6 +27,27 @@ def all_reduce(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
 
 
 @program(backends=EAGER)
+def all_reduce_of_shards(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+    x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
+    dist.all_reduce(x, group=mesh.get_group())
+    yield x.to_local(), sum(_mine(r, 4) for r in range(4))
+
+
+@program(backends=EAGER)
+def broadcast_of_shards(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+    x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
+    dist.broadcast(x, 1, group=mesh.get_group())
+    yield x.to_local(), _mine(1, 4)
+
+
+@program(backends=EAGER)
+def all_reduce_of_sums(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+    x = DTensor.from_local(_mine(rank, 4), mesh, [Partial()], run_check=False)
+    dist.all_reduce(x, group=mesh.get_group())
+    yield x.to_local(), sum(_mine(r, 4) for r in range(4))
+
+
+@program(backends=EAGER)
 def broadcast(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Replicate()], run_check=False)
     dist.broadcast(x, 1, group=mesh.get_group())
@@ -96,7 +117,7 @@ def hook_that_reduces(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield x.grad, 2 * sum((2 * _mine(r, 4)).cos() for r in range(4))
 
 
-@program()
+@program(backends=("eager", "aot_eager", "lowered"))
 def reduce_after_another(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     def run(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(a)
