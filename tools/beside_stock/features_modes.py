@@ -60,7 +60,7 @@ def dispatch_mode_around_cond(given: Given) -> Pairs:
         yield trained(call, (4,)), trained(run, (4,))
 
 
-@feature(*_BOTH)
+@feature()
 def function_mode_around(given: Given) -> Pairs:
     call = given.compiled(lambda x: x.sin() + 1)
     with Double():
