@@ -35,7 +35,8 @@ def program(*mesh: int, backends: tuple[str, ...] = BACKENDS) -> Callable[..., A
     return register
 
 
-def _known() -> dict[str, Program]:
+def known() -> dict[str, Program]:
+    """Every program by its name."""
     for theme in _THEMES:
         importlib.import_module(f"beside_stock.dtensors_{theme}")
     return PROGRAMS
@@ -43,18 +44,19 @@ def _known() -> dict[str, Program]:
 
 def names(part: str) -> list[str]:
     """A program, in eager mode and compiled."""
-    return [f"{name}-{way}" for name, each in _known().items() for way in each.backends]
+    ways = [(name, way) for name, each in known().items() for way in each.backends]
+    return [f"{name}-{way}" for name, way in ways if way != "gloo"]
 
 
 def prepare(part: str, side: str) -> Callable[[str], End]:
     """Runs a program on as many threads as its mesh has ranks."""
-    known = _known()
+    programs = known()
 
     def run(name: str) -> End:
         from beside_stock._torch import no_kernels
 
         name, way = name.rsplit("-", 1)
-        each = known[name]
+        each = programs[name]
         with no_kernels() if way == "lowered" else contextlib.nullcontext():
             return on_all_ranks(
                 each.mesh, lambda rank, mesh: each.run(mesh, rank, _compile(way, side))

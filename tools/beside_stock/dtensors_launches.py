@@ -10,51 +10,54 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from beside_stock.dtensors import program
 from beside_stock.feature import draw
+from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-EAGER = ("eager",)
+# Of threads, a group gets the DTensor itself, and what torch keeps for a process is kept for all of them.
+GLOO = ("gloo",)
 
 
 def _mine(rank: int, *shape: int) -> torch.Tensor:
     return draw(*shape, seed=rank)
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_reduce(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Replicate()], run_check=False)
     dist.all_reduce(x, group=mesh.get_group())
     yield x.to_local(), sum(_mine(r, 4) for r in range(4))
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_reduce_of_shards(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
     dist.all_reduce(x, group=mesh.get_group())
     yield x.to_local(), sum(_mine(r, 4) for r in range(4))
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def broadcast_of_shards(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
     dist.broadcast(x, 1, group=mesh.get_group())
     yield x.to_local(), _mine(1, 4)
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_reduce_of_sums(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Partial()], run_check=False)
     dist.all_reduce(x, group=mesh.get_group())
     yield x.to_local(), sum(_mine(r, 4) for r in range(4))
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def broadcast(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Replicate()], run_check=False)
     dist.broadcast(x, 1, group=mesh.get_group())
     yield x.to_local(), _mine(1, 4)
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_gather(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Replicate()], run_check=False)
     out = torch.zeros(16)
@@ -62,7 +65,7 @@ def all_gather(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield out, torch.cat([_mine(r, 4) for r in range(4)])
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_gather_list(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
     out = [torch.zeros(4) for _ in range(4)]
@@ -70,7 +73,7 @@ def all_gather_list(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield torch.cat(out), torch.cat([_mine(r, 4) for r in range(4)])
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def reduce_scatter(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 8), mesh, [Replicate()], run_check=False)
     out = torch.zeros(2)
@@ -78,7 +81,7 @@ def reduce_scatter(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield out, sum(_mine(r, 8) for r in range(4)).chunk(4)[rank]
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_to_all(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     x = DTensor.from_local(_mine(rank, 4), mesh, [Shard(0)], run_check=False)
     out = torch.zeros(4)
@@ -86,7 +89,7 @@ def all_to_all(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield out, torch.stack([_mine(r, 4)[rank] for r in range(4)])
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def all_reduce_of_gradients(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     weight = torch.nn.Parameter(
         DTensor.from_local(torch.ones(4), mesh, [Replicate()], run_check=False)
@@ -119,13 +122,14 @@ def hook_that_reduces(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
 
 @program(backends=("eager", "aot_eager", "lowered"))
 def reduce_after_another(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    def run(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    def run(a: torch.Tensor, m: torch.Tensor, x: torch.Tensor) -> Any:
         dist.all_reduce(a)
         dist.reduce(m, 0)
-        return a, (m if dist.get_rank() == 0 else a)
+        return a, (m if rank == 0 else x)
 
+    mine = _mine(rank, 4)
     total = sum(_mine(r, 4) for r in range(4))
-    yield wrap(run)(_mine(rank, 4), _mine(rank, 4)), (total, total)
+    yield wrap(run)(mine.clone(), mine.clone(), mine), (total, total if rank == 0 else mine)
 
 
 def _dropped(mesh: Any, rank: int, wrap: Callable[..., Any], placement: Any) -> Any:
@@ -169,7 +173,7 @@ def noise_of_shards(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     yield len(found.unique()), 64
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def context_parallel_causal(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -183,7 +187,7 @@ def context_parallel_causal(mesh: Any, rank: int, wrap: Callable[..., Any]) -> A
     yield expected.shape, q.shape
 
 
-@program(backends=EAGER)
+@program(backends=GLOO)
 def context_parallel_full(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -193,7 +197,7 @@ def context_parallel_full(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any
         yield list(out.shape), [1, 2, 4, 8]
 
 
-@program(backends=EAGER)
+@program(backends=("eager",))
 def pickled(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     import copy
     import io
@@ -207,3 +211,22 @@ def pickled(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     yield x + 0, draw(8, 4)
+
+
+@program(backends=GLOO)
+def loss_over_classes(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Linear(8, 16)
+
+    labels = torch.tensor([1, 5, -100, 7])
+    one = build()
+    F.cross_entropy(one(draw(4, 8)), labels).backward()
+    many = parallelize_module(build(), mesh, ColwiseParallel(use_local_output=False))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(many(x), y)
+
+    with loss_parallel():
+        wrap(step)(draw(4, 8), labels).backward()
+    yield [p.grad for p in many.parameters()], [p.grad for p in one.parameters()]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from beside_stock.dtensors import program
 from beside_stock.feature import draw, mlp
 from torch import nn
@@ -17,7 +16,6 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
-    loss_parallel,
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
@@ -37,7 +35,6 @@ _OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, 0.1, momentum=0.9),
     "rprop": lambda p: torch.optim.Rprop(p, 0.1),
     "asgd": lambda p: torch.optim.ASGD(p, 0.1),
-    "muon": lambda p: torch.optim.Muon([x for x in p if x.ndim == 2], 0.1),
     "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=2),
 }
 
@@ -143,25 +140,6 @@ def sequence_parallel(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     ref = one(x)
     ref.square().mean().backward()
     yield [out, *(p.grad for p in many.parameters())], [ref, *(p.grad for p in one.parameters())]
-
-
-@program()
-def loss_over_classes(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Linear(8, 16)
-
-    labels = torch.tensor([1, 5, -100, 7])
-    one = build()
-    F.cross_entropy(one(draw(4, 8)), labels).backward()
-    many = parallelize_module(build(), mesh, ColwiseParallel(use_local_output=False))
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(many(x), y)
-
-    with loss_parallel():
-        wrap(step)(draw(4, 8), labels).backward()
-    yield [p.grad for p in many.parameters()], [p.grad for p in one.parameters()]
 
 
 @program()

@@ -78,11 +78,10 @@ def _on_ranks(part: str, program: str, side: str) -> End:
 
 
 def _launches() -> dict[str, Any]:
-    from beside_stock import dtensors, dtensors_launches
+    from beside_stock import dtensors
 
-    theme = dtensors_launches.__name__
-    known = {name: each for name, each in dtensors.PROGRAMS.items() if each.run.__module__ == theme}
-    return {name: each for name, each in known.items() if each.mesh == SIZES["dtensors-ranks"]}
+    known = dtensors.known()
+    return {name: each for name, each in known.items() if "gloo" in each.backends}
 
 
 def _rank(part: str, program: str, side: str, folder: str, rank: int) -> End:
