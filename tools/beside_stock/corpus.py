@@ -32,7 +32,7 @@ RANKS = {"corpus": 0, "lowering": 0, "lowering-rank-1": 1}
 def names(part: str) -> list[str]:
     """All of them, in the order of families: some build on one another."""
     lines = (CORPUS / "stock_2.13.0.jsonl").read_text().splitlines()
-    return [json.loads(line)["name"] for line in lines]
+    return [json.loads(line)["name"] for line in lines] + ["reduce_after_another"]
 
 
 def prepare(part: str, side: str) -> Callable[[str], End]:
@@ -61,6 +61,7 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
     sys.path.insert(0, str(CORPUS))
     referee = importlib.import_module("run")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    _more(referee.C)
     cases = {case["name"]: case for case in referee.C.CASES}
 
     def run(name: str) -> End:
@@ -70,3 +71,19 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
         return End(end, "" if end == "right" else f"{record['status']}: {record['detail']}"[:400])
 
     return run
+
+
+def _more(common: Any) -> None:
+    """Programs that mean something else on other ranks than the first."""
+    import torch
+    import torch.distributed as dist
+
+    def run(a: torch.Tensor, m: torch.Tensor, x: torch.Tensor) -> Any:
+        dist.all_reduce(a)
+        dist.reduce(m, 0)
+        return a, (m if dist.get_rank() == 0 else x)
+
+    def reduce_after_another() -> Any:
+        return run, (common.T(8, 4), common.T(8, 4), common.T(8, 4))
+
+    common.case("c10d_sync", nofg=9)(reduce_after_another)

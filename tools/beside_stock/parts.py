@@ -9,7 +9,7 @@ PARTS = {
     part.name: part
     for part in (
         Part("corpus", "beside_stock.corpus", "corpus, aot_eager", quick.CORPUS),
-        Part("lowering", "beside_stock.corpus", "corpus, Inductor's lowering", quick.LOWERING),
+        Part("lowering", "beside_stock.corpus", "corpus, Inductor's lowering"),
         Part("lowering-rank-1", "beside_stock.corpus", "the same, as rank 1", quick.LOWERING),
         Part("operators", "beside_stock.operators", "higher-order operators", quick.OPERATORS),
         Part("features", "beside_stock.features", "torch without distribution", quick.FEATURES),

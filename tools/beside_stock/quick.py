@@ -2,7 +2,7 @@
 
 CORPUS = """get_rank pg_rank_arg all_reduce_intermediate all_gather_list reduce broadcast
 all_reduce_group_arg autograd_function_pg_global rc_pg_changes_ranks""".split()
-LOWERING = """all_reduce_intermediate reduce gather all_gather_into_tensor_stacked coalescing_manager""".split()
+LOWERING = """reduce_after_another all_reduce_intermediate all_gather_into_tensor_stacked""".split()
 OPERATORS = """cond.simple-aot_eager-backward scan.simple-aot_eager-backward map.nested-aot_eager-backward
 invoke_subgraph.simple-aot_eager-backward while_loop.simple-aot_eager-forward
 auto_functionalize.simple-lowered-forward cond.simple-lowered-backward""".split()
@@ -18,4 +18,4 @@ dropout_of_a_sum-eager noise_of_replicas-eager
 hook_that_reduces-aot_eager reduce_after_another-lowered
 trained_by_adamw-eager trained_by_adafactor-eager tensor_parallel-aot_eager""".split()
 MODELS = """llama-training qwen3-data_parallel mixtral-generating""".split()
-RANKS = ["all_reduce_of_shards", "context_parallel_causal"]
+RANKS = ["all_reduce_of_shards"]
