@@ -66,14 +66,17 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
 
 
 def _compile(way: str, side: str) -> Callable[..., Any]:
+    """As users compile: a break is no fault, unless the program asks for ``one_graph``."""
     import torch
 
     def identity(function: Any) -> Any:
         return function
 
-    if way == "lowered":
-        way = "inductor" if side == "stock" else "dynamo_dist"
-    return identity if way == "eager" else lambda f: torch.compile(f, backend=way, fullgraph=True)
+    if way == "eager":
+        return identity
+    inductor = "inductor" if side == "stock" else "dynamo_dist"
+    backend = {"lowered": inductor, "one_graph": "aot_eager"}.get(way, way)
+    return lambda f: torch.compile(f, backend=backend, fullgraph=way == "one_graph")
 
 
 def on_all_ranks(

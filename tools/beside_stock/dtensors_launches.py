@@ -101,7 +101,7 @@ def all_reduce_of_gradients(mesh: Any, rank: int, wrap: Callable[..., Any]) -> A
     yield weight.grad.to_local(), sum(_mine(r, 4) for r in range(4))
 
 
-@program(backends=("eager", "aot_eager"))
+@program(backends=("eager", "aot_eager", "one_graph"))
 def hook_that_reduces(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
     group = mesh.get_group()
 
