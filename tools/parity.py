@@ -1,0 +1,128 @@
+#!/usr/bin/env python
+"""Run programs with stock torch and with the plugin, in processes of their own: none may end worse.
+
+    python tools/parity.py                       # everything that has no result for this commit yet
+    python tools/parity.py --quick               # the part for CI, at most 3 minutes on 2 cores
+    python tools/parity.py --part operators --only cond --fresh
+    python tools/parity.py --list
+
+The parts are corpus (test/corpus, its own referee), lowering (the same through Inductor's lowering and code
+generation, whose graphs are then interpreted), operators (higher-order ones), features (torch without
+distribution), dtensors (DTensor programs on all ranks) and models (transformers' with a tensor-parallel plan).
+A program that hangs or ends its process counts as lost, and the run goes on. Exits with 1 if stock is right
+where ours is not, or if ours is wrong anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from beside_stock.keeping import Kept
+from beside_stock.outcome import BAD, End, Verdict, judge
+from beside_stock.part import SIDES, Part, working
+from beside_stock.parts import PARTS
+from beside_stock.table import figures, show
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from workers import run
+
+NO_ANSWER = ("hang", "crash")
+CHANCES = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run programs on both sides; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="may be repeated")
+    parser.add_argument("--only", default="", metavar="REGEX", help="programs by name")
+    parser.add_argument("--quick", action="store_true", help="a sample of every part")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seconds", type=float, help="instead of the part's: longer is lost")
+    parser.add_argument("--results", type=Path, help="folder of records, to resume and to add up")
+    parser.add_argument("--fresh", action="store_true", help="run again what has a record")
+    parser.add_argument("--figures", type=Path, help="add the counts of this commit to this file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plant", help="a module with programs of its own, as the only part")
+    parser.add_argument("--list", action="store_true", help="the names of the programs, and end")
+    options = parser.parse_args(argv)
+
+    start = time.monotonic()
+    if options.plant:
+        PARTS["planted"] = Part("planted", options.plant, "planted programs")
+        options.part = ["planted"]
+    parts = [PARTS[name] for name in options.part or PARTS]
+    chosen = {
+        part.name: [
+            name
+            for name in (part.quick if options.quick else part.names())
+            if re.search(options.only, name)
+        ]
+        for part in parts
+    }
+    if options.list:
+        for part, names in chosen.items():
+            print("\n".join(f"{part}: {name}" for name in names))
+        return 0
+    kept = Kept(options.results)
+    found = {part: _both_sides(PARTS[part], names, kept, options) for part, names in chosen.items()}
+    result = figures(found, kept.commit, round(time.monotonic() - start, 1))
+    if options.figures:
+        kept.add_figures(options.figures, result)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        show(found, result)
+    return 1 if any(v.name in BAD for part in found.values() for v in part.values()) else 0
+
+
+def _both_sides(
+    part: Part, names: list[str], kept: Kept, options: argparse.Namespace
+) -> dict[str, Verdict]:
+    """The verdict on each program; what fails is said as soon as both sides have ended."""
+    ends = {side: _side(part, names, side, kept, options) for side in SIDES}
+    return {name: judge(ends["stock"][name], ends["ours"][name], part.theirs) for name in names}
+
+
+def _side(
+    part: Part, names: list[str], side: str, kept: Kept, options: argparse.Namespace
+) -> dict[str, End]:
+    """How each program ends on one side. One that gave no answer gets a second chance: a busy machine is no fault."""
+    known: dict[str, End] = {} if options.fresh else kept.read(part.name, side)
+    missing = [name for name in names if name not in known]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        label = f"{part.name}, {side}"
+        task = progress.add_task(label, total=len(names), completed=len(names) - len(missing))
+        for chance in range(CHANCES):
+            for name, record in run(
+                missing,
+                working,
+                (part.name, part.module, side),
+                options.jobs,
+                options.seconds or part.seconds,
+                lambda name: progress.update(task, description=f"{label}: {name[:40]}"),
+                lives=part.lives,
+            ):
+                known[name] = end = _end(record)
+                if end.status not in NO_ANSWER or chance + 1 == CHANCES:
+                    kept.add(part.name, side, name, end)
+                    progress.advance(task)
+            missing = [name for name in missing if known[name].status in NO_ANSWER]
+    return known
+
+
+def _end(record: dict[str, Any] | str) -> End:
+    if isinstance(record, str):
+        status = "hang" if record == "timeout" else "crash"
+        return End(status, "no answer in time" if status == "hang" else "the process died")
+    return End.from_json(record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
