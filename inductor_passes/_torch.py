@@ -223,6 +223,16 @@ def compile_id() -> str:
     return "" if current is None else str(current)
 
 
+def compile_again() -> None:
+    """Let what is being compiled be compiled once more: the first result has told its strides already.
+
+    ``TracingContext.output_strides`` was seen in 2.11 to 2.15.
+    """
+    strides = getattr(trace_in_work(), "output_strides", None)
+    if strides:
+        strides.clear()
+
+
 def trace_in_work() -> Any:
     """What stands for one trace from Dynamo to its last backward graph, or None outside of one."""
     from torch._guards import TracingContext

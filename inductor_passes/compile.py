@@ -111,6 +111,7 @@ def as_settled(make: Callable[[], T]) -> T:
         if (decision := job.decide(found.stream, CachedOffer(found.plan))).plan != found.plan
     ]
     if others:
+        _torch.compile_again()
         with orders.compiled_apart(others):
             made = make()
     _torch.guard_frame(job.still_holds())
