@@ -49,7 +49,7 @@ def enable() -> None:
     from dynamo_dist.modules import registry as modules
     from dynamo_dist.randomness import registry as randomness
     from dynamo_dist.reporting import logs, placements
-    from dynamo_dist.runtime import below_autograd, gradients, guards, wrapping
+    from dynamo_dist.runtime import below_autograd, gradients, guards, recompiles, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding import registry as sharding
     from dynamo_dist.trackers import hooks, registry
@@ -68,6 +68,7 @@ def enable() -> None:
                 *modules.changes(config),
                 *randomness.changes(),
                 *guards.changes(),
+                *recompiles.changes(),
                 *wrapping.changes(),
                 *gradients.changes(),
                 *below_autograd.changes(),

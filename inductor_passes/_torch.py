@@ -223,6 +223,14 @@ def compile_id() -> str:
     return "" if current is None else str(current)
 
 
+def frame_number() -> int | None:
+    """Dynamo's number of the function in work; None outside of a compile. Seen in 2.11 to 2.15."""
+    from torch._guards import CompileContext
+
+    number = getattr(CompileContext.current_compile_id(), "frame_id", None)
+    return number if isinstance(number, int) else None
+
+
 def compile_again() -> None:
     """Let what is being compiled be compiled once more: the first result has told its strides already.
 

@@ -47,6 +47,7 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
         "plugins.py",
         "errors.py",
         "config.py",
+        "runtime/recompiles.py",
     )
     for path in sources("dynamo_dist"):
         relative = path.relative_to(ROOT / "dynamo_dist").as_posix()

@@ -247,6 +247,30 @@ def source_of_input(placeholder: fx.Node) -> Any:
     return getattr(placeholder.meta.get("grapharg"), "source", None)
 
 
+def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
+    """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
+
+    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.11 to 2.15.
+    """
+    from torch._dynamo import convert_frame
+
+    name = "exceeds_recompile_limit"
+    if not hasattr(convert_frame, name):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+            exceeded, limit = stock(cache_size, compile_id)
+            if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
+                return False, ""
+            return exceeded, limit
+
+        return exceeds
+
+    return [WrapAttribute(convert_frame, name, changed)]
+
+
 # --- Wrapping --------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ class Orders:
         self._default_group = default_group
         self._register = Register()
         self._given_up = 0
+        self._planned_frames: set[int] = set()
 
     def is_current(self) -> bool:
         """Whether the job is still the one that this was made for."""
@@ -85,6 +86,8 @@ class Orders:
             return Decision(PROGRAM, "the program's: the job's store failed")
         if decision.given_up:
             self._given_up += 1
+        if decision.plan != PROGRAM and (frame := _torch.frame_number()) is not None:
+            self._planned_frames.add(frame)
         if decision.missing:
             log.warning(
                 "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of launches. "
@@ -94,6 +97,10 @@ class Orders:
                 stream.graph,
             )
         return decision
+
+    def has_plan(self, frame: int) -> bool:
+        """Whether a function, by Dynamo's number in this process, has a graph with a plan."""
+        return frame in self._planned_frames
 
     def still_holds(self) -> Callable[[], bool]:
         """A check that fails once plans were given up, or the job's groups were made anew.

@@ -15,6 +15,7 @@ Each element keeps its member and its rank, so nothing but the order of addition
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -144,16 +145,48 @@ def _land_packed(
     wait = writer.call(c10d.wait_tensor.default, launch)
     rows = group_size(members[0]) if kind(members[0]) in UNPACKED_OPS else 1
     table = writer.call(aten.reshape.default, wait, [rows, -1])
-    values = [member.meta["val"] for member in members]
-    widths = [value.numel() // rows for value in values]
+    shapes = [_shape(writer, member) for member in members]
+    widths = [_width(writer, shape, rows) for shape in shapes]
     columns = writer.call(aten.split_with_sizes.default, table, widths, 1)
     results = [
-        writer.call(
-            aten.reshape.default, writer.call(operator.getitem, columns, i), list(value.shape)
-        )
-        for i, value in enumerate(values)
+        writer.call(aten.reshape.default, writer.call(operator.getitem, columns, i), shape)
+        for i, shape in enumerate(shapes)
     ]
     return wait, results
+
+
+Size = int | fx.Node
+
+
+def _shape(writer: _Writer, member: fx.Node) -> list[Size]:
+    """The shape of a launch's result; symbolic sizes as nodes that read them off its input."""
+    (source,) = member.all_input_nodes
+    given, ranks = source.meta["val"].shape, group_size(member)
+    found: list[Size] = []
+    for dim, size in enumerate(member.meta["val"].shape):
+        if isinstance(size, int):
+            found.append(size)
+            continue
+        node = writer.call(aten.sym_size.int, source, dim)
+        if dim == 0 and kind(member) == "all_gather":
+            node = writer.call(operator.mul, node, ranks)
+        elif dim == 0 and kind(member) == "reduce_scatter":
+            node = writer.call(operator.floordiv, node, ranks)
+        else:
+            assert str(given[dim]) == str(size)
+        found.append(node)
+    return found
+
+
+def _width(writer: _Writer, shape: Sequence[Size], rows: int) -> Size:
+    """Elements of a result in each of ``rows``."""
+    width: Size = math.prod(size for size in shape if isinstance(size, int))
+    for size in shape:
+        if isinstance(size, fx.Node):
+            width = writer.call(operator.mul, size, width)
+    if isinstance(width, int):
+        return width // rows
+    return width if rows == 1 else writer.call(operator.floordiv, width, rows)
 
 
 def _start_coalesced(writer: _Writer, members: Sequence[fx.Node]) -> fx.Node:

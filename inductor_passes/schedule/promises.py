@@ -160,7 +160,8 @@ def _packed_slot(launch: fx.Node, result: fx.Node) -> tuple[int, int, int] | Non
         return None
     shape: Any = table.args[1]
     assert isinstance(widths, (list, tuple)) and isinstance(index, int)
-    sizes: list[int] = list(widths)  # type: ignore[arg-type]
+    assert isinstance(widths, (list, tuple))
+    sizes: list[Any] = [w.meta["val"] if isinstance(w, fx.Node) else w for w in widths]
     return int(shape[0]), sum(sizes[:index]), sizes[index]
 
 
