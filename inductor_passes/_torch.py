@@ -451,6 +451,17 @@ def default_group() -> Any:
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
+def reads_default_group() -> Callable[[], Any]:
+    """What gives the default process group, without the checks of ``default_group``: it is asked by each call.
+
+    ``_world.default_pg`` was seen in 2.11 to 2.15.
+    """
+    from torch.distributed import distributed_c10d
+
+    world: Any = getattr(distributed_c10d, "_world")  # noqa: B009 - not exported
+    return lambda: world.default_pg
+
+
 def moves_data(group: object) -> bool:
     """Whether a group's ranks are processes of their own."""
     import torch.distributed as dist
@@ -535,23 +546,22 @@ _RESUMED = "torch_dynamo_resume_in_"
 def guard_frame(check: Callable[[], bool]) -> None:
     """Compile the frame in work again once ``check`` fails. Without a frame in work, nothing.
 
-    ``TorchSource`` and ``Source.make_guard`` were seen in 2.11 to 2.15.
+    ``GlobalStateSource``, ``Source.make_guard`` and ``GuardBuilder.guard_manager.root`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
     if trace is None:
         return
-    from torch._dynamo import source
+    from torch._dynamo.source import GlobalStateSource
 
-    guards = trace.guards_context.dynamo_guards
-    if hasattr(source, "TorchSource"):
-        guards.add(source.TorchSource().make_guard(functools.partial(_HOLDS, check=check)))
+    guard = GlobalStateSource().make_guard(functools.partial(_HOLDS, check=check))
+    trace.guards_context.dynamo_guards.add(guard)
 
 
 def _HOLDS(builder: Any, guard: Any, *, check: Callable[[], bool]) -> None:
     from torch._dynamo.guards import get_verbose_code_parts
 
     code = get_verbose_code_parts("the order of launches is still that of all ranks", guard)
-    builder.get_guard_manager(guard).add_lambda_guard(lambda _: check(), code, guard.user_stack)
+    builder.guard_manager.root.add_lambda_guard(lambda _: check(), code, guard.user_stack)
 
 
 def known_groups() -> dict[str, tuple[int, ...]]:

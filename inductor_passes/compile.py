@@ -91,6 +91,8 @@ def compile_graph(
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
     with around(), _torch.keyed_by_rank():
         compiled = as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
+    if (job := orders.current()) is not None and _torch.real_groups():
+        _torch.guard_frame(job.still_holds())
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)
 
@@ -114,7 +116,6 @@ def as_settled(make: Callable[[], T]) -> T:
         _torch.compile_again()
         with orders.compiled_apart(others):
             made = make()
-    _torch.guard_frame(job.still_holds())
     return made
 
 

@@ -108,9 +108,10 @@ class Orders:
         A graph that was compiled before must be compiled again then.
         """
         given_up, group = self._given_up, self._default_group
+        default_group = _torch.reads_default_group()
 
         def check() -> bool:
-            return self._given_up == given_up and _torch.default_group() is group
+            return self._given_up == given_up and default_group() is group
 
         return check
 
