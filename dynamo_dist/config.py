@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dynamo_dist.errors import ConfigError
-from inductor_passes.agree.orders import seconds
+from inductor_passes.agree.orders import SECONDS, seconds
 from inductor_passes.errors import OptionError
 
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"
+AGREEMENT_SECONDS = SECONDS
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:

@@ -92,6 +92,15 @@ class Interrupting:
         self.change.undo()
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, None])
 @pytest.mark.parametrize("at", [0, 20, -1])
 def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at, number):
@@ -112,6 +121,7 @@ def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at, number):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_while_it_is_turned_off_leaves_nothing(torch_tables, monkeypatch):
     torch_tables.settle()
     before = torch_tables.snapshot()

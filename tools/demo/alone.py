@@ -17,7 +17,6 @@ from own_machine import Alone
 from progress import Progress
 from train import TURN_STEPS, Run, parse
 
-from dynamo_dist.config import AGREEMENT_SECONDS
 from inductor_passes.testing import leave_process
 from inductor_passes.timed_group import timed_group
 
@@ -29,7 +28,6 @@ def main() -> None:
     args = parse()
     work, rank, ranks = Path(args.work), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (work / f"rank{rank}.pid").write_text(str(os.getpid()))
-    os.environ[AGREEMENT_SECONDS] = "0"  # nobody else is in such a group
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     # What these collectives hand out is what memory held; some of it would be slow to compute with.
     torch.set_flush_denormal(True)

@@ -37,7 +37,7 @@ DOCS = HERE.parents[1] / "docs"
 ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
 VARIABLES = {
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
-    config.AGREEMENT_SECONDS: "How long a rank waits for others to have compiled the same graph; 0 compares nothing.",
+    config.AGREEMENT_SECONDS: "How long a rank waits for others to compile the same graph; 0 settles nothing: the program's order, nothing merged.",
     plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
 }
 

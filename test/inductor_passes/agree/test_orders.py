@@ -1,0 +1,185 @@
+"""What a process does where ranks cannot settle, what its code carries, and when a plan no longer holds."""
+
+import json
+import zlib
+from base64 import urlsafe_b64encode
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from inductor_passes import _torch
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree.graph import Frame, number_launches
+from inductor_passes.agree.offer import CachedOffer, GraphOffer
+from inductor_passes.agree.orders import Orders, seconds
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
+from inductor_passes.errors import OptionError
+from inductor_passes.pipeline import run_passes
+from inductor_passes.testing import dump, fake_group, trace
+
+c10d = torch.ops._c10d_functional
+SUM = "all_reduce sum float32"
+
+
+def stream(*paths, partial=False, what=SUM, ranks=(0, 1)):
+    group = Group("0", ranks)
+    launches = tuple(Launch(what, 0, tuple(path.split())) for path in paths)
+    return Stream((group,), launches, partial=partial, root="f", graph="0/0:forward")
+
+
+@pytest.fixture
+def job(monkeypatch):
+    orders.forget()
+    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    return lambda store: Orders(store, 0, None)
+
+
+class Failing:
+    def compare_set(self, *_):
+        raise RuntimeError("connection reset by peer")
+
+
+class Damaged(Failing):
+    def __init__(self, held):
+        self.held = held
+
+    def compare_set(self, key, old, new):
+        return self.held if "put/" in key else b""
+
+
+def test_without_a_store_the_order_is_the_programs_and_that_is_said_once(job, caplog):
+    for _ in range(2):
+        decision = job(None).decide(stream("f:1", "f:2"), CachedOffer("[[[1], 0]]"))
+        assert decision.plan == PROGRAM
+    assert caplog.text.count("ranks cannot settle on an order") == 1
+
+
+def test_with_no_time_to_settle_neither(job, caplog, monkeypatch):
+    monkeypatch.setenv(orders.SECONDS, "0")
+    decision = job(dist.HashStore()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
+    assert decision.plan == PROGRAM and "DYNAMO_DIST_AGREEMENT_SECONDS is 0" in caplog.text
+
+
+def test_a_store_that_fails_costs_a_warning(job, caplog):
+    decision = job(Failing()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
+    assert decision.plan == PROGRAM
+    assert "connection reset by peer" in caplog.text and "0/0:forward" in caplog.text
+
+
+@pytest.mark.parametrize("held", [b"", b"{}", b"!", b"0" * 500])
+def test_what_cannot_be_read_in_the_store_counts_as_a_failure(job, caplog, held):
+    decision = job(Damaged(held)).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
+    assert decision.plan == PROGRAM and "job's store failed" in caplog.text
+
+
+def test_a_rank_that_does_not_come_is_named(job, caplog, monkeypatch):
+    monkeypatch.setenv(orders.SECONDS, "0.1")
+    decision = job(dist.HashStore()).decide(stream("f:1"), CachedOffer("[[[1], 0]]"))
+    assert decision.plan == PROGRAM and "rank 1 had not compiled graph 0/0:forward" in caplog.text
+
+
+def test_the_time_is_read_from_the_environment():
+    assert seconds({}) == 30 and seconds({orders.SECONDS: "0"}) == 0
+    for bad in ("soon", "-1", "inf", "nan"):
+        with pytest.raises(OptionError, match=orders.SECONDS):
+            seconds({orders.SECONDS: bad})
+
+
+def test_a_plan_given_up_or_another_job_ends_what_holds(job, monkeypatch):
+    one = job(None)
+    monkeypatch.setattr(_torch, "reads_default_group", lambda: lambda: None)
+    holds = one.still_holds()
+    assert holds()
+    one._given_up += 1
+    assert not holds() and one.still_holds()()
+    monkeypatch.setattr(_torch, "reads_default_group", lambda: lambda: object())
+    assert not one.still_holds()()
+
+
+def test_no_group_between_processes_settles_nothing():
+    orders.forget()
+    assert orders.current() is None
+    with fake_group(4):
+        assert orders.current() is None
+
+
+def test_code_carries_its_stream_and_plan():
+    before = carried.Counts()
+    one = stream("f:1 g:2", "f:3")
+    carried.count(one, "[[[1, 0], 0]]")
+    (found,) = before.since()
+    assert (found.stream, found.plan) == (one, "[[[1, 0], 0]]")
+    assert carried.Counts().since() == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"not compressed",
+        *(zlib.compress(json.dumps(d).encode()) for d in ([], [9, {}, ""], {"a": 1})),
+    ],
+)
+def test_damaged_code_counts_as_without(data, caplog):
+    before = carried.Counts()
+    _torch.counters()[carried.PREFIX + urlsafe_b64encode(data).decode()] += 1
+    assert before.since() == [] and "cannot be read" in caplog.text
+
+
+def test_deep_nesting_is_damage_too(caplog):
+    before = carried.Counts()
+    deep = zlib.compress(b"[" * 100_000 + b"]" * 100_000)
+    _torch.counters()[carried.PREFIX + urlsafe_b64encode(deep).decode()] += 1
+    assert before.since() == []
+
+
+def test_streams_are_named_by_lines_and_launches_and_not_by_sizes_or_groups():
+    one = stream("f:1", "f:2")
+    other = Stream(
+        (Group("7", (2, 3)),),
+        tuple(Launch(SUM, 0, launch.path, 64, "line") for launch in one.launches),
+        root="f",
+        graph="3/1:forward",
+    )
+    assert one.key == other.key
+    assert one.key != stream("f:1", "f:3").key and one.key != stream("f:1").key
+    assert Stream.from_json(json.loads(json.dumps(one.to_json()))) == one
+    for bad in (None, [], {}, {**one.to_json(), "version": 0}, {**one.to_json(), "launches": [1]}):
+        with pytest.raises(ValueError, match="no stream"):
+            Stream.from_json(bad)
+
+
+def test_which_streams_ranks_may_run_for_one_another():
+    whole = stream("f:1 g:5", "f:2")
+    assert may_meet(whole, stream("f:1 g:5", partial=True))
+    assert may_meet(whole, stream("g:5"))  # compiled from further inside
+    assert not may_meet(whole, stream("f:1 g:5"))  # two whole calls of one function
+    assert not may_meet(whole, stream("h:9", partial=True))
+    assert is_same(whole, stream("g:5", "f:2")) and not is_same(whole, stream("g:5"))
+
+
+def test_a_graph_is_left_as_it_is_until_it_is_carried_out():
+    def program(x, w):
+        a = c10d.wait_tensor(c10d.all_reduce(x * 2, "sum", "0"))
+        b = c10d.wait_tensor(c10d.all_reduce(x + 1, "sum", "0"))
+        return a @ w, b @ w
+
+    graph = trace(program, [4, 8], [8, 8], world_size=2)
+    found = number_launches(
+        graph, lambda name: (0, 1), Frame(), phase="inference", graph_id="0/0:inference"
+    )
+    before = dump(graph)
+    with fake_group(2):
+        offer = GraphOffer(
+            graph, found, lambda g, plan, keep: run_passes(g, ranks_differ=keep, follow=plan)
+        )
+        plan = offer.plan(None)
+        assert plan != PROGRAM and dump(graph) == before
+        assert offer.can_follow(plan) and offer.can_follow(PROGRAM)
+        assert not offer.can_follow('[[[5], "all_reduce sum float32"]]')
+        assert not offer.can_follow("not a plan")
+        offer.carry_out(PROGRAM)
+        assert dump(graph).count("all_reduce(") == 2
+        offer.carry_out(plan)
+        assert dump(graph).count("all_reduce(") == 1
