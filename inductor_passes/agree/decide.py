@@ -106,5 +106,5 @@ def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> Ca
         "The order was settled by all ranks when they compiled; a graph break or a branch that one rank alone "
         "meets later cuts its graph, and launching in another order than its peers would hang or mix up data.",
         "Let all ranks meet the break (or none), meet it in the first step already, take it out (TORCH_LOGS=graph_breaks "
-        "shows it), or keep the program's order with options={'schedule': 'off'}.",
+        "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['merge_tiny']}.",
     )
