@@ -50,7 +50,7 @@ def decide(
     known = register.get(stream, key)
     follows = known is not None and (known.plan == PROGRAM or offer.can_follow(known.plan))
     if known is not None and known.ours and follows:
-        register.add(key, stream, known.plan, ended=known.ended)
+        register.add(key, stream, known.plan, ended=known.ended, settled_as=known.settled_as)
         return Decision(known.plan, "as settled before")
     given_up = False
     for other in register.reordered(stream, None if follows else known):

@@ -19,11 +19,13 @@ class Known:
     """A settled stream.
 
     ``plan``: a plan's text. ``ours``: whether a graph of this process has it. ``ended``: whether ranks could not agree:
-    each launches it in the program's order, in graphs of its own.
+    each launches it in the program's order, in graphs of its own. ``settled_as``: the key by which all ranks know the
+    plan, which is another one where this graph was compiled from further outside or inside.
     """
 
     stream: Stream
     plan: str
+    settled_as: str
     ours: bool = True
     ended: bool = False
 
@@ -55,14 +57,21 @@ class Register:
         return key in self._known
 
     def add(
-        self, key: str, stream: Stream, plan: str, *, ours: bool = True, ended: bool = False
+        self,
+        key: str,
+        stream: Stream,
+        plan: str,
+        *,
+        ours: bool = True,
+        ended: bool = False,
+        settled_as: str = "",
     ) -> None:
         """Note what was settled. A stream of another rank does not take the place of one of ours."""
         if key in self._known and not ours:
             return
         if key not in self._known:
             self._by_content.setdefault(stream.content, []).append(key)
-        self._known[key] = Known(stream, plan, ours, ended)
+        self._known[key] = Known(stream, plan, settled_as or key, ours, ended)
 
     def meeting(self, stream: Stream, but: str = "") -> list[Known]:
         """Settled streams that other ranks may run while this rank runs ``stream``."""
@@ -79,8 +88,9 @@ class Register:
 
     def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
         """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that it cannot follow."""
-        found = [known for known in self.meeting(stream) if known.is_reordered]
-        return found if same is None or same in found else [*found, same]
+        meeting = [*self.meeting(stream), *([] if same is None else [same])]
+        found = {known.settled_as: known for known in meeting if known.is_reordered}
+        return list(found.values())
 
     def alike(self, stream: Stream) -> str | None:
         """The plan of a stream that launches the same at another place of the program, if there is one.

@@ -107,7 +107,7 @@ def leave(me: int, known: Known) -> Steps[tuple[int, ...]]:
     Returns those that did not; they may go on launching by the plan.
     """
     peers = sorted({rank for group in known.stream.groups for rank in group.ranks})
-    key = known.stream.key
+    key = known.settled_as
     yield Write(((f"left/{key}/{me}", "1"),))
     missing = []
     for rank in peers:
@@ -303,7 +303,7 @@ class Settling:
                 return None
             pending = set()
             for rank, text in zip(ranks, found, strict=True):
-                groups, votes[rank] = json.loads(text)
+                groups, votes[rank] = _parsed(text)
                 pending.update(r for group in groups for r in group)
             pending -= votes.keys()
         return votes
@@ -320,11 +320,14 @@ def _add(key: str, entry: str, ranks: Iterable[int]) -> Steps[str]:
 
 
 def _entries(fate: str) -> list[Any]:
+    return [_parsed(line) for line in fate.splitlines()]
+
+
+def _parsed(text: str) -> Any:
     try:
-        entries = [json.loads(line) for line in fate.splitlines()]
-    except ValueError as error:
-        raise StoreFailedError(f"a fate in the store cannot be read: {error}") from error
-    return entries
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreFailedError(f"an entry in the store cannot be read: {error}") from error
 
 
 def _is_settled(fate: str, ranks: Iterable[int]) -> bool:

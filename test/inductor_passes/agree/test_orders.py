@@ -181,5 +181,8 @@ def test_a_graph_is_left_as_it_is_until_it_is_carried_out():
         assert not offer.can_follow("not a plan")
         offer.carry_out(PROGRAM)
         assert dump(graph).count("all_reduce(") == 2
-        offer.carry_out(plan)
+        record = offer.carry_out(plan)
         assert dump(graph).count("all_reduce(") == 1
+        # What is settled by ranks that are alike is what each of them would do alone.
+        alone = run_passes(trace(program, [4, 8], [8, 8]))
+        assert record.after.makespan_us == alone.after.makespan_us
