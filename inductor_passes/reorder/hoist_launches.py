@@ -37,6 +37,8 @@ class HoistLaunches(GraphPass):
 
     A barrier stays where it is, and no launch passes one.
 
+    With ``keep_order`` launches keep their order over all groups, for graphs that ranks hold in different forms.
+
     Requires: a functional graph.
     Ensures:  same nodes, same launch order within each group; a second run changes nothing.
     Stats:    ``launches``, ``launches_hoisted``.
@@ -46,17 +48,25 @@ class HoistLaunches(GraphPass):
     schedules = True
     fallback = True
 
-    def __init__(self, cost: CostModel, *, budget_bytes: int = 1 << 30, lead: float = 1.25) -> None:
+    def __init__(
+        self,
+        cost: CostModel,
+        *,
+        budget_bytes: int = 1 << 30,
+        lead: float = 1.25,
+        keep_order: bool = False,
+    ) -> None:
         self.cost = cost
         self.budget_bytes = budget_bytes
         self.lead = lead
+        self.keep_order = keep_order
 
     @classmethod
     def build(cls, context: PassContext) -> HoistLaunches:
-        return cls(context.cost)
+        return cls(context.cost, keep_order=context.ranks_differ)
 
     def digest(self) -> str:
-        return f"{self.budget_bytes} {self.lead} {self.cost.digest()}"
+        return f"{self.budget_bytes} {self.lead} {self.keep_order} {self.cost.digest()}"
 
     def requires(self, graph: fx.Graph) -> None:
         check_functional(graph, self.name)
@@ -99,7 +109,9 @@ class HoistLaunches(GraphPass):
             starts_at.append(starts_at[-1] + us)
         by_group: dict[str, list[fx.Node]] = {}
         for launch in cones:
-            by_group.setdefault(group_name(launch), []).append(launch)
+            # Ranks that order launches of different groups differently may wait for one another in a circle.
+            group = "" if self.keep_order else group_name(launch)
+            by_group.setdefault(group, []).append(launch)
         queues: dict[str, deque[tuple[int, fx.Node]]] = {}
         for group, members in by_group.items():
             wanted: list[int] = []

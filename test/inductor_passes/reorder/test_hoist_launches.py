@@ -182,3 +182,23 @@ def test_a_swap_within_a_group_is_caught():
     graph = trace(layers, *SHAPES)
     with pytest.raises(InvariantError, match="launches of group 0 changed their order"):
         run_pass(Swaps(FixedCost()), graph)
+
+
+def crossing(x, v, w):
+    y = x @ x
+    y = y @ y
+    a = c10d.wait_tensor(c10d.all_gather_into_tensor(v, 8, "0"))
+    y = y @ a
+    b = c10d.wait_tensor(c10d.all_gather_into_tensor(w, 8, "other"))
+    return y @ b
+
+
+@pytest.mark.parametrize(("keep_order", "order"), [(False, ["other", "0"]), (True, ["0", "other"])])
+def test_one_order_over_all_groups_where_ranks_hold_different_forms(keep_order, order):
+    graph = trace(crossing, [16, 16], [2, 16], [2, 16])
+    # What is gathered second takes long, so that alone it would start first.
+    cost = FixedCost(launch=8, mm=4)
+    cost.launch_us = lambda node: 60.0 if node.args[2] == "other" else 1.0
+    run_pass(HoistLaunches(cost, keep_order=keep_order), graph)
+    found = graph.find_nodes(op="call_function", target=c10d.all_gather_into_tensor.default)
+    assert [node.args[2] for node in found] == order, dump(graph)

@@ -1,0 +1,110 @@
+#!/usr/bin/env python
+"""How much longer is the first step because ranks settle on one order of launches?
+
+    python tools/bench/settling.py [--turns N] [--layers N] [--json FILE]
+
+Two real gloo ranks compile a data parallel stack of layers and take its first training step, with ranks that settle and
+without (``DYNAMO_DIST_AGREEMENT_SECONDS=0``: the program's order, nothing merged), in turns, each in fresh processes
+with an empty compile cache. Printed are the medians of the first step's seconds on the slower rank, and their
+difference, which holds the waiting for one another, the store's operations, and a second run of the passes on
+a copy of the graph, but also the passes that =0 leaves out. Times are this machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def worker(layers: int) -> None:
+    """One rank: the seconds of its first step, on stdout."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import dynamo_dist
+    from inductor_passes.testing import leave_process
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
+    model = dynamo_dist.data_parallel(model, mesh["dp"], mode="replicate")
+    compiled = torch.compile(model, backend="dynamo_dist")
+    dist.barrier()
+    start = time.perf_counter()
+    compiled(torch.randn(16, 64)).sum().backward()
+    print("first step", time.perf_counter() - start, flush=True)
+    dist.barrier()
+    leave_process()
+
+
+def first_step(layers: int, seconds: str) -> float:
+    """Seconds of the slower rank's first step, in fresh processes."""
+    with tempfile.TemporaryDirectory() as cache:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nproc-per-node=2", "--standalone", __file__),
+                *("--worker", "--layers", str(layers)),
+            ],
+            env={
+                **os.environ,
+                "DYNAMO_DIST_AGREEMENT_SECONDS": seconds,
+                "TORCHINDUCTOR_CACHE_DIR": cache,
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=600,
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("first step")]
+    return max(float(line.split()[-1]) for line in lines)
+
+
+def main() -> None:
+    """Measure in turns and print medians."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.layers)
+        return
+    import torch
+
+    taken: dict[str, list[float]] = {"settled": [], "program": []}
+    for turn in range(options.turns):
+        for name, seconds in (("settled", "30"), ("program", "0")):
+            taken[name].append(first_step(options.layers, seconds))
+            print(f"turn {turn + 1} of {options.turns}: {name} {taken[name][-1]:.2f} s", flush=True)
+    medians = {name: statistics.median(found) for name, found in taken.items()}
+    result = {
+        "torch": torch.__version__,
+        "layers": options.layers,
+        "first_step_s": taken,
+        "median_s": medians,
+        "difference_s": medians["settled"] - medians["program"],
+    }
+    print(
+        f"first step {medians['settled']:.2f} s settled, {medians['program']:.2f} s not: "
+        f"{result['difference_s']:+.2f} s"
+    )
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
