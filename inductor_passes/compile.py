@@ -16,6 +16,7 @@ from inductor_passes import _torch, recorder, reporters
 from inductor_passes.agree import carried, orders
 from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.attach import config_patches
+from inductor_passes.errors import RanksDifferError
 from inductor_passes.generated_code import order_kept
 from inductor_passes.kernels import availability
 from inductor_passes.logs import log_graph
@@ -76,7 +77,7 @@ def compile_graph(
     compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with recorder.compiling() as fresh, around():
+        with recorder.compiling() as fresh, around(), _as_they_are():
             code = as_settled(lambda: compile_inner(*args, **kwargs))
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
@@ -95,6 +96,22 @@ def compile_graph(
         _torch.guard_frame(job.still_holds())
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)
+
+
+@contextlib.contextmanager
+def _as_they_are() -> Iterator[None]:
+    """Errors of ranks that differ leave the block as themselves, not as what Inductor makes of them."""
+    try:
+        yield
+    except RanksDifferError:
+        raise
+    except Exception as error:
+        inner: Any = error
+        while inner is not None:
+            if isinstance(inner, RanksDifferError):
+                raise inner from None
+            inner = getattr(inner, "inner_exception", None) or inner.__cause__
+        raise
 
 
 def as_settled(make: Callable[[], T]) -> T:
