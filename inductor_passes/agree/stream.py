@@ -159,7 +159,10 @@ def may_meet(one: Stream, other: Stream) -> bool:
     evaluation, are two different calls.
     """
     broken = one.partial or other.partial
-    return any(broken or mine != theirs for mine, theirs in _shared(one, other))
+    return any(
+        broken or (mine != theirs and () not in (mine, theirs))
+        for mine, theirs in _shared(one, other)
+    )
 
 
 def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
