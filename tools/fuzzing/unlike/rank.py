@@ -47,7 +47,10 @@ def serve(rank: int, port: int, connection: Connection, log: str) -> None:
                 )
                 connection.send(("done", part))
             except Exception as error:
-                names = [each.__name__ for each in type(error).__mro__]
+                chain: list[BaseException] = [error]  # what Dynamo wraps counts too
+                while (inner := getattr(chain[-1], "inner_exception", None)) is not None:
+                    chain.append(inner)
+                names = [each.__name__ for one in chain for each in type(one).__mro__]
                 said = "".join(traceback.format_exception(error))[-6000:]
                 connection.send(("error", (names, str(error), said)))
     os._exit(0)
