@@ -6,8 +6,9 @@
 Two real gloo ranks compile a data parallel stack of layers and take its first training step, with ranks that settle and
 without (``DYNAMO_DIST_AGREEMENT_SECONDS=0``: the program's order, nothing merged), in turns, each in fresh processes
 with an empty compile cache. Printed are the medians of the first step's seconds on the slower rank, and their
-difference, which holds the waiting for one another, the store's operations, and a second run of the passes on
-a copy of the graph, but also the passes that =0 leaves out. Times are this machine's.
+difference. With passes that merge, Inductor also compiles the copies into and out of buckets, which =0 does not have;
+with ``--as-written`` no pass changes a launch, so that the difference is that of settling alone: waiting for one another,
+the store's operations, a copy of the graph. Times are this machine's.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
+AS_WRITTEN = {"schedule": "off", "disable": ["merge_tiny"]}
 
-def worker(layers: int) -> None:
+
+def worker(layers: int, as_written: bool) -> None:
     """One rank: the seconds of its first step, on stdout."""
     import torch
     import torch.distributed as dist
@@ -38,7 +41,8 @@ def worker(layers: int) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
     model = dynamo_dist.data_parallel(model, mesh["dp"], mode="replicate")
-    compiled = torch.compile(model, backend="dynamo_dist")
+    options = AS_WRITTEN if as_written else {}
+    compiled = torch.compile(model, backend="dynamo_dist", options=options)
     dist.barrier()
     start = time.perf_counter()
     compiled(torch.randn(16, 64)).sum().backward()
@@ -47,7 +51,7 @@ def worker(layers: int) -> None:
     leave_process()
 
 
-def first_step(layers: int, seconds: str) -> float:
+def first_step(layers: int, seconds: str, as_written: bool) -> float:
     """Seconds of the slower rank's first step, in fresh processes."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
@@ -55,6 +59,7 @@ def first_step(layers: int, seconds: str) -> float:
                 *(sys.executable, "-m", "torch.distributed.run"),
                 *("--nproc-per-node=2", "--standalone", __file__),
                 *("--worker", "--layers", str(layers)),
+                *(["--as-written"] if as_written else []),
             ],
             env={
                 **os.environ,
@@ -77,23 +82,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--as-written", action="store_true", help="no pass changes a launch")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.layers)
+        worker(options.layers, options.as_written)
         return
     import torch
 
     taken: dict[str, list[float]] = {"settled": [], "program": []}
     for turn in range(options.turns):
         for name, seconds in (("settled", "30"), ("program", "0")):
-            taken[name].append(first_step(options.layers, seconds))
+            taken[name].append(first_step(options.layers, seconds, options.as_written))
             print(f"turn {turn + 1} of {options.turns}: {name} {taken[name][-1]:.2f} s", flush=True)
     medians = {name: statistics.median(found) for name, found in taken.items()}
     result = {
         "torch": torch.__version__,
         "layers": options.layers,
+        "as_written": options.as_written,
         "first_step_s": taken,
         "median_s": medians,
         "difference_s": medians["settled"] - medians["program"],
