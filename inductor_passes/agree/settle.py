@@ -244,7 +244,8 @@ class Settling:
         if not (backward == {False} or (whole and backward == {True})):
             return ""
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
-        of_one = whole and self.stream.root == other.root
+        # Who put the stream down may hold it as a part where who posted it holds it as a whole.
+        of_one = whole and not other.partial and self.stream.root == other.root
         pairs = [(group.name, number, board.number, board.by)]
         if of_one:
             theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}
