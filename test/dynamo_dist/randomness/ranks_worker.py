@@ -27,6 +27,15 @@ def drawn(x):
     return torch.rand_like(x) * x + torch.bernoulli(x * 0.5)
 
 
+# Each is compiled in one place alone: ranks compare their generators once a function.
+def dropped_as_replicas(x):
+    return F.dropout(x, 0.5)
+
+
+def dropped_in_parts(x):
+    return F.dropout(x, 0.5)
+
+
 PROGRAMS = [dropped, checkpointed, drawn]
 LAYOUTS = [[Replicate(), Replicate()], [Shard(0), Replicate()], [Replicate(), Shard(1)]]
 
@@ -68,15 +77,14 @@ with dynamo_dist.enabled():
                     torch.equal(masks[0], masks[1]) and torch.equal(masks[2], masks[3])
                 ):
                     failed.append(f"{label}: another mask in the backward")
-    for layout, refused in (
-        ([Replicate(), Shard(1)], True),
-        ([Shard(0), Shard(1)], False),
+    for program, layout, refused in (
+        (dropped_as_replicas, [Replicate(), Shard(1)], True),
+        (dropped_in_parts, [Shard(0), Shard(1)], False),
     ):
-        torch.compiler.reset()
         torch.manual_seed(dist.get_rank())
         x = distribute_tensor(torch.ones(8, 8), mesh, layout, src_data_rank=None)
         try:
-            torch.compile(dropped, backend="dynamo_dist", fullgraph=True)(x)
+            torch.compile(program, backend="dynamo_dist", fullgraph=True)(x)
             said = ""
         except Exception as error:
             said = str(error)
