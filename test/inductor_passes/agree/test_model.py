@@ -1,5 +1,6 @@
 """The protocol in every job that is drawn, under every interleaving that is tried; and each of its rules is needed."""
 
+import collections
 import importlib.util
 import itertools
 import random
@@ -11,7 +12,7 @@ import pytest
 from inductor_passes.agree import settle as settling
 from inductor_passes.agree.register import Register
 from inductor_passes.agree.settle import Settling
-from inductor_passes.agree.store import ReadAll, Write
+from inductor_passes.agree.store import Await, ReadAll, Swap, Write
 from inductor_passes.errors import CannotFollowError, RanksDifferError
 
 _spec = importlib.util.spec_from_file_location("agree_model", Path(__file__).with_name("model.py"))
@@ -164,6 +165,44 @@ def test_operations_a_rank_and_graph_are_few():
     result = model.explore(job, 0)
     assert not result.errors and not result.timeouts
     assert result.operations <= 15 * ranks, result.operations / ranks
+
+
+def by_itself(rank, stream, offer):
+    """What came before: each rank plans for what it holds, and ranks compare each graph's launches, by its number."""
+    plan = offer.plan(None)
+    rank.graphs = getattr(rank, "graphs", 0) + 1
+    key = f"graph {rank.graphs}"
+    ranks = range(rank.job.ranks)
+    if (yield Swap(f"{key}/first", "", plan)) != plan:
+        yield Write(((f"{key}/said", "they differ"),))
+        raise RanksDifferError("their launches differ", "", "")
+    yield Write(((f"{key}/here/{rank.number}", "1"),))
+    if (yield ReadAll(tuple(f"{key}/here/{r}" for r in ranks))) is not None:
+        yield Write(((f"{key}/said", "alike"),))
+    came = yield Await(f"{key}/said")
+    if came and (yield ReadAll((f"{key}/said",))) == ["they differ"]:
+        raise RanksDifferError("their launches differ", "", "")
+    return model.deciding.Decision(plan, "its own")
+
+
+def test_ranks_that_plan_for_themselves_are_found_out():
+    """Length buckets in turns, and a rank that compiles again alone; drawn jobs meet all ways to fail."""
+    code = Code("f", ((GATHER, 0), ("all_gather f64", 0), (SUM, 0), (GATHER, 0)))
+    one, other = Call(code), Call(code, holds=1)
+    for calls in ((one, other, one), (one, other, other)), ((one, other), (one, one)):
+        job = Job(2, (((0, 1),),), calls)
+        with pytest.raises(model.Wrong, match="other bits"):
+            model.explore(job, 0, by_itself)
+        result = model.explore(job, 0)
+        assert result.reordered and not result.errors and not result.timeouts
+    ways = collections.Counter()
+    for seed in range(300):
+        try:
+            result = model.explore(drawn(seed), seed, by_itself)
+            ways["error" if result.errors else "late" if result.timeouts else "right"] += 1
+        except model.Wrong as wrong:
+            ways[str(wrong).partition(" on")[0].partition(":")[0]] += 1
+    assert min(ways[way] for way in ("other bits", "error", "late")) > 10, ways
 
 
 def nothing(*_args, **_options):
