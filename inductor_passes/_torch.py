@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
@@ -513,16 +514,18 @@ def real_groups() -> dict[str, tuple[int, ...]]:
 
 
 def frame_in_work() -> tuple[bool, str]:
-    """Of the frame that Dynamo compiles: whether it is part of a function, and which function.
+    """Of the frame that Dynamo compiles: whether it is part of a function, and which function, by name and line.
 
-    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again later in the same
-    compile, in its backward graph too, the answer is the same. ``compile_subgraph_reason`` and ``root_tx`` were
-    seen in 2.11 to 2.15.
+    Without its file, which may bear another name on other ranks. A frame is a part if a graph break ends its graph,
+    or if it resumes behind one, and then of the function that was broken. Asked again later in the same compile, in its
+    backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx`` and
+    ``generated_code_metadata`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
     known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
     if known is not None:
         return known
+    from torch._dynamo.resume_execution import ContinueExecutionCache
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
@@ -530,17 +533,24 @@ def frame_in_work() -> tuple[bool, str]:
         code = output.root_tx.f_code
     except AttributeError:  # no frame is being compiled
         return False, ""
-    resumed = code.co_name.startswith(_RESUMED)
-    name = code.co_name.removeprefix(_RESUMED).rpartition("_at_")[0] if resumed else code.co_name
+    resumed = ContinueExecutionCache.generated_code_metadata.get(code)
     reason = getattr(output, "compile_subgraph_reason", None)
-    root = f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    found = resumed or bool(getattr(reason, "graph_break", False)), root
+    whole = code if resumed is None else resumed.code
+    root = f"{without_resuming(whole.co_name)} (line {whole.co_firstlineno})"
+    found = resumed is not None or bool(getattr(reason, "graph_break", False)), root
     if trace is not None:
         trace.dist_frame = found
     return found
 
 
-_RESUMED = "torch_dynamo_resume_in_"
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+
+def without_resuming(name: str) -> str:
+    """A function's name in the program, of one that Dynamo made to go on behind a graph break. Seen in 2.11 to 2.15."""
+    while found := _RESUMED.fullmatch(name):
+        name = found[1]
+    return name
 
 
 def guard_frame(check: Callable[[], bool]) -> None:

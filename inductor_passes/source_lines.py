@@ -11,7 +11,10 @@ from torch import fx
 # What in ``node.meta["custom"]`` says why a collective is there; whoever traces the program notes it.
 CAUSE = "dist_cause"
 CAUSE_IN_BACKWARD = "dist_cause_in_backward"
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+# The code is missing where nobody can read the file, as of a cell or of what exec() ran.
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
+)
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Folders of code that stands between torch and an operator, in the place of code of torch.
 _libraries: set[str] = set()
@@ -44,4 +47,5 @@ def innermost_user_frame(stack_trace: str) -> str:
     known = [frame for frame in frames if not frame["file"].startswith(tuple(_libraries))]
     own = [frame for frame in known if not frame["file"].startswith(_TORCH)]
     frame = (own or known or frames)[-1]
-    return f"{frame['file']}:{frame['line']}: {frame['code'].strip()}"
+    code = (frame["code"] or "").strip()
+    return f"{frame['file']}:{frame['line']}{code and f': {code}'}"

@@ -69,7 +69,11 @@ def main(argv: list[str] | None = None) -> int:
             counts.update({"scheduled": verdict.scheduled, "reordered": verdict.reordered})
             first = verdict.why.partition("\n")[0][:200]
             took = time.monotonic() - began
-            print(f"{seed} {verdict.word} {took:.1f} s {list(program.notes)} {first}", flush=True)
+            how = "reordered" if verdict.reordered else "as written"
+            print(
+                f"{seed} {verdict.word} {took:.1f} s, {how} {list(program.notes)} {first}",
+                flush=True,
+            )
             if verdict.word in (*FAULTS, "refused"):
                 failed.append({"program": seed, "class": verdict.word, "why": first})
                 _write(program, verdict, pool.log(), options.failures)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from inductor_passes.collectives import (
 )
 from inductor_passes.source_lines import user_line
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FRAME = re.compile(r'^  File "[^"]+", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]
@@ -106,7 +105,7 @@ def plan_of(graph: fx.Graph) -> LaunchPlan:
 
 def _path(node: fx.Node) -> tuple[str, ...]:
     frames = _FRAME.findall(node.stack_trace or "")
-    return tuple(f"{os.path.basename(file)}:{line}" for file, line in frames)
+    return tuple(f"{_torch.without_resuming(function)}:{line}" for line, function in frames)
 
 
 def _agreed_bytes(launch: fx.Node) -> int | None:

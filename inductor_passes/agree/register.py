@@ -83,8 +83,8 @@ class Register:
         """Whether ``stream`` is launched in the program's order, because ranks may cut the program differently there."""
         # A backward graph is compiled before its forward one runs. Where ranks cut a function differently, who
         # has these launches in a later piece comes to them only behind others, which would wait for this rank.
-        cut = stream.backward and stream.root in self._cut
-        return cut or bool(self.meeting(stream, key))
+        # And a function that ranks cut differently in training may be cut so in an evaluation as well, later.
+        return stream.root in self._cut or bool(self.meeting(stream, key))
 
     def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
         """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that it cannot follow."""

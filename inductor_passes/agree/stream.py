@@ -1,8 +1,8 @@
 """A graph's launches in program order: all that ranks which run one program are sure to share.
 
 Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of groups,
-numbers of graphs and folders of files. A launch is known by what it does, on which of the stream's groups,
-and by the lines of the program that lead to it.
+numbers of graphs and names of files. A launch is known by what it does, on which of the stream's groups,
+and by the functions and lines of the program that lead to it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 # One rank's send is another's receive.
 ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
 # Ranks may give and get shares of different sizes.
@@ -40,7 +40,7 @@ class Launch:
 
     ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of the
     stream's groups, by number. ``path``: the program's lines that lead to it, outermost first, each
-    ``file:line`` without folders; empty where nobody noted them. ``payload_bytes``: of this rank's
+    ``function:line``; empty where nobody noted them. ``payload_bytes``: of this rank's
     input; None if it is symbolic or need not be equal on all ranks. ``line``: for people.
     """
 

@@ -5,10 +5,10 @@
 
 Two real gloo ranks compile a data parallel stack of layers and take its first training step, with ranks that settle and
 without (``DYNAMO_DIST_AGREEMENT_SECONDS=0``: the program's order, nothing merged), in turns, each in fresh processes
-with an empty compile cache. Printed are the medians of the first step's seconds on the slower rank, and their
-difference. With passes that merge, Inductor also compiles the copies into and out of buckets, which =0 does not have;
-with ``--as-written`` no pass changes a launch, so that the difference is that of settling alone: waiting for one another,
-the store's operations, a copy of the graph. Times are this machine's.
+with an empty compile cache. Printed are the medians of the first step's seconds on the slower rank, their
+difference, and the seconds that passed inside of settling: the passes' own work, the store's operations, waiting for one
+another. With passes that merge, Inductor also compiles the copies into and out of buckets, which =0 does not have;
+with ``--as-written`` no pass changes a launch, so that the difference is that of settling alone. Times are this machine's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 AS_WRITTEN = {"schedule": "off", "disable": ["merge_tiny"]}
 
@@ -34,6 +35,7 @@ def worker(layers: int, as_written: bool) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     import dynamo_dist
+    from inductor_passes.agree.orders import Orders
     from inductor_passes.testing import leave_process
 
     dist.init_process_group("gloo")
@@ -43,16 +45,27 @@ def worker(layers: int, as_written: bool) -> None:
     model = dynamo_dist.data_parallel(model, mesh["dp"], mode="replicate")
     options = AS_WRITTEN if as_written else {}
     compiled = torch.compile(model, backend="dynamo_dist", options=options)
+    inside, decide = [0.0], Orders.decide
+
+    def timed(*args: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return decide(*args)
+        finally:
+            inside[0] += time.perf_counter() - start
+
+    Orders.decide = timed  # type: ignore[method-assign]
     dist.barrier()
     start = time.perf_counter()
     compiled(torch.randn(16, 64)).sum().backward()
-    print("first step", time.perf_counter() - start, flush=True)
+    line = f"first step {time.perf_counter() - start} {inside[0]}\n"
+    print(line, end="", flush=True)  # at once: ranks share the pipe
     dist.barrier()
     leave_process()
 
 
-def first_step(layers: int, seconds: str, as_written: bool) -> float:
-    """Seconds of the slower rank's first step, in fresh processes."""
+def first_step(layers: int, seconds: str, as_written: bool) -> tuple[float, float]:
+    """Seconds of the slower rank's first step, and of them in settling, in fresh processes."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
             [
@@ -74,7 +87,8 @@ def first_step(layers: int, seconds: str, as_written: bool) -> float:
             timeout=600,
         )
     lines = [line for line in done.stdout.splitlines() if line.startswith("first step")]
-    return max(float(line.split()[-1]) for line in lines)
+    found = [[float(word) for word in line.split()[-2:]] for line in lines]
+    return max(step for step, _ in found), max(inside for _, inside in found)
 
 
 def main() -> None:
@@ -92,9 +106,12 @@ def main() -> None:
     import torch
 
     taken: dict[str, list[float]] = {"settled": [], "program": []}
+    inside: list[float] = []
     for turn in range(options.turns):
         for name, seconds in (("settled", "30"), ("program", "0")):
-            taken[name].append(first_step(options.layers, seconds, options.as_written))
+            step, settling = first_step(options.layers, seconds, options.as_written)
+            taken[name].append(step)
+            inside += [settling] * (name == "settled")
             print(f"turn {turn + 1} of {options.turns}: {name} {taken[name][-1]:.2f} s", flush=True)
     medians = {name: statistics.median(found) for name, found in taken.items()}
     result = {
@@ -103,11 +120,12 @@ def main() -> None:
         "as_written": options.as_written,
         "first_step_s": taken,
         "median_s": medians,
+        "inside_s": inside,
         "difference_s": medians["settled"] - medians["program"],
     }
     print(
         f"first step {medians['settled']:.2f} s settled, {medians['program']:.2f} s not: "
-        f"{result['difference_s']:+.2f} s"
+        f"{result['difference_s']:+.2f} s, of which {statistics.median(inside):.2f} s are settling"
     )
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")

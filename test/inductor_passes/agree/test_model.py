@@ -261,7 +261,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rule_can_be_left_out(rule, monkeypatch):
     monkeypatch.setattr(*RULES[rule])
-    for seed in range(1500):
+    for seed in range(2500):
         for lonely in (False, True):
             try:
                 if faults(seed, lonely):

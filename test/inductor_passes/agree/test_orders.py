@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from inductor_passes import _torch
 from inductor_passes.agree import carried, orders
-from inductor_passes.agree.graph import Frame, number_launches
+from inductor_passes.agree.graph import Frame, frame_in_work, number_launches
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
@@ -186,3 +186,49 @@ def test_a_graph_is_left_as_it_is_until_it_is_carried_out():
         # What is settled by ranks that are alike is what each of them would do alone.
         alone = run_passes(trace(program, [4, 8], [8, 8]))
         assert record.after.makespan_us == alone.after.makespan_us
+
+
+BROKEN = """
+def f(x, loud=False):
+    y = fc.all_reduce(x.sin(), "sum", group)
+    if loud:
+        print(end="")
+    return launch(y.cos())
+def launch(y):
+    return fc.all_reduce(y, "sum", group)
+"""
+
+
+def streams(file, **arguments):
+    """What a rank compiles of ``BROKEN``, whose source it has in a file of this name."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    found = []
+
+    def compiler(module, _inputs):
+        ranks = {"0": (0, 1)}.get
+        options = {"phase": "inference", "graph_id": ""}
+        found.append(number_launches(module.graph, ranks, frame_in_work(), **options))
+        return module.forward
+
+    with fake_group(2):
+        names = {"fc": torch.distributed._functional_collectives, "group": dist.group.WORLD}
+        exec(compile(BROKEN, file, "exec"), names)
+        torch.compiler.reset()
+        torch.compile(names["f"], backend=aot_autograd(fw_compiler=compiler))(
+            torch.ones(4), **arguments
+        )
+    return found
+
+
+def test_neither_names_of_files_nor_breaks_change_what_a_launch_is_known_by():
+    (whole,) = streams("<one>")
+    first, second = streams("<other>", loud=True)
+    paths = [[launch.path for launch in each.launches] for each in (whole, first, second)]
+    assert paths[0] == paths[1] + paths[2]
+    assert [path[:-1] for path in paths[0]] == [("f:3",), ("f:6", "launch:8")]
+    assert whole.launches[0].line == "<one>:3"
+    assert whole.root == first.root == second.root == "f (line 2)"
+    assert (whole.partial, first.partial, second.partial) == (False, True, True)
+    assert may_meet(whole, first) and may_meet(whole, second) and not may_meet(first, second)
+    assert streams("<other>")[0].key == whole.key

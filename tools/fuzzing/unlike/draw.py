@@ -57,7 +57,8 @@ class _Draw:
                 draw_block(
                     choose, f"block{at}", chosen, condition if at == 0 else "", self.agreeing
                 )
-                for at in range(choose.choice((1, 1, 1, 2)))
+                # Where ranks cut the first one differently, only the second may be reordered.
+                for at in range(choose.choice((1, 2, 2) if condition else (1, 1, 1, 2)))
             ]
             functions = tuple(function for function, _ in drawn)
             source = "\n".join(text for _, text in drawn)
@@ -90,7 +91,7 @@ class _Draw:
 
     def _breaks(self) -> str:
         """The condition in the source; who is loud in which step stands in ``self.loud``."""
-        kind = self.choose.choice(("no", "no", "no", "first", "rank", "later", "turns", "uniform"))
+        kind = self.choose.choice((*("no",) * 4, "first", "rank", "later", "turns", "uniform"))
         steps, start = range(self.steps), self.choose.randrange(1, self.steps)
         every = self.choose.randint(2, 4)
         self.loud = [[False] * self.steps for _ in range(self.ranks)]
