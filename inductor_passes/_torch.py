@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import re
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
@@ -518,8 +519,8 @@ def frame_in_work() -> tuple[bool, str]:
 
     Without its file, which may bear another name on other ranks. A frame is a part if a graph break ends its graph,
     or if it resumes behind one, and then of the function that was broken. Asked again later in the same compile, in its
-    backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx`` and
-    ``generated_code_metadata`` were seen in 2.11 to 2.15.
+    backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx``, ``f_locals``
+    and ``generated_code_metadata`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
     known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
@@ -530,17 +531,27 @@ def frame_in_work() -> tuple[bool, str]:
 
     try:
         output: Any = InstructionTranslator.current_tx().output
-        code = output.root_tx.f_code
+        code, local = output.root_tx.f_code, output.root_tx.f_locals
     except AttributeError:  # no frame is being compiled
         return False, ""
     resumed = ContinueExecutionCache.generated_code_metadata.get(code)
     reason = getattr(output, "compile_subgraph_reason", None)
-    whole = code if resumed is None else resumed.code
+    whole = _called(code, local) if resumed is None else resumed.code
     root = f"{without_resuming(whole.co_name)} (line {whole.co_firstlineno})"
     found = resumed is not None or bool(getattr(reason, "graph_break", False)), root
     if trace is not None:
         trace.dist_frame = found
     return found
+
+
+def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
+    """The code of what a frame calls that torch puts around functions of torch and, up to 2.12, of no file."""
+    from torch._dynamo import external_utils
+
+    if code.co_filename != external_utils.__file__:
+        return code
+    called = getattr(local.get("fn"), "forward", local.get("fn"))
+    return getattr(getattr(called, "__func__", called), "__code__", code)
 
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")

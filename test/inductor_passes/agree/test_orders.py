@@ -222,13 +222,25 @@ def streams(file, **arguments):
 
 
 def test_neither_names_of_files_nor_breaks_change_what_a_launch_is_known_by():
-    (whole,) = streams("<one>")
-    first, second = streams("<other>", loud=True)
+    (whole,) = streams("one.py")
+    first, second = streams("other.py", loud=True)
     paths = [[launch.path for launch in each.launches] for each in (whole, first, second)]
     assert paths[0] == paths[1] + paths[2]
     assert [path[:-1] for path in paths[0]] == [("f:3",), ("f:6", "launch:8")]
-    assert whole.launches[0].line == "<one>:3"
+    assert whole.launches[0].line == "one.py:3"
     assert whole.root == first.root == second.root == "f (line 2)"
     assert (whole.partial, first.partial, second.partial) == (False, True, True)
     assert may_meet(whole, first) and may_meet(whole, second) and not may_meet(first, second)
-    assert streams("<other>")[0].key == whole.key
+    assert streams("other.py")[0].key == whole.key
+
+
+def test_a_module_of_torch_is_known_by_its_own_function():
+    roots = []
+
+    def backend(module, _inputs):
+        roots.append(frame_in_work().root)
+        return module.forward
+
+    for model in (torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)):
+        torch.compile(model, backend=backend)(torch.ones(2))
+    assert all(root.startswith("forward (line ") for root in roots) and len(set(roots)) == 2
