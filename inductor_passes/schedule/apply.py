@@ -161,21 +161,44 @@ Size = int | fx.Node
 def _shape(writer: _Writer, member: fx.Node) -> list[Size]:
     """The shape of a launch's result; symbolic sizes as nodes that read them off its input."""
     (source,) = member.all_input_nodes
-    given, ranks = source.meta["val"].shape, group_size(member)
+    given = source.meta["val"].shape
     found: list[Size] = []
     for dim, size in enumerate(member.meta["val"].shape):
-        if isinstance(size, int):
-            found.append(size)
-            continue
-        node = writer.call(aten.sym_size.int, source, dim)
-        if dim == 0 and kind(member) == "all_gather":
-            node = writer.call(operator.mul, node, ranks)
-        elif dim == 0 and kind(member) == "reduce_scatter":
-            node = writer.call(operator.floordiv, node, ranks)
-        else:
-            assert str(given[dim]) == str(size)
-        found.append(node)
+        if not isinstance(size, int):
+            assert dim == 0 or str(given[dim]) == str(size)
+            size = _read(writer, member, dim)
+        found.append(size)
     return found
+
+
+def _read(writer: _Writer, member: fx.Node, dim: int) -> fx.Node:
+    """A symbolic size of a launch's result, read off its input."""
+    (source,) = member.all_input_nodes
+    node = writer.call(aten.sym_size.int, source, dim)
+    if dim == 0 and kind(member) == "all_gather":
+        node = writer.call(operator.mul, node, group_size(member))
+    elif dim == 0 and kind(member) == "reduce_scatter":
+        node = writer.call(operator.floordiv, node, group_size(member))
+    return node
+
+
+def read_sizes_of_inputs(graph: fx.Graph) -> None:
+    """Have symbolic sizes of what is launched or waited for read off the launch's input instead.
+
+    Sizes are known before anything is launched: what needs them alone must not wait, and is no reason not to
+    merge the launch.
+    """
+    for launch in list(graph.nodes):
+        if kind(launch) not in ("all_reduce", "all_gather", "reduce_scatter"):
+            continue
+        if len(launch.all_input_nodes) != 1:
+            continue
+        for result in (launch, *waits_of(launch)):
+            for user in [each for each in result.users if each.target is aten.sym_size.int]:
+                writer = _Writer(graph)
+                with writer.at(user, like=user):
+                    user.replace_all_uses_with(_read(writer, launch, int(user.args[1])))
+                graph.erase_node(user)
 
 
 def _width(writer: _Writer, shape: Sequence[Size], rows: int) -> Size:

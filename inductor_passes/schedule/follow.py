@@ -14,7 +14,7 @@ from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.collectives import is_launch, waits_of
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
-from inductor_passes.schedule.apply import apply
+from inductor_passes.schedule.apply import apply, read_sizes_of_inputs
 from inductor_passes.schedule.extract import Extracted, extract
 from inductor_passes.schedule.promises import Before, check
 
@@ -42,6 +42,7 @@ class FollowPlan(GraphPass):
         return self.plan.text
 
     def run(self, graph: fx.Graph) -> PassStats:
+        read_sizes_of_inputs(graph)
         wanted = self._nodes(graph)
         extracted = extract(graph, self.cost)
         buckets = [members for members in wanted if len(members) > 1]

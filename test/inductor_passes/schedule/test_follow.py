@@ -30,6 +30,21 @@ def chained(x, w):
     return reduce(reduce(x * 2) @ w), gather(x), gather(x + 1)
 
 
+def scatter(x):
+    return c10d.reduce_scatter_tensor(x, "sum", RANKS, "0")
+
+
+def sized(x, w):
+    """What is launched, its size and what is computed of the size alone before it has arrived."""
+    one, other = scatter(x * 2), c10d.all_gather_into_tensor(x * 4, RANKS, "0")
+    rows, arrived = w.new_ones(one.size(0), other.size(0)), c10d.wait_tensor(other)
+    return scatter_of(rows, x), c10d.wait_tensor(one) * arrived.size(0), arrived
+
+
+def scatter_of(rows, x):
+    return c10d.wait_tensor(scatter(x + 1)) + rows.sum()
+
+
 def numbered(fn, rows, dynamic=False):
     graph = trace(fn, [rows, 8], [8, 8], dynamic=dynamic, world_size=RANKS)
     with_ranks = number_launches(
@@ -87,6 +102,18 @@ def test_a_plan_from_fixed_sizes_is_followed_with_symbolic_ones():
     other, _ = numbered(two_sums_two_gathers, 6, dynamic=True)
     run_passes(other, follow=found)
     assert plan_of(other) == found
+
+
+def test_sizes_of_what_is_launched_keep_no_launch_apart():
+    graph, _ = numbered(sized, 8, dynamic=True)
+    assert "sym_size" in dump(graph)
+    wanted = plan(((2, 0), "reduce_scatter sum float32"), ((1,), GATHER))
+    run_passes(graph, follow=wanted)
+    assert plan_of(graph) == wanted, dump(graph)
+    whole, _ = numbered(sized, 8)
+    inputs = [[torch.randn(8, 8) for _ in range(RANKS)], [torch.randn(8, 8)] * RANKS]
+    mine, theirs = run_on_ranks(graph, *inputs), run_on_ranks(whole, *inputs)
+    torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.parametrize(
