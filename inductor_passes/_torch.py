@@ -515,18 +515,16 @@ def real_groups() -> dict[str, tuple[int, ...]]:
 
 
 def frame_in_work() -> tuple[bool, str]:
-    """Of the frame that Dynamo compiles: whether it is part of a function, and which function, by name and line.
+    """Of the frame that Dynamo compiles: whether it is part of a function, and ``root_of`` its code.
 
-    Without its file, which may bear another name on other ranks. A frame is a part if a graph break ends its graph,
-    or if it resumes behind one, and then of the function that was broken. Asked again later in the same compile, in its
-    backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx``, ``f_locals``
-    and ``generated_code_metadata`` were seen in 2.11 to 2.15.
+    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again later in the same
+    compile, in its backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx`` and
+    ``f_locals`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
     known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
     if known is not None:
         return known
-    from torch._dynamo.resume_execution import ContinueExecutionCache
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
@@ -534,14 +532,26 @@ def frame_in_work() -> tuple[bool, str]:
         code, local = output.root_tx.f_code, output.root_tx.f_locals
     except AttributeError:  # no frame is being compiled
         return False, ""
-    resumed = ContinueExecutionCache.generated_code_metadata.get(code)
+    resumed = without_resuming(code.co_name) != code.co_name
     reason = getattr(output, "compile_subgraph_reason", None)
-    whole = _called(code, local) if resumed is None else resumed.code
-    root = f"{without_resuming(whole.co_name)} (line {whole.co_firstlineno})"
-    found = resumed is not None or bool(getattr(reason, "graph_break", False)), root
+    found = resumed or bool(getattr(reason, "graph_break", False)), root_of(_called(code, local))
     if trace is not None:
         trace.dist_frame = found
     return found
+
+
+def root_of(code: types.CodeType) -> str:
+    """A function that Dynamo compiles: its name and lines, without its file, whose name other ranks may not share.
+
+    What goes on behind a graph break is of the function that was broken. ``generated_code_metadata`` was seen in 2.11
+    to 2.15.
+    """
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+
+    resumed = ContinueExecutionCache.generated_code_metadata.get(code)
+    whole = code if resumed is None else resumed.code
+    last = max((line for *_, line in whole.co_lines() if line), default=whole.co_firstlineno)
+    return f"{without_resuming(whole.co_name)} (lines {whole.co_firstlineno}-{last})"
 
 
 def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:

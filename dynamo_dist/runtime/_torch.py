@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -269,6 +270,32 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Chang
         return exceeds
 
     return [WrapAttribute(convert_frame, name, changed)]
+
+
+def tell_what_is_left_to_python(tell: Callable[[types.CodeType], None]) -> list[Change]:
+    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
+
+    Not of frames without anything to compile. ``ConvertFrame`` and its counters were seen in 2.11 to 2.15.
+    """
+    from torch._dynamo import convert_frame
+    from torch._dynamo.utils import counters
+
+    converter = getattr(convert_frame, "ConvertFrame", None)
+    if converter is None:
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
+            fine = counters["frames"]["ok"]
+            result = stock(self, frame, *args, skip=skip + 1, **named)
+            if counters["frames"]["ok"] == fine:  # an error that Dynamo took back
+                tell(frame.f_code)
+            return result
+
+        return call
+
+    return [WrapAttribute(converter, "__call__", changed)]
 
 
 # --- Wrapping --------------------------------------------------------------------------------------

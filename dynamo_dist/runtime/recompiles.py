@@ -1,12 +1,15 @@
-"""Functions whose launches have an order of their own stay compiled, however often they are compiled again.
+"""Functions that Dynamo would leave to Python: compiled all the same, or ranks are told.
 
-Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times. That is the program's order of
-launches, on this rank alone: its peers, who launch in the order that all have settled, would wait or take other data.
+Python launches in the program's order, on this rank alone: its peers, who launch in the order that all have settled, would
+wait or take other data. Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times; one whose
+launches have an order of their own stays compiled. And it does so where a graph break stands in a loop or a ``try``, behind
+which it cannot go on: then the function keeps the program's order on all ranks.
 """
 
 from __future__ import annotations
 
 import logging
+import types
 
 from dynamo_dist._torch import Change
 from dynamo_dist.runtime import _torch
@@ -19,7 +22,16 @@ _told: set[int] = set()
 
 def changes() -> list[Change]:
     """What to apply while the plugin is enabled."""
-    return _torch.ask_before_giving_up(stays_compiled)
+    return [
+        *_torch.ask_before_giving_up(stays_compiled),
+        *_torch.tell_what_is_left_to_python(left_to_python),
+    ]
+
+
+def left_to_python(code: types.CodeType) -> None:
+    """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by a plan for it."""
+    if (job := orders.current()) is not None:
+        job.leave_to_python(code)
 
 
 def stays_compiled(frame_id: int | None, limit: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -86,6 +87,33 @@ def decide(
     return Decision(outcome.plan, _HOW[outcome.why], given_up, outcome.missing)
 
 
+def leave_to_python(me: int, root: str, register: Register, around: Sequence[Group]) -> Steps[bool]:
+    """This rank runs a function in Python from now on, in the program's order, and no graph of it will be settled.
+
+    Whoever settles a stream with launches of it is told, now and later. Returns whether plans were given up.
+    Raises CannotFollowError where its peers go on launching by one.
+    """
+    register.note_cut(root)
+    stream = Stream(tuple(around), (), partial=True, root=root)
+    key = f"python/{me}/{hashlib.sha256(root.encode()).hexdigest()[:12]}"
+    yield from Settling(me, stream, key, register, around).pass_by()
+    given_up = False
+    for known in register.reordered_in(root):
+        missing = yield from leave(me, known)
+        if missing:
+            raise CannotFollowError(
+                f"This rank alone runs {root} in Python, whose launches cannot follow the order that the job runs "
+                f"by now: ranks {', '.join(map(str, missing))} launch {known.stream.graph or known.stream.root} "
+                "in an order of its own.",
+                "A graph break behind which Dynamo cannot go on, in a loop or in a `try`, leaves the whole function "
+                "to Python; launching in another order than its peers would hang or mix up data.",
+                _REMEDY,
+            )
+        register.give_up(known)
+        given_up = True
+    return given_up
+
+
 _HOW = {
     "agreed": "settled by all ranks",
     "one cannot": "the program's: one rank's graph cannot follow",
@@ -105,6 +133,11 @@ def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> Ca
         f"{len(running.stream.launches)} in an order of its own.{absent}",
         "The order was settled by all ranks when they compiled; a graph break or a branch that one rank alone "
         "meets later cuts its graph, and launching in another order than its peers would hang or mix up data.",
-        "Let all ranks meet the break (or none), meet it in the first step already, take it out (TORCH_LOGS=graph_breaks "
-        "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['merge_tiny']}.",
+        _REMEDY,
     )
+
+
+_REMEDY = (
+    "Let all ranks meet the break (or none), meet it in the first step already, take it out (TORCH_LOGS=graph_breaks "
+    "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['merge_tiny']}."
+)

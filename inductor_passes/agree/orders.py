@@ -8,10 +8,11 @@ import functools
 import hashlib
 import logging
 import os
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from inductor_passes import _torch
-from inductor_passes.agree.decide import Decision, Offer, decide
+from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Register
 from inductor_passes.agree.store import Store, StoreFailedError, run
@@ -55,6 +56,7 @@ class Orders:
         self._register = Register()
         self._given_up = 0
         self._planned_frames: set[int] = set()
+        self._in_python: set[str] = set()
 
     def is_current(self) -> bool:
         """Whether the job is still the one that this was made for."""
@@ -71,7 +73,7 @@ class Orders:
                 f"{SECONDS} is 0" if self._store is not None else "The job has no store",
             )
             return Decision(PROGRAM, "the program's: ranks do not compare")
-        around = [Group(name, ranks) for name, ranks in sorted(_torch.real_groups().items())]
+        around = _groups()
         steps = decide(self._rank, stream, offer, self._register, around)
         try:
             decision = run(steps, self._store, PREFIX, deadline_s)
@@ -98,6 +100,28 @@ class Orders:
             )
         return decision
 
+    def leave_to_python(self, code: types.CodeType) -> None:
+        """This rank runs a function in Python from now on: tell the others, once. Waits where a plan must be left.
+
+        Raises CannotFollowError.
+        """
+        deadline_s, root = seconds(), _torch.root_of(code)
+        if self._store is None or deadline_s == 0 or root in self._in_python:
+            return
+        steps = leave_to_python(self._rank, root, self._register, _groups())
+        try:
+            given_up = run(steps, self._store, PREFIX, deadline_s)
+        except StoreFailedError as error:
+            log.warning(
+                "The job's store failed while this rank left %s to Python (%s): if other ranks compile it, "
+                "the job may hang.",
+                root,
+                error,
+            )
+            return
+        self._in_python.add(root)
+        self._given_up += given_up
+
     def has_plan(self, frame: int) -> bool:
         """Whether a function, by Dynamo's number in this process, has a graph with a plan."""
         return frame in self._planned_frames
@@ -118,6 +142,10 @@ class Orders:
     def digest(self) -> str:
         """What a cache key takes: whether ranks settle anything at all."""
         return "settled" if self._store is not None and seconds() > 0 else "program"
+
+
+def _groups() -> list[Group]:
+    return [Group(name, ranks) for name, ranks in sorted(_torch.real_groups().items())]
 
 
 _orders: dict[int, Orders] = {}

@@ -84,12 +84,22 @@ class Register:
         # A backward graph is compiled before its forward one runs. Where ranks cut a function differently, who
         # has these launches in a later piece comes to them only behind others, which would wait for this rank.
         # And a function that ranks cut differently in training may be cut so in an evaluation as well, later.
-        return stream.root in self._cut or bool(self.meeting(stream, key))
+        cut = any(stream.is_of(root) for root in self._cut)
+        return cut or bool(self.meeting(stream, key))
 
     def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
         """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that it cannot follow."""
         meeting = [*self.meeting(stream), *([] if same is None else [same])]
         found = {known.settled_as: known for known in meeting if known.is_reordered}
+        return list(found.values())
+
+    def reordered_in(self, root: str) -> list[Known]:
+        """Streams with a plan that hold launches of a function."""
+        found = {
+            known.settled_as: known
+            for known in self._known.values()
+            if known.is_reordered and known.stream.is_of(root)
+        }
         return list(found.values())
 
     def alike(self, stream: Stream) -> str | None:

@@ -215,8 +215,10 @@ class Settling:
                     yield from _tell(board.now, {*self.peers, *group.ranks})
 
     def _is_part(self, other: Stream) -> bool:
-        of_one = self.stream.root == other.root or self.stream.backward != other.backward
-        return of_one or shares_launch(self.stream, other)
+        if other.is_of(self.stream.root):
+            return True
+        another_phase = bool(self.stream.launches) and self.stream.backward != other.backward
+        return another_phase or shares_launch(self.stream, other)
 
     def _learn(self, board: _Board) -> Steps[None]:
         for ended in board.ended:

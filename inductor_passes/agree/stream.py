@@ -7,8 +7,10 @@ and by the functions and lines of the program that lead to it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +69,7 @@ class Stream:
     """The launches of one graph, in program order, on groups of at least two real ranks.
 
     ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
-    before it, in Python (a graph break). ``root``: the function that was compiled. ``graph``: the graph's name in
+    before it, in Python (a graph break). ``root``: the function that was compiled, with its lines. ``graph``: the graph's name in
     this process, for people. ``options``: a digest of what the passes were told.
     """
 
@@ -100,6 +102,12 @@ class Stream:
     def on(self, number: int) -> list[Launch]:
         """The launches on one of the stream's groups that its ranks share."""
         return [x for x in self.launches if x.group == number and not x.is_one_sided]
+
+    def is_of(self, root: str) -> bool:
+        """Whether a function was compiled for this stream, or holds one of its launches."""
+        return self.root == root or any(
+            _holds(root, line) for launch in self.launches for line in launch.path
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -195,6 +203,16 @@ def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> int | 
         if None not in (a.payload_bytes, b.payload_bytes) and a.payload_bytes != b.payload_bytes:
             return i
     return None
+
+
+_ROOT = re.compile(r"(.+) \(lines (\d+)-(\d+)\)")
+
+
+@functools.lru_cache(4096)
+def _holds(root: str, line: str) -> bool:
+    """Whether ``function:line`` is in a function, which is named with its first and last line."""
+    found, (name, _, number) = _ROOT.fullmatch(root), line.rpartition(":")
+    return found is not None and found[1] == name and int(found[2]) <= int(number) <= int(found[3])
 
 
 def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:

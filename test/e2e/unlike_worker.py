@@ -67,9 +67,11 @@ def mlp(depth, seed=0):
     return nn.Sequential(*layers)
 
 
-def against_ddp(rank, batches, depth=2, accumulate=1, evaluate=False, mode="replicate", rate=0.1):
+def against_ddp(
+    rank, batches, depth=2, accumulate=1, evaluate=False, mode="replicate", rate=0.1, model=None
+):
     """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's, eager."""
-    model = mlp(depth)
+    model = mlp(depth) if model is None else model
     reference = DistributedDataParallel(copy.deepcopy(model))
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     ours = dynamo_dist.data_parallel(model, mesh["dp"], mode=mode)
@@ -260,6 +262,52 @@ def print_on_rank_1_of_a_backward(rank):
     return "ok"
 
 
+def sums_around_a_loop(loud):
+    """Launches that are merged, and a loop behind whose breaks Dynamo cannot go on: Python runs the whole function."""
+    parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
+
+    def step(x, turn):
+        sums = [fc.all_reduce(part * 2, "sum", dist.group.WORLD) for part in parts]
+        for part in parts:
+            x = torch.relu(x + part.mean(0))
+            if loud(turn):
+                print("layer")
+        return *[each * 1.0 for each in sums], x, fc.all_reduce(x.mean(0), "sum", dist.group.WORLD)
+
+    return step
+
+
+def print_on_rank_0_in_a_loop(rank):
+    step = sums_around_a_loop(lambda turn: rank == 0 and turn < 2)
+    return compare(step, [(*batch(), turn) for turn in range(4)])
+
+
+def print_in_a_loop_later(rank):
+    step = sums_around_a_loop(lambda turn: turn == 2)
+    return compare(step, [(*batch(), turn) for turn in range(4)])
+
+
+class Layers(nn.Module):
+    """Calls its layers in a loop, and says so on one rank."""
+
+    def __init__(self, layers, loud):
+        super().__init__()
+        self.layers, self.loud = layers, loud
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            if self.loud:
+                print("layer")
+        return x
+
+
+def print_in_a_loop_over_layers(rank):
+    """One rank compiles the model, the other each of its layers, and both train."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return against_ddp(rank, [(8, 8), (8, 6), (8, 8)], model=Layers(mlp(3), loud=rank == 1))
+
+
 def log_without_collective(rank):
     @torch.compile(backend="dynamo_dist")
     def prepare(x):
@@ -443,6 +491,9 @@ CASES = {
         metrics_on_rank_0_between_steps,
         print_on_rank_0,
         print_on_rank_1_of_a_backward,
+        print_on_rank_0_in_a_loop,
+        print_in_a_loop_later,
+        print_in_a_loop_over_layers,
         log_without_collective,
         forgotten_on_rank_1,
         survivor_of_a_restart,

@@ -41,7 +41,8 @@ class Call:
 
     ``cuts``: where graph breaks part it on this rank, by launch number. ``holds``: what this rank holds: another number is
     another graph of the same code, with another plan of its own. ``launches``: instead of the code's, on a rank whose
-    program does not match. ``stiff``: its graph can launch in the program's order alone.
+    program does not match. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in a loop
+    leaves it to Python.
     """
 
     code: Code
@@ -49,6 +50,7 @@ class Call:
     holds: int = 0
     launches: tuple | None = None
     stiff: bool = False
+    python: bool = False
 
 
 @dataclass
@@ -147,6 +149,7 @@ class Rank:
         self.number, self.job, self.model = number, job, model
         self.register = Register()
         self.compiled = {}
+        self.python = set()
         self.around = [
             Group(f"role{role}", group)
             for role, groups in enumerate(job.groups)
@@ -163,6 +166,9 @@ class Rank:
             yield from self._pass(call, launches, call.code.backward, index)
 
     def _pass(self, call, launches, backward, index):
+        if call.python:
+            yield from self._in_python(call, launches, backward)
+            return
         ends = [*call.cuts, len(launches)]
         pieces = list(itertools.pairwise([0, *ends]))
         behind = []
@@ -180,6 +186,15 @@ class Rank:
             yield from self._launch(call, launches, range(start, end), forward_plan)
         for owns, plan in reversed(behind):
             yield from self._launch(call, backward, owns, plan)
+
+    def _in_python(self, call, launches, backward):
+        if call.code.name not in self.python:
+            steps = self.model.leave(self.number, call.code.name, self.register, self.around)
+            if (yield from steps):
+                self.model.bump(self.number)
+            self.python.add(call.code.name)
+        yield from self._launch(call, launches, range(len(launches)), PROGRAM)
+        yield from self._launch(call, backward, range(len(backward)), PROGRAM)
 
     @staticmethod
     def _share(number, pieces, backward):
@@ -258,7 +273,7 @@ class Model:
     """Runs a job under one interleaving, chosen by ``choose(options)``."""
 
     def __init__(self, job, decide=shipped):
-        self.job, self.decide = job, decide
+        self.job, self.decide, self.leave = job, decide, deciding.leave_to_python
         self.decisions, self.reordered, self.operations = [], 0, 0
         self.stuck = []
         self._epoch = dict.fromkeys(range(job.ranks), 0)
@@ -379,6 +394,7 @@ def draw(rng, *, lonely=False):
             first = code.name not in seen
             seen.add(code.name)
             mode = rng.choice(("same", "same", "own break", "uniform break" if alike else "same"))
+            python = rng.random() < 0.15
             together = cuts(code) if mode == "uniform break" and not twins else ()
             for r in everyone:
                 mine = together
@@ -388,7 +404,10 @@ def draw(rng, *, lonely=False):
                 mixed = twins and not first and (lonely or other.name in seen)
                 stiff = (first or lonely) and not twins and rng.random() < 0.05
                 chosen = other if mixed and rng.random() < 0.3 else code
-                calls[r].append(Call(chosen, mine, rng.choice((0, 0, 1, 2)), stiff=stiff))
+                holds, left = rng.choice((0, 0, 1, 2)), False
+                if python and mode in ("own break", "uniform break") and not twins:
+                    left, mine = mine != (), ()
+                calls[r].append(Call(chosen, mine, holds, stiff=stiff, python=left))
     resets = tuple(r for r in everyone if rng.random() < 0.1)
     return Job(ranks, tuple(roles), tuple(tuple(calls[r]) for r in everyone), resets)
 

@@ -248,6 +248,12 @@ RULES = {
         "may_be_running",
         lambda self, stream: None,
     ),
+    "what is left to Python is said": (
+        importlib.import_module("inductor_passes.agree.decide"),
+        "leave_to_python",
+        nothing,
+    ),
+    "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, _: []),
     "a later graph takes what was settled": (Register, "get", lambda self, *_: None),
     "backward graphs of a function that is cut do not wait": (
         Register,

@@ -1,8 +1,10 @@
 """What a process does where ranks cannot settle, what its code carries, and when a plan no longer holds."""
 
+import dataclasses
 import json
 import zlib
 from base64 import urlsafe_b64encode
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
-from inductor_passes.errors import OptionError
+from inductor_passes.errors import CannotFollowError, OptionError
 from inductor_passes.pipeline import run_passes
 from inductor_passes.testing import dump, fake_group, trace
 
@@ -228,7 +230,7 @@ def test_neither_names_of_files_nor_breaks_change_what_a_launch_is_known_by():
     assert paths[0] == paths[1] + paths[2]
     assert [path[:-1] for path in paths[0]] == [("f:3",), ("f:6", "launch:8")]
     assert whole.launches[0].line == "one.py:3"
-    assert whole.root == first.root == second.root == "f (line 2)"
+    assert whole.root == first.root == second.root == "f (lines 2-6)"
     assert (whole.partial, first.partial, second.partial) == (False, True, True)
     assert may_meet(whole, first) and may_meet(whole, second) and not may_meet(first, second)
     assert streams("other.py")[0].key == whole.key
@@ -243,4 +245,36 @@ def test_a_module_of_torch_is_known_by_its_own_function():
 
     for model in (torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)):
         torch.compile(model, backend=backend)(torch.ones(2))
-    assert all(root.startswith("forward (line ") for root in roots) and len(set(roots)) == 2
+    assert all(root.startswith("forward (lines ") for root in roots) and len(set(roots)) == 2
+
+
+def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_all(monkeypatch):
+    def function():
+        return 1
+
+    def other():
+        return 2
+
+    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    orders.forget()
+    store = dist.HashStore()
+    ranks = [Orders(store, rank, None) for rank in range(2)]
+    line = function.__code__.co_firstlineno + 1
+    planned = dataclasses.replace(
+        stream(f"step:1 function:{line}", "step:2"), root="step (lines 1-9)"
+    )
+    with ThreadPoolExecutor(2) as pool:
+        decisions = list(
+            pool.map(lambda rank: rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")), ranks)
+        )
+    assert {decision.plan for decision in decisions} == {"[[[1], 0], [[0], 0]]"}
+    monkeypatch.setenv(orders.SECONDS, "0.2")
+    holds = [rank.still_holds() for rank in ranks]
+    ranks[0].leave_to_python(other.__code__)
+    with pytest.raises(CannotFollowError, match=rf"function \(lines {line - 1}-{line}\) in Python"):
+        ranks[0].leave_to_python(function.__code__)
+    ranks[1].leave_to_python(function.__code__)  # now both have left it
+    ranks[0].leave_to_python(function.__code__)
+    assert not any(check() for check in holds)
+    for rank in ranks:
+        assert rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")).plan == PROGRAM

@@ -205,7 +205,7 @@ def draw_block(
     at = choose.randrange(1, len(items))
     for number, item in enumerate(items):
         if mute and number == at:
-            block.lines += [f"if {mute}:", f"    {draw_noise(choose)}"]
+            block.lines += draw_break(choose, mute)
         item(block)
         if choose.random() < 0.6:
             block.compute()
@@ -217,6 +217,14 @@ def draw_block(
     text += [f"    {line}" for line in block.lines]
     text.append(f"    return y, {''.join(f'{output}, ' for output in block.outputs)}")
     return Function(name, tuple(block.weights), block.train), "\n".join(text) + "\n"
+
+
+def draw_break(choose: Random, mute: str) -> list[str]:
+    """Lines at which Dynamo ends a graph where ``mute`` holds; in a loop, it leaves the whole function to Python."""
+    lines = [f"if {mute}:", f"    {draw_noise(choose)}"]
+    if choose.random() < 0.3:
+        lines = ["for _ in range(2):", *(f"    {line}" for line in lines)]
+    return lines
 
 
 def draw_noise(choose: Random) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from fuzzing.unlike.blocks import draw_break
 from fuzzing.unlike.program import WIDTH
 
 _LAYOUTS = {
@@ -25,7 +26,7 @@ def draw_model(choose: Random, two_dims: bool, mute: str) -> tuple[str, str]:
     for layer in range(depth):
         forward.append(f"y = y + self.down{layer}(torch.relu(self.up{layer}(y)))")
         if mute and layer == at:
-            forward += [f"if {mute}:", "    print('layer')"]
+            forward += draw_break(choose, mute)
     plan = ", ".join(
         f"'up{layer}': ColwiseParallel(), 'down{layer}': RowwiseParallel()"
         for layer in range(depth)
