@@ -541,7 +541,7 @@ def frame_in_work() -> tuple[bool, str]:
 
 
 def root_of(code: types.CodeType) -> str:
-    """A function that Dynamo compiles: its name and lines, without its file, whose name other ranks may not share.
+    """A function that Dynamo compiles, as ``name (file:first-last)``: its lines, and its file without folders.
 
     What goes on behind a graph break is of the function that was broken. ``generated_code_metadata`` was seen in 2.11
     to 2.15.
@@ -551,7 +551,8 @@ def root_of(code: types.CodeType) -> str:
     resumed = ContinueExecutionCache.generated_code_metadata.get(code)
     whole = code if resumed is None else resumed.code
     last = max((line for *_, line in whole.co_lines() if line), default=whole.co_firstlineno)
-    return f"{without_resuming(whole.co_name)} (lines {whole.co_firstlineno}-{last})"
+    where = f"{os.path.basename(whole.co_filename)}:{whole.co_firstlineno}-{last}"
+    return f"{without_resuming(whole.co_name)} ({where})"
 
 
 def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:

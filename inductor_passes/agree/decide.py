@@ -95,7 +95,7 @@ def leave_to_python(me: int, root: str, register: Register, around: Sequence[Gro
     """
     register.note_cut(root)
     stream = Stream(tuple(around), (), partial=True, root=root)
-    key = f"python/{me}/{hashlib.sha256(root.encode()).hexdigest()[:12]}"
+    key = f"python/{hashlib.sha256(root.encode()).hexdigest()[:24]}"
     yield from Settling(me, stream, key, register, around).pass_by()
     given_up = False
     for known in register.reordered_in(root):

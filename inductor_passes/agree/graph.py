@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ from inductor_passes.collectives import (
 )
 from inductor_passes.source_lines import user_line
 
-_FRAME = re.compile(r'^  File "[^"]+", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE)
+_FRAME = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE
+)
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]
@@ -68,8 +71,9 @@ def number_launches(
             numbers[name] = len(groups)
             groups.append(Group(name, ranks))
         node.meta[MEMBERS] = (len(launches),)
+        path, files = _path(node)
         launches.append(
-            Launch(what(node), numbers[name], _path(node), _agreed_bytes(node), user_line(node))
+            Launch(what(node), numbers[name], path, _agreed_bytes(node), user_line(node), files)
         )
     return Stream(
         tuple(groups),
@@ -103,9 +107,13 @@ def plan_of(graph: fx.Graph) -> LaunchPlan:
     return LaunchPlan(tuple(found))
 
 
-def _path(node: fx.Node) -> tuple[str, ...]:
+def _path(node: fx.Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Functions and lines that lead to a node, and their files."""
     frames = _FRAME.findall(node.stack_trace or "")
-    return tuple(f"{_torch.without_resuming(function)}:{line}" for line, function in frames)
+    return (
+        tuple(f"{_torch.without_resuming(function)}:{line}" for _, line, function in frames),
+        tuple(os.path.basename(file) for file, _, _ in frames),
+    )
 
 
 def _agreed_bytes(launch: fx.Node) -> int | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 2
@@ -43,7 +44,8 @@ class Launch:
     ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of the
     stream's groups, by number. ``path``: the program's lines that lead to it, outermost first, each
     ``function:line``; empty where nobody noted them. ``payload_bytes``: of this rank's
-    input; None if it is symbolic or need not be equal on all ranks. ``line``: for people.
+    input; None if it is symbolic or need not be equal on all ranks. ``line``: for people. ``files``: of ``path``,
+    without folders; no part of what the launch is known by, because ranks may name them otherwise.
     """
 
     what: str
@@ -51,6 +53,7 @@ class Launch:
     path: tuple[str, ...] = ()
     payload_bytes: int | None = None
     line: str = ""
+    files: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_one_sided(self) -> bool:
@@ -69,7 +72,7 @@ class Stream:
     """The launches of one graph, in program order, on groups of at least two real ranks.
 
     ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
-    before it, in Python (a graph break). ``root``: the function that was compiled, with its lines. ``graph``: the graph's name in
+    before it, in Python (a graph break). ``root``: the function that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in
     this process, for people. ``options``: a digest of what the passes were told.
     """
 
@@ -106,7 +109,9 @@ class Stream:
     def is_of(self, root: str) -> bool:
         """Whether a function was compiled for this stream, or holds one of its launches."""
         return self.root == root or any(
-            _holds(root, line) for launch in self.launches for line in launch.path
+            _holds(root, file, line)
+            for launch in self.launches
+            for file, line in itertools.zip_longest(launch.files, launch.path, fillvalue="")
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +120,8 @@ class Stream:
             "version": VERSION,
             "groups": [[g.name, list(g.ranks)] for g in self.groups],
             "launches": [
-                [x.what, x.group, list(x.path), x.payload_bytes, x.line] for x in self.launches
+                [x.what, x.group, list(x.path), x.payload_bytes, x.line, list(x.files)]
+                for x in self.launches
             ],
             "backward": self.backward,
             "partial": self.partial,
@@ -141,8 +147,9 @@ class Stream:
                         tuple(str(frame) for frame in path),
                         None if payload is None else int(payload),
                         str(line),
+                        tuple(str(file) for file in files),
                     )
-                    for what, group, path, payload, line in data["launches"]
+                    for what, group, path, payload, line, files in data["launches"]
                 ),
                 bool(data["backward"]),
                 bool(data["partial"]),
@@ -205,14 +212,17 @@ def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> int | 
     return None
 
 
-_ROOT = re.compile(r"(.+) \(lines (\d+)-(\d+)\)")
+_ROOT = re.compile(r"(?P<function>.+) \((?P<file>.+):(?P<first>\d+)-(?P<last>\d+)\)")
 
 
 @functools.lru_cache(4096)
-def _holds(root: str, line: str) -> bool:
-    """Whether ``function:line`` is in a function, which is named with its first and last line."""
-    found, (name, _, number) = _ROOT.fullmatch(root), line.rpartition(":")
-    return found is not None and found[1] == name and int(found[2]) <= int(number) <= int(found[3])
+def _holds(root: str, file: str, line: str) -> bool:
+    """Whether ``function:line`` of a file, "" if nobody noted it, is in a function named as ``name (file:first-last)``."""
+    name, _, number = line.rpartition(":")
+    found = _ROOT.fullmatch(root)
+    if found is None or found["function"] != name or file not in ("", found["file"]):
+        return False
+    return int(found["first"]) <= int(number) <= int(found["last"])
 
 
 def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:

@@ -84,7 +84,8 @@ class _Draw:
             choose.choice(("own", "shared")),
             warm,
             self.one if choose.random() < 0.25 else None,
-            choose.random() < 0.3,
+            # What is left to Python is known to others by its file's name as well.
+            choose.random() < 0.3 and "for _ in" not in source,
             choose.choice(({}, {}, {"topology": "cpu-gloo"}, {"topology": "h100x8"})),
             tuple(self.notes),
         )
