@@ -247,7 +247,7 @@ class Settling:
             return ""
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.
-        of_one = whole and not other.partial and self.stream.root == other.root
+        of_one = whole and not other.partial and _is_one_call(self.stream, other)
         pairs = [(group.name, number, board.number, board.by)]
         if of_one:
             theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}
@@ -341,6 +341,16 @@ def _is_settled(fate: str, ranks: Iterable[int]) -> bool:
 def _is_agreed(fate: str, ranks: Iterable[int]) -> bool:
     wanted = set(ranks)
     return any(entry[0] == "agreed" and wanted <= set(entry[1]) for entry in _entries(fate))
+
+
+def _is_one_call(one: Stream, other: Stream) -> bool:
+    """Whether both are of one function as it is called in one place.
+
+    A function that calls others of its own kind, as a container of layers does, may be compiled from outside on one rank
+    and from inside on another: then no path is the same.
+    """
+    paths = {launch.path for launch in one.launches}
+    return one.root == other.root and any(launch.path in paths for launch in other.launches)
 
 
 def _tell(key: str, ranks: Iterable[int]) -> Steps[None]:

@@ -17,7 +17,7 @@ from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
-from inductor_passes.errors import CannotFollowError, OptionError
+from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
 from inductor_passes.pipeline import run_passes
 from inductor_passes.testing import dump, fake_group, trace
 
@@ -254,6 +254,34 @@ def test_a_module_of_torch_is_known_by_its_own_function():
     for model in (torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)):
         torch.compile(model, backend=backend)(torch.ones(2))
     assert all(root.startswith("forward (") for root in roots) and len(set(roots)) == 2
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "alike"),
+    [
+        (("loop:2 call:9", "loop:3 call:9"), ("call:9",), True),  # a container, and one layer of it
+        (("loop:2 call:9", "loop:3 call:9"), ("loop:3 call:9",), False),
+        ((), ("loop:3 call:9",), True),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backward, monkeypatch):
+    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    monkeypatch.setenv(orders.SECONDS, "2" if mine else "0.2")
+    store, root = dist.HashStore(), "call (layers.py:1-20)"
+
+    def decide(rank, paths):
+        own = dataclasses.replace(stream(*paths), root=root, backward=backward)
+        try:
+            plan = json.dumps([[list(range(len(paths))), 0]])
+            return Orders(store, rank, None).decide(own, CachedOffer(plan)).plan
+        except RanksDifferError as error:
+            return type(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(decide, *each) for each in enumerate((mine, theirs)) if each[1]]
+        said = {job.result() for job in jobs}
+    assert said == ({PROGRAM} if alike else {RanksDifferError})
 
 
 def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_all(monkeypatch):
