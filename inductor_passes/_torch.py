@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -563,6 +564,16 @@ def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
         return code
     called = getattr(local.get("fn"), "forward", local.get("fn"))
     return getattr(getattr(called, "__func__", called), "__code__", code)
+
+
+def callers() -> frozenset[str]:
+    """``function:line`` of everything on this thread's stack, as the lines that lead to a launch are named."""
+    found: set[str] = set()
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.add(f"{without_resuming(frame.f_code.co_name)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return frozenset(found)
 
 
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")

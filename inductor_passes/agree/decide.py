@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -87,18 +87,20 @@ def decide(
     return Decision(outcome.plan, _HOW[outcome.why], given_up, outcome.missing)
 
 
-def leave_to_python(me: int, root: str, register: Register, around: Sequence[Group]) -> Steps[bool]:
+def leave_to_python(
+    me: int, root: str, callers: Collection[str], register: Register, around: Sequence[Group]
+) -> Steps[bool]:
     """This rank runs a function in Python from now on, in the program's order, and no graph of it will be settled.
 
-    Whoever settles a stream with launches of it is told, now and later. Returns whether plans were given up.
+    ``callers``: what calls it now, as ``function:line``. Whoever settles a stream with launches of it is told, now and later. Returns whether plans were given up.
     Raises CannotFollowError where its peers go on launching by one.
     """
-    register.note_cut(root)
-    stream = Stream(tuple(around), (), partial=True, root=root)
-    key = f"python/{hashlib.sha256(root.encode()).hexdigest()[:24]}"
-    yield from Settling(me, stream, key, register, around).pass_by()
+    if not register.leaves_to_python(root):
+        stream = Stream(tuple(around), (), partial=True, root=root)
+        key = f"python/{hashlib.sha256(root.encode()).hexdigest()[:24]}"
+        yield from Settling(me, stream, key, register, around).pass_by()
     given_up = False
-    for known in register.reordered_in(root):
+    for known in register.reordered_in(root, callers):
         missing = yield from leave(me, known)
         if missing:
             raise CannotFollowError(

@@ -56,7 +56,6 @@ class Orders:
         self._register = Register()
         self._given_up = 0
         self._planned_frames: set[int] = set()
-        self._in_python: set[str] = set()
 
     def is_current(self) -> bool:
         """Whether the job is still the one that this was made for."""
@@ -101,14 +100,14 @@ class Orders:
         return decision
 
     def leave_to_python(self, code: types.CodeType) -> None:
-        """This rank runs a function in Python from now on: tell the others, once. Waits where a plan must be left.
+        """This rank runs a function in Python from now on, which is being called: tell the others.
 
-        Raises CannotFollowError.
+        Waits where a plan must be left. Raises CannotFollowError.
         """
         deadline_s, root = seconds(), _torch.root_of(code)
-        if self._store is None or deadline_s == 0 or root in self._in_python:
+        if self._store is None or deadline_s == 0:
             return
-        steps = leave_to_python(self._rank, root, self._register, _groups())
+        steps = leave_to_python(self._rank, root, _torch.callers(), self._register, _groups())
         try:
             given_up = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
@@ -119,7 +118,6 @@ class Orders:
                 error,
             )
             return
-        self._in_python.add(root)
         self._given_up += given_up
 
     def has_plan(self, frame: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from inductor_passes.agree.plan import PROGRAM
@@ -42,6 +43,7 @@ class Register:
         self._known: dict[str, Known] = {}
         self._by_content: dict[str, list[str]] = {}
         self._cut: set[str] = set()
+        self._in_python: set[str] = set()
 
     def get(self, stream: Stream, key: str) -> Known | None:
         """What was settled for this stream, or for the same one seen from elsewhere."""
@@ -93,12 +95,12 @@ class Register:
         found = {known.settled_as: known for known in meeting if known.is_reordered}
         return list(found.values())
 
-    def reordered_in(self, root: str) -> list[Known]:
-        """Streams with a plan that hold launches of a function."""
+    def reordered_in(self, root: str, callers: Collection[str]) -> list[Known]:
+        """Streams with a plan that ranks may run in the place of a function that this rank calls now."""
         found = {
             known.settled_as: known
             for known in self._known.values()
-            if known.is_reordered and known.stream.is_of(root)
+            if known.is_reordered and known.stream.may_be_in_place_of(root, callers)
         }
         return list(found.values())
 
@@ -130,6 +132,13 @@ class Register:
     def note_cut(self, root: str) -> None:
         """Note a function that ranks cut into different graphs."""
         self._cut.add(root)
+
+    def leaves_to_python(self, root: str) -> bool:
+        """Note a function that this rank leaves to Python; whether it did so before."""
+        before = root in self._in_python
+        self._in_python.add(root)
+        self._cut.add(root)
+        return before
 
     def give_up(self, known: Known) -> None:
         """Leave a stream the program's order from now on, and with it those that launch the same elsewhere."""

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,11 +108,22 @@ class Stream:
 
     def is_of(self, root: str) -> bool:
         """Whether a function was compiled for this stream, or holds one of its launches."""
+        return self.root == root or any(True for _ in self._calls(root))
+
+    def may_be_in_place_of(self, root: str, callers: Collection[str]) -> bool:
+        """Whether ranks may run this stream for a call of a function that this rank makes now.
+
+        ``callers``: ``function:line`` of what is on the stack. What the stream calls from elsewhere is another call.
+        """
         return self.root == root or any(
-            _holds(root, file, line)
-            for launch in self.launches
-            for file, line in itertools.zip_longest(launch.files, launch.path, fillvalue="")
+            not at or launch.path[at - 1] in callers for launch, at in self._calls(root)
         )
+
+    def _calls(self, root: str) -> Iterator[tuple[Launch, int]]:
+        """Launches of a function, and where it stands in their paths."""
+        for launch in self.launches:
+            steps = itertools.zip_longest(launch.files, launch.path, fillvalue="")
+            yield from ((launch, at) for at, step in enumerate(steps) if _holds(root, *step))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""

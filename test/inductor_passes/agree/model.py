@@ -149,7 +149,6 @@ class Rank:
         self.number, self.job, self.model = number, job, model
         self.register = Register()
         self.compiled = {}
-        self.python = set()
         self.around = [
             Group(f"role{role}", group)
             for role, groups in enumerate(job.groups)
@@ -188,11 +187,9 @@ class Rank:
             yield from self._launch(call, backward, owns, plan)
 
     def _in_python(self, call, launches, backward):
-        if call.code.name not in self.python:
-            steps = self.model.leave(self.number, call.code.name, self.register, self.around)
-            if (yield from steps):
-                self.model.bump(self.number)
-            self.python.add(call.code.name)
+        steps = self.model.leave(self.number, call.code.name, (), self.register, self.around)
+        if (yield from steps):
+            self.model.bump(self.number)
         yield from self._launch(call, launches, range(len(launches)), PROGRAM)
         yield from self._launch(call, backward, range(len(backward)), PROGRAM)
 

@@ -253,7 +253,7 @@ RULES = {
         "leave_to_python",
         nothing,
     ),
-    "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, _: []),
+    "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, *_: []),
     "a later graph takes what was settled": (Register, "get", lambda self, *_: None),
     "backward graphs of a function that is cut do not wait": (
         Register,

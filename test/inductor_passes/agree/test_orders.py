@@ -244,6 +244,14 @@ def test_functions_of_one_name_in_two_files_are_two():
     assert Stream.from_json(whole.to_json()).is_of("launch (one.py:7-8)")
 
 
+def test_what_is_called_from_elsewhere_is_another_call():
+    (whole,) = streams("one.py")
+    inner = "launch (one.py:7-8)"
+    assert whole.may_be_in_place_of(inner, {"main:3", "f:6"})
+    assert not whole.may_be_in_place_of(inner, {"main:3", "f:5"})
+    assert whole.may_be_in_place_of("f (one.py:2-6)", set())
+
+
 def test_a_module_of_torch_is_known_by_its_own_function():
     roots = []
 
@@ -296,9 +304,7 @@ def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_al
     store = dist.HashStore()
     ranks = [Orders(store, rank, None) for rank in range(2)]
     line = function.__code__.co_firstlineno + 1
-    planned = dataclasses.replace(
-        stream(f"step:1 function:{line}", "step:2"), root="step (train.py:1-9)"
-    )
+    planned = dataclasses.replace(stream(f"function:{line}", "step:2"), root="step (train.py:1-9)")
     with ThreadPoolExecutor(2) as pool:
         decisions = list(
             pool.map(lambda rank: rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")), ranks)
