@@ -1,8 +1,8 @@
 """Functions that Dynamo would leave to Python: compiled all the same, or ranks are told.
 
 Python launches in the program's order, on this rank alone: its peers, who launch in the order that all have settled, would
-wait or take other data. Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times; one whose
-launches have an order of their own stays compiled. And it does so where a graph break stands in a loop or a ``try``, behind
+wait or take other data. Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times: if it
+launches otherwise than Python would, it stays compiled. And it does so where a graph break stands in a loop or a ``try``, behind
 which it cannot go on: then the function keeps the program's order on all ranks.
 """
 
@@ -37,13 +37,13 @@ def left_to_python(code: types.CodeType) -> None:
 def stays_compiled(frame_id: int | None, limit: str) -> bool:
     """Whether a function, by Dynamo's number in this process, is compiled again beyond a limit."""
     job = orders.current()
-    if job is None or frame_id is None or not job.has_plan(frame_id):
+    if job is None or frame_id is None or not job.is_unlike_python(frame_id):
         return False
     if frame_id not in _told:
         _told.add(frame_id)
         log.warning(
-            "A function is compiled again although torch._dynamo.config.%s is reached: its launches are in an "
-            "order that all ranks have settled, which Python would not keep. Each further length costs a compile; "
+            "A function is compiled again although torch._dynamo.config.%s is reached: it launches in an order that all "
+            "ranks have settled, or gathers parameters again, as Python would not. Each further length costs a compile; "
             "let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic).",
             limit,
         )

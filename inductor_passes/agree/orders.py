@@ -55,7 +55,7 @@ class Orders:
         self._default_group = default_group
         self._register = Register()
         self._given_up = 0
-        self._planned_frames: set[int] = set()
+        self._frames_unlike_python: set[int] = set()
 
     def is_current(self) -> bool:
         """Whether the job is still the one that this was made for."""
@@ -87,8 +87,10 @@ class Orders:
             return Decision(PROGRAM, "the program's: the job's store failed")
         if decision.given_up:
             self._given_up += 1
-        if decision.plan != PROGRAM and (frame := _torch.frame_number()) is not None:
-            self._planned_frames.add(frame)
+        # In Python a parameter that is gathered again for its backward is gathered once.
+        unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
+        if unlike_python and (frame := _torch.frame_number()) is not None:
+            self._frames_unlike_python.add(frame)
         if decision.missing:
             log.warning(
                 "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of launches. "
@@ -120,9 +122,9 @@ class Orders:
             return
         self._given_up += given_up
 
-    def has_plan(self, frame: int) -> bool:
-        """Whether a function, by Dynamo's number in this process, has a graph with a plan."""
-        return frame in self._planned_frames
+    def is_unlike_python(self, frame: int) -> bool:
+        """Whether a function, by Dynamo's number in this process, has a graph that launches otherwise than Python would."""
+        return frame in self._frames_unlike_python
 
     def still_holds(self) -> Callable[[], bool]:
         """A check that fails once plans were given up, or the job's groups were made anew.

@@ -102,6 +102,11 @@ class Stream:
         """Whether any launch is a send or a receive: ranks then launch differently on purpose."""
         return any(launch.is_one_sided for launch in self.launches)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether any launch gathers shards."""
+        return any(launch.what.startswith("all_gather") for launch in self.launches)
+
     def on(self, number: int) -> list[Launch]:
         """The launches on one of the stream's groups that its ranks share."""
         return [x for x in self.launches if x.group == number and not x.is_one_sided]

@@ -292,6 +292,20 @@ def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backwa
     assert said == ({PROGRAM} if alike else {RanksDifferError})
 
 
+def test_what_gathers_again_for_its_backward_is_no_function_for_python(job, monkeypatch):
+    monkeypatch.setattr(_torch, "frame_number", lambda: 7)
+    own = job(dist.HashStore())
+    monkeypatch.setenv(orders.SECONDS, "0.1")
+    for what, backward, unlike in (
+        ("all_gather float32", False, False),
+        (SUM, True, False),
+        ("all_gather float32", True, True),
+    ):
+        graph = dataclasses.replace(stream("f:1", what=what), backward=backward)
+        assert own.decide(graph, CachedOffer(PROGRAM)).plan == PROGRAM
+        assert own.is_unlike_python(7) is unlike
+
+
 def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_all(monkeypatch):
     def function():
         return 1

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-_BUSY = 0.02  # of one core, all processes together: from here on they do something
+_BUSY = 0.02  # of one core, for each process: from here on they do something
 
 
 class Idleness:
@@ -23,7 +23,7 @@ class Idleness:
         """To be asked about once a second."""
         now, worked = time.monotonic(), self._seconds()
         if now - self._asked >= 0.5:
-            if worked - self._worked > _BUSY * (now - self._asked):
+            if worked - self._worked > _BUSY * len(self.processes) * (now - self._asked):
                 self._since = now
             self._asked, self._worked = now, worked
             self.longest_s = max(self.longest_s, now - self._since)
