@@ -104,11 +104,11 @@ def test_ranks_that_do_not_match_are_told_which_launch():
     assert told > 100
 
 
-SAMPLED = 16
+SAMPLED = 150
 
 
 def systematic(job, preemptions=2):
-    """Interleavings with so few switches from a rank that could go on: each such place, one pair in ``SAMPLED``."""
+    """Interleavings with so few switches from a rank that could go on: ``SAMPLED`` pairs of places or a few more."""
     lengths = []
 
     def run(switches):
@@ -127,8 +127,8 @@ def systematic(job, preemptions=2):
         return result
 
     yield run({})
-    pairs = itertools.combinations(range(lengths[0]), preemptions)
-    for places in itertools.islice(pairs, 0, None, SAMPLED):
+    pairs = list(itertools.combinations(range(lengths[0]), preemptions))
+    for places in pairs[:: max(1, len(pairs) // SAMPLED)]:
         for who in itertools.product(range(job.ranks), repeat=preemptions):
             yield run(dict(zip(places, who, strict=True)))
 
