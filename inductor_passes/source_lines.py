@@ -13,7 +13,8 @@ CAUSE = "dist_cause"
 CAUSE_IN_BACKWARD = "dist_cause_in_backward"
 # The code is missing where nobody can read the file, as of a cell or of what exec() ran.
 _FRAME = re.compile(
-    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]*)'
+    r'(?:\n(?!\s*File ")\s*(?P<code>[^\n]*))?'
 )
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Folders of code that stands between torch and an operator, in the place of code of torch.
@@ -28,6 +29,11 @@ def add_library(file: str) -> None:
 def user_line(node: fx.Node) -> str:
     """``file:line: code`` of the innermost user's frame that made the node, or ""."""
     return innermost_user_frame(node.stack_trace or "")
+
+
+def frames_of(node: fx.Node) -> list[re.Match[str]]:
+    """The node's recorded stack, outermost first: ``file``, ``line``, ``function`` and ``code`` of each frame."""
+    return list(_FRAME.finditer(node.stack_trace or ""))
 
 
 def cause(node: fx.Node) -> str:

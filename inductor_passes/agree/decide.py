@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +10,7 @@ from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Known, Register
 from inductor_passes.agree.settle import Settling, leave
 from inductor_passes.agree.store import Steps
-from inductor_passes.agree.stream import Group, Stream
+from inductor_passes.agree.stream import Group, Stream, digest
 from inductor_passes.errors import CannotFollowError, RanksDifferError
 
 
@@ -97,8 +96,7 @@ def leave_to_python(
     """
     if not register.leaves_to_python(root):
         stream = Stream(tuple(around), (), partial=True, root=root)
-        key = f"python/{hashlib.sha256(root.encode()).hexdigest()[:24]}"
-        yield from Settling(me, stream, key, register, around).pass_by()
+        yield from Settling(me, stream, f"python/{digest(root)}", register, around).pass_by()
     given_up = False
     for known in register.reordered_in(root, callers):
         missing = yield from leave(me, known)

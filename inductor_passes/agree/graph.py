@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,11 +22,7 @@ from inductor_passes.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.source_lines import user_line
-
-_FRAME = re.compile(
-    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)', re.MULTILINE
-)
+from inductor_passes.source_lines import frames_of, user_line
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]
@@ -109,10 +104,10 @@ def plan_of(graph: fx.Graph) -> LaunchPlan:
 
 def _path(node: fx.Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Functions and lines that lead to a node, and their files."""
-    frames = _FRAME.findall(node.stack_trace or "")
+    frames = frames_of(node)
     return (
-        tuple(f"{_torch.without_resuming(function)}:{line}" for _, line, function in frames),
-        tuple(os.path.basename(file) for file, _, _ in frames),
+        tuple(f"{_torch.without_resuming(each['function'])}:{each['line']}" for each in frames),
+        tuple(os.path.basename(each["file"]) for each in frames),
     )
 
 

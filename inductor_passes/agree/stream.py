@@ -87,7 +87,7 @@ class Stream:
     @property
     def content(self) -> str:
         """A digest of what is launched, wherever it stands in the program."""
-        return _digest(
+        return digest(
             [self.options, self.backward, [len(g.ranks) for g in self.groups]]
             + [[launch.what, launch.group] for launch in self.launches]
         )
@@ -95,7 +95,7 @@ class Stream:
     @property
     def key(self) -> str:
         """A digest of what is launched and of where it stands: equal on ranks that run one program."""
-        return _digest([self.content, *(launch.path for launch in self.launches)])
+        return digest([self.content, *(launch.path for launch in self.launches)])
 
     @property
     def is_one_sided(self) -> bool:
@@ -247,5 +247,6 @@ def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
     return length == 0 or one[-length:] == other[-length:]
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """A short name of plain JSON, the same in every process."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]

@@ -302,10 +302,15 @@ class Layers(nn.Module):
         return x
 
 
-def print_in_a_loop_over_layers(rank):
+def print_in_a_loop_over_layers(rank, **settings):
     """One rank compiles the model, the other each of its layers, and both train."""
+    model = Layers(mlp(3), loud=rank == 1)
     with contextlib.redirect_stdout(io.StringIO()):
-        return against_ddp(rank, [(8, 8), (8, 6), (8, 8)], model=Layers(mlp(3), loud=rank == 1))
+        return against_ddp(rank, [(8, 8), (8, 6), (8, 8)], model=model, **settings)
+
+
+def print_in_a_loop_over_sharded_layers(rank):
+    return print_in_a_loop_over_layers(rank, mode="fully_shard")
 
 
 def log_without_collective(rank):
@@ -494,6 +499,7 @@ CASES = {
         print_on_rank_0_in_a_loop,
         print_in_a_loop_later,
         print_in_a_loop_over_layers,
+        print_in_a_loop_over_sharded_layers,
         log_without_collective,
         forgotten_on_rank_1,
         survivor_of_a_restart,
