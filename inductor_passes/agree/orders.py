@@ -66,6 +66,14 @@ class Orders:
 
         Raises RanksDifferError and CannotFollowError.
         """
+        decision = self._settle(stream, offer)
+        # In Python a parameter that is gathered again for its backward is gathered once.
+        unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
+        if unlike_python and (frame := _torch.frame_number()) is not None:
+            self._frames_unlike_python.add(frame)
+        return decision
+
+    def _settle(self, stream: Stream, offer: Offer) -> Decision:
         deadline_s = seconds()
         if self._store is None or deadline_s == 0:
             _say_once(
@@ -87,10 +95,6 @@ class Orders:
             return Decision(PROGRAM, "the program's: the job's store failed")
         if decision.given_up:
             self._given_up += 1
-        # In Python a parameter that is gathered again for its backward is gathered once.
-        unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
-        if unlike_python and (frame := _torch.frame_number()) is not None:
-            self._frames_unlike_python.add(frame)
         if decision.missing:
             log.warning(
                 "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of launches. "

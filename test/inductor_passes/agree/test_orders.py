@@ -292,10 +292,11 @@ def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backwa
     assert said == ({PROGRAM} if alike else {RanksDifferError})
 
 
-def test_what_gathers_again_for_its_backward_is_no_function_for_python(job, monkeypatch):
+@pytest.mark.parametrize("seconds", ["0.1", "0"])
+def test_what_gathers_again_for_its_backward_is_no_function_for_python(seconds, job, monkeypatch):
     monkeypatch.setattr(_torch, "frame_number", lambda: 7)
     own = job(dist.HashStore())
-    monkeypatch.setenv(orders.SECONDS, "0.1")
+    monkeypatch.setenv(orders.SECONDS, seconds)
     for what, backward, unlike in (
         ("all_gather float32", False, False),
         (SUM, True, False),
