@@ -686,6 +686,16 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
             return
 
 
+def compiles_autograd() -> bool:
+    """Whether backward passes are traced anew by compiled autograd, so that no backward graph of their forward runs.
+
+    ``compiled_autograd_enabled`` was seen in 2.11 to 2.15.
+    """
+    from torch._dynamo import compiled_autograd, config
+
+    return config.compiled_autograd or compiled_autograd.compiled_autograd_enabled
+
+
 @contextlib.contextmanager
 def backward_at_once() -> Iterator[None]:
     """Compile backward graphs with their forward ones, not when they are first needed.

@@ -37,11 +37,12 @@ def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any
 
 
 def config_patches(
-    own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False
+    own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False, place: str = ""
 ) -> dict[str, Any]:
     """Inductor configuration that runs the passes; passes the user has set keep running, first.
 
     ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
+    ``place``: where the graph stands in the program, for what caches hold of it.
     """
     reporters.start(own.report)
     patches = dict(inductor)
@@ -58,6 +59,7 @@ def config_patches(
             locality_in_training=_torch.has_config("reorder_for_locality_in_training")
             and bool(value("reorder_for_locality_in_training")),
             uneven=uneven,
+            place=place,
         )
     )
     patches["post_grad_custom_pre_pass"] = pre

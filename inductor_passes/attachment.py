@@ -43,6 +43,8 @@ class Attachment:
     locality_in_training: bool = False
     # Other ranks may hold another graph: some value's shards differ in size.
     uneven: bool = False
+    # Where the graph stands in the program, if ranks settle its launches: they are known by that.
+    place: str = ""
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
@@ -131,7 +133,9 @@ class Attachment:
     def uuid(self, side: str) -> str | None:
         """What Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
-        parts.append(f"{self.locality} {self.locality_in_training} {self.ranks_differ()}")
+        parts.append(
+            f"{self.locality} {self.locality_in_training} {self.ranks_differ()} {self.place}"
+        )
         job = orders.current()
         parts.append("" if job is None else f"{job.digest()} {orders.salt()}")
         topologies = (

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from torch import fx
 
 from inductor_passes import _torch, recorder, reporters
 from inductor_passes.agree import carried, orders
+from inductor_passes.agree._torch import equal_launches_stay
+from inductor_passes.agree.graph import place_of
 from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.attach import config_patches
 from inductor_passes.errors import RanksDifferError
@@ -24,6 +27,7 @@ from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
 from inductor_passes.uneven import has_uneven_values
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 _makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
 
@@ -75,10 +79,23 @@ def compile_graph(
                 on_graph(record)
 
     compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
+    job = orders.current()
+    settles = job is not None and bool(_torch.real_groups())
+    # Stock does so for symbolic sizes alone, and ranks differ in these: one that waits for peers to settle a backward
+    # graph would wait for those that compile theirs behind launches of the forward one.
+    ahead = settles and not _torch.compiles_autograd()
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        with recorder.compiling() as fresh, around(), _as_they_are():
-            code = as_settled(lambda: compile_inner(*args, **kwargs))
+        try:
+            with recorder.compiling() as fresh, around(), _as_they_are():
+                code = as_settled(lambda: compile_inner(*args, **kwargs))
+        except RanksDifferError:
+            raise
+        except Exception as error:
+            if not (ahead and kwargs.get("is_backward")):
+                raise
+            log.warning("The backward graph does not compile, if it is ever needed: %s", error)
+            return None  # compiled when it is needed, which says why
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
             final = dataclasses.replace(record, order_kept=kept)
@@ -89,10 +106,14 @@ def compile_graph(
 
     if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
         inductor = {"benchmark_harness": False, **inductor}
-    patches = config_patches(own, inductor, uneven=has_uneven_values(gm))
-    with around(), _torch.keyed_by_rank():
+    place = place_of(gm.graph) if settles else ""
+    patches = config_patches(own, inductor, uneven=has_uneven_values(gm), place=place)
+    at_once = _torch.backward_at_once() if ahead else contextlib.nullcontext()
+    apart = equal_launches_stay() if settles else contextlib.nullcontext()
+    with around(), _torch.keyed_by_rank(), at_once, apart:
         compiled = as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
-    if (job := orders.current()) is not None and _torch.real_groups():
+    ahead = False  # what is compiled from now on is needed
+    if job is not None and settles:
         _torch.guard_frame(job.still_holds())
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)

@@ -12,7 +12,7 @@ from torch import fx
 from inductor_passes import _torch
 from inductor_passes.agree.numbers import MEMBERS
 from inductor_passes.agree.plan import LaunchPlan, Planned
-from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream
+from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream, digest
 from inductor_passes.collectives import (
     group_name,
     input_tensors,
@@ -79,6 +79,17 @@ def number_launches(
         graph_id,
         options,
     )
+
+
+def place_of(traced: fx.Graph) -> str:
+    """A digest of where a graph as Dynamo traced it stands in the program: its frame, and the lines of its nodes.
+
+    Launches are known by these. Code from a cache has them as they were when it was made, so that it serves only
+    where they still are.
+    """
+    frame = frame_in_work()
+    paths = dict.fromkeys(path for node in traced.nodes for path in _path(node)[0])
+    return digest([frame.partial, frame.root, *paths])
 
 
 def what(launch: fx.Node) -> str:

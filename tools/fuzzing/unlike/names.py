@@ -48,7 +48,8 @@ def names_of(program: Program, rank: int, stage: str) -> dict[str, Any]:
     for dim in dims:
         names[dim.upper()] = mesh.get_group(dim)
         names[f"{dim.upper()}M"] = mesh[dim]
-    file = f"<program {program.seed}{f' of rank {rank}' if program.own_file else ''} {stage}>"
+    eager = " eager" if stage == "eager" else ""
+    file = f"<program {program.seed}{f' of rank {rank}' if program.own_file else ''}{eager}>"
     linecache.cache[file] = (len(program.source), None, program.source.splitlines(True), file)
     exec(compile(program.source, file, "exec"), names)
     return names
