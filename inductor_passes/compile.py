@@ -81,21 +81,16 @@ def compile_graph(
     compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
     job = orders.current()
     settles = job is not None and bool(_torch.real_groups())
-    # Stock does so for symbolic sizes alone, and ranks differ in these: one that waits for peers to settle a backward
-    # graph would wait for those that compile theirs behind launches of the forward one.
-    ahead = settles and not _torch.compiles_autograd()
+    failed: list[str] = []  # what backward graphs failed with
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
         try:
             with recorder.compiling() as fresh, around(), _as_they_are():
                 code = as_settled(lambda: compile_inner(*args, **kwargs))
-        except RanksDifferError:
-            raise
         except Exception as error:
-            if not (ahead and kwargs.get("is_backward")):
-                raise
-            log.warning("The backward graph does not compile, if it is ever needed: %s", error)
-            return None  # compiled when it is needed, which says why
+            if kwargs.get("is_backward"):
+                failed.append(str(error))
+            raise
         for key, record in fresh:
             kept = order_kept(record.order, _torch.source_of(code))
             final = dataclasses.replace(record, order_kept=kept)
@@ -108,11 +103,25 @@ def compile_graph(
         inductor = {"benchmark_harness": False, **inductor}
     place = place_of(gm.graph) if settles else ""
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm), place=place)
-    at_once = _torch.backward_at_once() if ahead else contextlib.nullcontext()
     apart = equal_launches_stay() if settles else contextlib.nullcontext()
-    with around(), _torch.keyed_by_rank(), at_once, apart:
-        compiled = as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
-    ahead = False  # what is compiled from now on is needed
+
+    def compile_() -> Callable[..., Any]:
+        return as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
+
+    with around(), _torch.keyed_by_rank(), apart:
+        # Stock compiles a backward graph with its forward one for symbolic sizes alone, and ranks differ in these. Who
+        # waits for peers to settle it would wait for those that get to theirs behind launches of the forward one.
+        if settles and not _torch.compiles_autograd():
+            try:
+                with _torch.backward_at_once():
+                    compiled = compile_()
+            except Exception as error:
+                if not failed or isinstance(error, RanksDifferError):
+                    raise
+                log.warning("The backward graph will not compile where it is needed: %s", failed[0])
+                compiled = compile_()
+        else:
+            compiled = compile_()
     if job is not None and settles:
         _torch.guard_frame(job.still_holds())
     finish()

@@ -240,14 +240,14 @@ class Settling:
         """What shows that the program's ranks do not match; "" if they may."""
         number, other = self.numbers.get(group.id, -1), put.stream
         whole = not (self.stream.partial or board.partial)
-        # A backward graph is compiled before its forward one runs: what it launches first says nothing of
-        # where a broken program stands, and nothing beside a forward graph.
-        backward = {self.stream.backward, other.backward}
-        if not (backward == {False} or (whole and backward == {True})):
-            return ""
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.
         of_one = whole and not other.partial and _is_one_call(self.stream, other)
+        # A backward graph is compiled before its forward one runs: what it launches first says nothing of
+        # where a broken program stands, nothing beside a forward graph, and nothing of another call.
+        backward = {self.stream.backward, other.backward}
+        if not (backward == {False} or (of_one and backward == {True})):
+            return ""
         pairs = [(group.name, number, board.number, board.by)]
         if of_one:
             theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}

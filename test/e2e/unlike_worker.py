@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
+from inductor_passes import recorder
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -313,6 +314,52 @@ def print_in_a_loop_over_sharded_layers(rank):
     return print_in_a_loop_over_layers(rank, mode="fully_shard")
 
 
+def equal_sums(loud):
+    """A word, and whether one launch serves for two equal ones."""
+    part, x = drawn(4, WIDTH, seed=1), batch()[0].requires_grad_()
+
+    def step(x, loud):
+        one = fc.all_reduce(part.mean(0), "sum", dist.group.WORLD)
+        for turn in range(2):
+            x = torch.relu(x + one)
+            if loud:
+                print("turn", turn)
+        return x, x * fc.all_reduce(part.mean(0), "sum", dist.group.WORLD)
+
+    with recorder.gathered() as records:
+        word = compare(step, [(x, loud)])
+    return word, any(p.name == "share_launches" and p.changed for r in records for p in r.passes)
+
+
+def equal_sums_are_one(rank):
+    word, shared = equal_sums(loud=False)
+    return word if shared else f"{word}, launched twice"
+
+
+def equal_sums_beside_python(rank):
+    """A rank that Python runs launches equal ones one by one, and so does its peer."""
+    word, _ = equal_sums(loud=rank == 0)
+    return word
+
+
+def dynamic_on_rank_1(rank):
+    """With symbolic sizes a backward graph is compiled with its forward one, before either of them launches."""
+    mesh = init_device_mesh("cpu", (2,))
+    weight = drawn(WIDTH // 2, WIDTH, seed=rank).requires_grad_()
+
+    def loss(x):
+        own = DTensor.from_local(weight, mesh, [Shard(0)], run_check=False)
+        whole = own.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        return torch.relu(x @ whole).square().sum()
+
+    fast, grads = compiled(loss, dynamic=True if rank else None), []
+    for function in (loss, fast):
+        weight.grad = None
+        function(*batch(8 + 4 * rank)).backward()
+        grads.append(weight.grad)
+    return "ok" if torch.allclose(*grads, rtol=1e-4, atol=1e-5) else "gradients differ"
+
+
 def log_without_collective(rank):
     @torch.compile(backend="dynamo_dist")
     def prepare(x):
@@ -500,6 +547,9 @@ CASES = {
         print_in_a_loop_later,
         print_in_a_loop_over_layers,
         print_in_a_loop_over_sharded_layers,
+        equal_sums_are_one,
+        equal_sums_beside_python,
+        dynamic_on_rank_1,
         log_without_collective,
         forgotten_on_rank_1,
         survivor_of_a_restart,
