@@ -30,12 +30,12 @@ def equal_launches_stay() -> Iterator[None]:
         yield
         return
 
-    def without_launches(graph: fx.Graph) -> fx.Graph:
+    def without_launches(graph: fx.Graph, **how: Any) -> fx.Graph:
         launches = {node.target.overloadpacket for node in graph.nodes if is_launch(node)}
         before = compile_utils.rand_ops
         compile_utils.rand_ops = [*before, *launches]
         try:
-            merged: fx.Graph = stock(graph)
+            merged: fx.Graph = stock(graph, **how)
         finally:
             compile_utils.rand_ops = before
         return merged
@@ -47,10 +47,10 @@ def equal_launches_stay() -> Iterator[None]:
         partitioners.fx_graph_cse = stock
 
 
-def _apart(merge: Callable[[fx.Graph], fx.Graph]) -> Callable[[fx.Graph], fx.Graph]:
-    def merge_all_but_launches(graph: fx.Graph) -> fx.Graph:
-        merged = merge(graph)
-        return merge(merged) if _launch_once_for_backward(merged) else merged
+def _apart(merge: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
+    def merge_all_but_launches(graph: fx.Graph, **how: Any) -> fx.Graph:
+        merged = merge(graph, **how)
+        return merge(merged, **how) if _launch_once_for_backward(merged) else merged
 
     return merge_all_but_launches
 
