@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes.collectives import is_launch
+from inductor_passes.collectives import is_launch, is_wait
 
 
 @contextlib.contextmanager
@@ -69,10 +69,17 @@ def _launch_once_for_backward(joint: fx.Graph) -> bool:
         if node.meta.get("partitioner_tag") == "is_forward":
             forward.setdefault(signature, node)
         elif (first := forward.get(signature)) is not None:
+            for wait, own in zip(_waits(first), _waits(node), strict=False):
+                own.replace_all_uses_with(wait)
+                joint.erase_node(own)
             node.replace_all_uses_with(first)
             joint.erase_node(node)
             changed = True
     return changed
+
+
+def _waits(launch: fx.Node) -> list[fx.Node]:
+    return [user for user in launch.users if is_wait(user)]
 
 
 def _storage(node: fx.Node) -> int | None:
