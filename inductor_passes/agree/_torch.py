@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,9 +22,10 @@ def equal_launches_stay() -> Iterator[None]:
     cut in the same place. ``partitioners.fx_graph_cse``, ``compile_utils.rand_ops`` and the tag ``is_forward`` were seen
     in 2.11 to 2.15; where they are missing, stock's way stays.
     """
-    compile_utils: Any = importlib.import_module("torch._functorch.compile_utils")
-    partitioners: Any = importlib.import_module("torch._functorch.partitioners")
-    stock = getattr(partitioners, "fx_graph_cse", None)
+    from torch._functorch import compile_utils, partitioners
+
+    owner: Any = partitioners
+    stock = getattr(owner, "fx_graph_cse", None)
     if stock is None or not hasattr(compile_utils, "rand_ops"):
         yield
         return
@@ -40,11 +40,11 @@ def equal_launches_stay() -> Iterator[None]:
             compile_utils.rand_ops = before
         return merged
 
-    partitioners.fx_graph_cse = functools.wraps(stock)(_apart(without_launches))
+    owner.fx_graph_cse = functools.wraps(stock)(_apart(without_launches))
     try:
         yield
     finally:
-        partitioners.fx_graph_cse = stock
+        owner.fx_graph_cse = stock
 
 
 def _apart(merge: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
