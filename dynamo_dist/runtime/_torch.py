@@ -272,12 +272,18 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Chang
     return [WrapAttribute(convert_frame, name, changed)]
 
 
-def tell_what_is_left_to_python(tell: Callable[[types.CodeType], None]) -> list[Change]:
+def on_what_is_left_to_python(
+    tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
+) -> list[Change]:
     """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
 
-    Not of frames without anything to compile. ``ConvertFrame`` and its counters were seen in 2.11 to 2.15.
+    Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
+    ``fullgraph`` allows no break. ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
+    ``SkipResult`` were seen in 2.11 to 2.15.
     """
-    from torch._dynamo import convert_frame
+    from torch._dynamo import convert_frame, trace_rules
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import counters
 
     converter = getattr(convert_frame, "ConvertFrame", None)
@@ -287,6 +293,8 @@ def tell_what_is_left_to_python(tell: Callable[[types.CodeType], None]) -> list[
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
         def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
+            if stays(frame.f_code):
+                return ConvertFrameReturn()
             fine = counters["frames"]["ok"]
             result = stock(self, frame, *args, skip=skip + 1, **named)
             if counters["frames"]["ok"] == fine:  # an error that Dynamo took back
@@ -295,7 +303,31 @@ def tell_what_is_left_to_python(tell: Callable[[types.CodeType], None]) -> list[
 
         return call
 
-    return [WrapAttribute(converter, "__call__", changed)]
+    def may_break() -> bool:
+        translator: Any = InstructionTranslator.current_tx()
+        return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
+
+    def is_inlined(function: Any) -> bool:
+        try:
+            code = function.get_code()
+        except (AttributeError, NotImplementedError):
+            return True
+        return not (stays(code) and may_break())
+
+    def checked(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
+            result = stock(function, is_inlined_call, *rest, **named)
+            if is_inlined_call and not result.skipped and not is_inlined(function):
+                return trace_rules.SkipResult(True, "this rank has left it to Python before")
+            return result
+
+        return check
+
+    return [
+        WrapAttribute(converter, "__call__", changed),
+        WrapAttribute(trace_rules, "check_verbose", checked),
+    ]
 
 
 # --- Wrapping --------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 Python launches in the program's order, on this rank alone: its peers, who launch in the order that all have settled, would
 wait or take other data. Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times: if it
 launches otherwise than Python would, it stays compiled. And it does so where a graph break stands in a loop or a ``try``, behind
-which it cannot go on: then the function keeps the program's order on all ranks.
+which it cannot go on: then the function keeps the program's order on all ranks, and this one runs it in Python for as long as
+the job lasts. Else a rank that compiles its caller again, for a batch of another length and without that break, would
+launch what its peers know nothing of.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def changes() -> list[Change]:
     """What to apply while the plugin is enabled."""
     return [
         *_torch.ask_before_giving_up(stays_compiled),
-        *_torch.tell_what_is_left_to_python(left_to_python),
+        *_torch.on_what_is_left_to_python(left_to_python, stays_in_python),
     ]
 
 
@@ -32,6 +34,11 @@ def left_to_python(code: types.CodeType) -> None:
     """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by a plan for it."""
     if (job := orders.current()) is not None:
         job.leave_to_python(code)
+
+
+def stays_in_python(code: types.CodeType) -> bool:
+    """Whether a function was left to Python before, in this job."""
+    return (job := orders.current()) is not None and job.is_left_to_python(code)
 
 
 def stays_compiled(frame_id: int | None, limit: str) -> bool:

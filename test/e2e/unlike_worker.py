@@ -69,7 +69,15 @@ def mlp(depth, seed=0):
 
 
 def against_ddp(
-    rank, batches, depth=2, accumulate=1, evaluate=False, mode="replicate", rate=0.1, model=None
+    rank,
+    batches,
+    depth=2,
+    accumulate=1,
+    evaluate=False,
+    mode="replicate",
+    rate=0.1,
+    model=None,
+    before=lambda step: None,
 ):
     """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's, eager."""
     model = mlp(depth) if model is None else model
@@ -79,6 +87,7 @@ def against_ddp(
     fast = compiled(ours)
     pairs = [(each, torch.optim.SGD(each.parameters(), rate)) for each in (reference, ours)]
     for step, rows in enumerate(batches):
+        before(step)
         x = drawn(rows[rank], WIDTH, seed=10 * step + rank)
         losses = []
         for forward, (_, optimizer) in zip((reference, fast), pairs, strict=True):
@@ -314,6 +323,20 @@ def print_in_a_loop_over_sharded_layers(rank):
     return print_in_a_loop_over_layers(rank, mode="fully_shard")
 
 
+def print_in_a_loop_at_first(rank):
+    """Whoever compiles again for another length meets no break then, and its peers, who do not, go on with theirs."""
+    model = Layers(mlp(3), loud=True)
+
+    def before(step):
+        model.loud = step == 0
+        if rank == 0 and step == 3:
+            torch._dynamo.reset()
+
+    batches = [(8, 8), (8, 6), (8, 7), (8, 8), (6, 8)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        return against_ddp(rank, batches, model=model, before=before)
+
+
 def equal_sums(loud):
     """A word, and whether one launch serves for two equal ones."""
     part, x = drawn(4, WIDTH, seed=1), batch()[0].requires_grad_()
@@ -547,6 +570,7 @@ CASES = {
         print_in_a_loop_later,
         print_in_a_loop_over_layers,
         print_in_a_loop_over_sharded_layers,
+        print_in_a_loop_at_first,
         equal_sums_are_one,
         equal_sums_beside_python,
         dynamic_on_rank_1,

@@ -1,0 +1,91 @@
+"""Functions that Dynamo leaves to Python, in a job whose ranks have to know."""
+
+import contextlib
+import io
+
+import pytest
+import torch
+
+import dynamo_dist
+from inductor_passes.agree import orders
+
+
+class Job:
+    """What one rank has left to Python."""
+
+    def __init__(self):
+        self.left = []
+
+    def leave_to_python(self, code):
+        self.left.append(code)
+
+    def is_left_to_python(self, code):
+        return code in self.left
+
+
+@pytest.fixture
+def job(monkeypatch):
+    job = Job()
+    monkeypatch.setattr(orders, "current", lambda: job)
+    torch._dynamo.reset()
+    with dynamo_dist.enabled(), contextlib.redirect_stdout(io.StringIO()):
+        yield job
+
+
+def turns(x, loud):
+    for _ in range(2):
+        x = x.sin()
+        if loud:
+            print("turn")
+    return x
+
+
+def calls_it(x, loud):
+    return turns(x * 2, loud) * 3
+
+
+class Graphs:
+    """Operators of each graph, in order of compiling."""
+
+    def __init__(self):
+        self.found = []
+
+    def __call__(self, gm, inputs):
+        self.found.append(
+            [
+                node.target.__name__ if callable(node.target) else node.target
+                for node in gm.graph.nodes
+                if node.op.startswith("call")
+            ]
+        )
+        return gm
+
+
+def test_what_is_left_to_python_stays_there(job):
+    graphs = Graphs()
+    fast, x = torch.compile(calls_it, backend=graphs, dynamic=False), torch.ones(4)
+    fast(x, True)
+    assert job.left == [turns.__code__]
+    apart = [["mul"], ["mul"]]
+    assert graphs.found == apart
+    assert torch.equal(fast(torch.ones(5), False), calls_it(torch.ones(5), False))
+    torch._dynamo.reset()
+    fast(x, False)
+    assert graphs.found == apart * 3
+
+
+def test_without_a_job_it_is_compiled_where_nothing_breaks(job, monkeypatch):
+    monkeypatch.setattr(orders, "current", lambda: None)
+    graphs = Graphs()
+    fast = torch.compile(calls_it, backend=graphs, dynamic=False)
+    fast(torch.ones(4), True)
+    fast(torch.ones(5), False)
+    assert graphs.found[-1] == ["mul", "sin", "sin", "mul"]
+
+
+def test_where_no_break_is_allowed_it_is_inlined(job):
+    torch.compile(calls_it, backend="eager")(torch.ones(4), True)
+    assert job.left
+    graphs = Graphs()
+    torch.compile(calls_it, backend=graphs, fullgraph=True)(torch.ones(4), False)
+    assert graphs.found == [["mul", "sin", "sin", "mul"]]
