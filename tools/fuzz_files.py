@@ -53,7 +53,7 @@ def judge(format_: str, seed: str, content: bytes, example: Example, path: Path)
     path.write_bytes(content)
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, 5 * MOST_S)
-    start = time.process_time()
+    start, highest = time.process_time(), _highest_bytes()
     try:
         status, said = example.read(path)
     except TooLongError:
@@ -66,13 +66,18 @@ def judge(format_: str, seed: str, content: bytes, example: Example, path: Path)
     seconds = time.process_time() - start
     if seconds > MOST_S:
         return failed(f"took {seconds:.1f} s of processor time")
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_BYTES:
+    if _highest_bytes() - highest > MOST_BYTES:
         return failed("took more than 1 GiB")
     if status not in (0, 2):
         return failed(f"exit status {status}", said)
     if status == 2 and (said.count("\n") != 1 or not said.startswith("error: ")):
         return failed("not one line", said)
     return None
+
+
+def _highest_bytes() -> int:
+    """The most memory that this process ever had; one that was started by a large one has had as much as that."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def run(format_: str, count: int, seed: int) -> list[Failure]:
