@@ -64,6 +64,11 @@ def launches(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if is_launch(node)]
 
 
+def signature(launch: fx.Node) -> object:
+    """Equal for launches that bring the same: nodes compare by identity, everything else by text."""
+    return launch.target, launch.args[0], str(launch.args[1:]), str(launch.kwargs)
+
+
 def waits_of(launch: fx.Node) -> list[fx.Node]:
     """The waits of a launch, through the ``getitem`` of a coalesced one, in user order."""
     found = []

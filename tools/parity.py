@@ -2,7 +2,7 @@
 """Run programs with stock torch and with the plugin, in processes of their own: none may end worse.
 
     python tools/parity.py                       # everything that has no result for this commit yet
-    python tools/parity.py --quick               # the part for CI, at most 3 minutes on 2 cores
+    python tools/parity.py --quick               # the part for CI, some six minutes on 2 cores
     python tools/parity.py --part operators --only cond --fresh
     python tools/parity.py --list
 
@@ -20,7 +20,6 @@ import json
 import re
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
             print("\n".join(f"{part}: {name}" for name in names))
         return 0
     kept = Kept(options.results)
-    found = _run(chosen, kept, options)
+    found = {part: _both_sides(PARTS[part], names, kept, options) for part, names in chosen.items()}
     result = figures(found, kept.commit, round(time.monotonic() - start, 1))
     if options.figures:
         kept.add_figures(options.figures, result)
@@ -82,69 +81,39 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(v.name in BAD for part in found.values() for v in part.values()) else 0
 
 
-def _run(
-    chosen: dict[str, list[str]], kept: Kept, options: argparse.Namespace
-) -> dict[str, dict[str, Verdict]]:
-    """The verdict on each program of each part. Parts and sides run side by side: each process has torch to import."""
-    pairs = [(part, side) for part, names in chosen.items() if names for side in SIDES]
-    lanes = max(1, min(options.jobs, len(pairs)))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with (
-        Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress,
-        ThreadPoolExecutor(lanes) as pool,
-    ):
-        running = {
-            (part, side): pool.submit(
-                _side,
-                PARTS[part],
-                chosen[part],
-                side,
-                kept,
-                options,
-                options.jobs // lanes,
-                progress,
-            )
-            for part, side in pairs
-        }
-        ends = {pair: each.result() for pair, each in running.items()}
-    return {
-        part: {
-            name: judge(ends[part, "stock"][name], ends[part, "ours"][name], PARTS[part].theirs)
-            for name in names
-        }
-        for part, names in chosen.items()
-    }
+def _both_sides(
+    part: Part, names: list[str], kept: Kept, options: argparse.Namespace
+) -> dict[str, Verdict]:
+    """The verdict on each program; what fails is said as soon as both sides have ended."""
+    ends = {side: _side(part, names, side, kept, options) for side in SIDES}
+    return {name: judge(ends["stock"][name], ends["ours"][name], part.theirs) for name in names}
 
 
 def _side(
-    part: Part,
-    names: list[str],
-    side: str,
-    kept: Kept,
-    options: argparse.Namespace,
-    jobs: int,
-    progress: Progress,
+    part: Part, names: list[str], side: str, kept: Kept, options: argparse.Namespace
 ) -> dict[str, End]:
     """How each program ends on one side. One that gave no answer gets a second chance: a busy machine is no fault."""
     known: dict[str, End] = {} if options.fresh else kept.read(part.name, side)
     missing = [name for name in names if name not in known]
-    label = f"{part.name}, {side}"
-    task = progress.add_task(label, total=len(names), completed=len(names) - len(missing))
-    for chance in range(CHANCES):
-        for name, record in run(
-            missing,
-            working,
-            (part.name, part.module, side),
-            jobs,
-            options.seconds or part.seconds,
-            lambda name: progress.update(task, description=f"{label}: {name[:40]}"),
-            lives=part.lives,
-        ):
-            known[name] = end = _end(record)
-            if end.status not in NO_ANSWER or chance + 1 == CHANCES:
-                kept.add(part.name, side, name, end)
-                progress.advance(task)
-        missing = [name for name in missing if known[name].status in NO_ANSWER]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        label = f"{part.name}, {side}"
+        task = progress.add_task(label, total=len(names), completed=len(names) - len(missing))
+        for chance in range(CHANCES):
+            for name, record in run(
+                missing,
+                working,
+                (part.name, part.module, side),
+                options.jobs,
+                options.seconds or part.seconds,
+                lambda name: progress.update(task, description=f"{label}: {name[:40]}"),
+                lives=part.lives,
+            ):
+                known[name] = end = _end(record)
+                if end.status not in NO_ANSWER or chance + 1 == CHANCES:
+                    kept.add(part.name, side, name, end)
+                    progress.advance(task)
+            missing = [name for name in missing if known[name].status in NO_ANSWER]
     return known
 
 

@@ -307,18 +307,18 @@ def on_what_is_left_to_python(
         translator: Any = InstructionTranslator.current_tx()
         return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
 
-    def is_inlined(function: Any) -> bool:
+    def stays_out(function: Any) -> bool:
         try:
             code = function.get_code()
-        except (AttributeError, NotImplementedError):
-            return True
-        return not (stays(code) and may_break())
+        except (AttributeError, NotImplementedError):  # not a function of Python's
+            return False
+        return stays(code) and may_break()
 
     def checked(stock: Any) -> Any:
         @functools.wraps(stock)
         def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
             result = stock(function, is_inlined_call, *rest, **named)
-            if is_inlined_call and not result.skipped and not is_inlined(function):
+            if is_inlined_call and not result.skipped and stays_out(function):
                 return trace_rules.SkipResult(True, "this rank has left it to Python before")
             return result
 

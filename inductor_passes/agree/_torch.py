@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
-from inductor_passes.collectives import is_launch, is_wait
+from inductor_passes.collectives import is_launch, is_wait, signature
 
 
 @contextlib.contextmanager
@@ -40,35 +40,31 @@ def equal_launches_stay() -> Iterator[None]:
             compile_utils.rand_ops = before
         return merged
 
-    owner.fx_graph_cse = functools.wraps(stock)(_apart(without_launches))
+    @functools.wraps(stock)
+    def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
+        merged = without_launches(graph, **how)
+        return without_launches(merged, **how) if _launch_once_for_backward(merged) else merged
+
+    owner.fx_graph_cse = changed
     try:
         yield
     finally:
         owner.fx_graph_cse = stock
 
 
-def _apart(merge: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
-    def merge_all_but_launches(graph: fx.Graph, **how: Any) -> fx.Graph:
-        merged = merge(graph, **how)
-        return merge(merged, **how) if _launch_once_for_backward(merged) else merged
-
-    return merge_all_but_launches
-
-
 def _launch_once_for_backward(joint: fx.Graph) -> bool:
     """Let the backward part read what the forward part has launched already; whether there was any."""
-    forward: dict[tuple[str, ...], fx.Node] = {}
+    forward: dict[object, fx.Node] = {}
     returned = {_storage(node) for node in joint.output_node().all_input_nodes} - {None}
     changed = False
     for node in joint.nodes:
         if not is_launch(node) or _storage(node) in returned:
             continue
         # Between writes to an input the same launch need not bring the same.
-        same = node.target, node.args, node.kwargs, node.meta.get("mutation_region_id")
-        signature = tuple(map(str, same))
+        same = signature(node), node.meta.get("mutation_region_id")
         if node.meta.get("partitioner_tag") == "is_forward":
-            forward.setdefault(signature, node)
-        elif (first := forward.get(signature)) is not None:
+            forward.setdefault(same, node)
+        elif (first := forward.get(same)) is not None:
             for wait, own in zip(_waits(first), _waits(node), strict=False):
                 own.replace_all_uses_with(wait)
                 joint.erase_node(own)

@@ -88,8 +88,8 @@ def place_of(traced: fx.Graph) -> str:
     where they still are.
     """
     frame = frame_in_work()
-    paths = dict.fromkeys(path for node in traced.nodes for path in _path(node)[0])
-    return digest([frame.partial, frame.root, *paths])
+    with_own_stack = {node.stack_trace: node for node in traced.nodes}.values()
+    return digest([frame.partial, frame.root, *(_path(node)[0] for node in with_own_stack)])
 
 
 def what(launch: fx.Node) -> str:

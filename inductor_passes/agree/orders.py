@@ -56,7 +56,7 @@ class Orders:
         self._register = Register()
         self._given_up = 0
         self._frames_unlike_python: set[int] = set()
-        self._left_to_python: set[types.CodeType] = set()
+        self._left_to_python: set[tuple[str, types.CodeType]] = set()
 
     def is_current(self) -> bool:
         """Whether the job is still the one that this was made for."""
@@ -126,11 +126,12 @@ class Orders:
             )
             return
         self._given_up += given_up
-        self._left_to_python.add(code)
+        self._left_to_python.add((code.co_filename, code))
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
         """Whether this rank has left a function to Python, as its peers know for as long as the job lasts."""
-        return bool(self._left_to_python) and code in self._left_to_python
+        # Code of two files may be equal. To hash it takes time, in each call that is traced.
+        return bool(self._left_to_python) and (code.co_filename, code) in self._left_to_python
 
     def is_unlike_python(self, frame: int) -> bool:
         """Whether a function, by Dynamo's number in this process, has a graph that launches otherwise than Python would."""

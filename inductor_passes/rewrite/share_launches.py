@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.collectives import kind, launches, output_bytes, payload_bytes, waits_of
+from inductor_passes.collectives import (
+    kind,
+    launches,
+    output_bytes,
+    payload_bytes,
+    signature,
+    waits_of,
+)
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.edit import replace
 
@@ -38,7 +45,7 @@ class ShareLaunches(Rewrite):
         for launch in launches(graph):
             if kind(launch) not in SHARED_KINDS or len(waits_of(launch)) != 1:
                 continue
-            first = first_of.setdefault(_signature(launch), launch)
+            first = first_of.setdefault(signature(launch), launch)
             if first is launch or output_bytes(first) > self.budget_bytes:
                 continue
             position = position or {node: i for i, node in enumerate(graph.nodes)}
@@ -52,8 +59,3 @@ class ShareLaunches(Rewrite):
             graph.erase_node(own)
             graph.erase_node(launch)
         return PassStats(count > 0, {"launches_removed": count, "bytes_saved": saved})
-
-
-def _signature(launch: fx.Node) -> object:
-    """Equal for launches that bring the same: nodes compare by identity, everything else by text."""
-    return launch.target, launch.args[0], str(launch.args[1:]), str(launch.kwargs)

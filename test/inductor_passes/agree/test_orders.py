@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from inductor_passes import _torch
 from inductor_passes.agree import carried, orders
-from inductor_passes.agree.graph import Frame, frame_in_work, number_launches
+from inductor_passes.agree.graph import Frame, frame_in_work, number_launches, place_of
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
+from inductor_passes.attachment import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.testing import dump, fake_group, trace
 
@@ -335,3 +337,30 @@ def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_al
     assert not any(check() for check in holds)
     for rank in ranks:
         assert rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")).plan == PROGRAM
+
+
+def test_cached_code_serves_only_where_its_lines_are():
+    def place(lines):
+        places = []
+
+        def backend(module, _inputs):
+            places.append(place_of(module.graph))
+            return module.forward
+
+        names = {"torch": torch}
+        exec(compile("\n" * lines + "def f(x):\n    return torch.sin(x)\n", "a.py", "exec"), names)
+        torch.compile(names["f"], backend=backend)(torch.ones(2))
+        return places
+
+    assert place(0) == place(0) != place(1)
+    keys = {Attachment(PassOptions(), place=each).uuid("after") for each in ("one", "two", "two")}
+    assert len(keys) == 2
+
+
+def test_equal_code_of_two_files_is_left_to_python_apart(job):
+    one, other = (
+        compile("def f(x): return x", file, "exec").co_consts[0] for file in ("a.py", "b.py")
+    )
+    own = job(dist.HashStore())
+    own.leave_to_python(one)
+    assert one == other and own.is_left_to_python(one) and not own.is_left_to_python(other)

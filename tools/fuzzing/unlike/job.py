@@ -87,7 +87,7 @@ def _job(
     own = dist.PrefixStore(stage, store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=program.ranks)
     try:
-        names = names_of(program, rank, stage)
+        names = names_of(program, rank)
         with recorded() as launched:
             yield names, launched
         dist.barrier()

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 import dynamo_dist
 
 
-def names_of(program: Program, rank: int, stage: str) -> dict[str, Any]:
+def names_of(program: Program, rank: int) -> dict[str, Any]:
     """Groups ``WORLD``, ``ALT``, ``DP``, ``TP``, their meshes (``WORLDM`` ...), and the program's functions."""
     dims = ("dp", "tp")[: len(program.mesh)]
     mesh = init_device_mesh("cpu", program.mesh, mesh_dim_names=dims)
@@ -48,8 +48,7 @@ def names_of(program: Program, rank: int, stage: str) -> dict[str, Any]:
     for dim in dims:
         names[dim.upper()] = mesh.get_group(dim)
         names[f"{dim.upper()}M"] = mesh[dim]
-    eager = " eager" if stage == "eager" else ""
-    file = f"<program {program.seed}{f' of rank {rank}' if program.own_file else ''}{eager}>"
+    file = f"<program {program.seed}{f' of rank {rank}' if program.own_file else ''}>"
     linecache.cache[file] = (len(program.source), None, program.source.splitlines(True), file)
     exec(compile(program.source, file, "exec"), names)
     return names
