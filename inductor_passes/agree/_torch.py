@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from inductor_passes.collectives import is_launch, is_wait, signature
 
@@ -56,15 +57,20 @@ def _launch_once_for_backward(joint: fx.Graph) -> bool:
     """Let the backward part read what the forward part has launched already; whether there was any."""
     forward: dict[object, fx.Node] = {}
     returned = {_storage(node) for node in joint.output_node().all_input_nodes} - {None}
+
+    def is_returned(launch: fx.Node) -> bool:
+        # A gradient is memory of its own, that callers may write to.
+        return any(_storage(each) in returned for each in (launch, *_waits(launch)))
+
     changed = False
     for node in joint.nodes:
-        if not is_launch(node) or _storage(node) in returned:
+        if not is_launch(node):
             continue
         # Between writes to an input the same launch need not bring the same.
         same = signature(node), node.meta.get("mutation_region_id")
         if node.meta.get("partitioner_tag") == "is_forward":
             forward.setdefault(same, node)
-        elif (first := forward.get(same)) is not None:
+        elif (first := forward.get(same)) is not None and not is_returned(node):
             for wait, own in zip(_waits(first), _waits(node), strict=False):
                 own.replace_all_uses_with(wait)
                 joint.erase_node(own)
@@ -78,12 +84,12 @@ def _waits(launch: fx.Node) -> list[fx.Node]:
     return [user for user in launch.users if is_wait(user)]
 
 
-def _storage(node: fx.Node) -> int | None:
+def _storage(node: fx.Node) -> StorageWeakRef | None:
     """The memory of a tensor; None for what has none of its own."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return value.untyped_storage()._cdata
+        return StorageWeakRef(value.untyped_storage())
     except NotImplementedError:
         return None

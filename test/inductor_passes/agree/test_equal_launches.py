@@ -47,7 +47,7 @@ def in_backward(x, w):
 
 
 class Returned(torch.autograd.Function):
-    """A gradient that would be launched as the result was."""
+    """A gradient that is what the result was made of: it needs memory of its own."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -67,7 +67,7 @@ class Returned(torch.autograd.Function):
         (in_backward, True, {"forward": 0, "backward": 2}),
         (in_backward, False, {"forward": 0, "backward": 1}),
         (in_both, True, {"forward": 1, "backward": 0}),
-        (Returned.apply, True, {"forward": 1, "backward": 0}),
+        (Returned.apply, True, {"forward": 2, "backward": 0}),
     ],
 )
 def test_equal_launches_are_shared_by_agreement_alone(function, stays, phases):
@@ -75,7 +75,7 @@ def test_equal_launches_are_shared_by_agreement_alone(function, stays, phases):
     with fake_group(2), capturing() as (backend, found):
         x = torch.randn(4, 4, requires_grad=True)
         w = torch.randn(
-            2 if function is in_both else 4, 4, requires_grad=function is Returned.apply
+            2 if function is in_both else 4, 4, requires_grad=function == Returned.apply
         )
         with equal_launches_stay() if stays else contextlib.nullcontext():
             torch.compile(function, backend=backend)(x, w).sum().backward()
