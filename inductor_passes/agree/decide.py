@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from inductor_passes.agree.plan import PROGRAM
@@ -17,8 +17,8 @@ from inductor_passes.errors import CannotFollowError, RanksDifferError
 class Offer(Protocol):
     """What this rank's graph can do."""
 
-    def plan(self, like: str | None) -> str:
-        """The plan that this rank would choose alone, or ``like``, if its graph can launch so."""
+    def plan(self) -> str:
+        """The plan that this rank would choose alone."""
 
     def can_follow(self, plan: str) -> bool:
         """Whether its graph can launch as a plan says."""
@@ -46,6 +46,7 @@ def decide(
     Raises RanksDifferError where the program's ranks do not match, and CannotFollowError where this rank alone
     got a graph that cannot launch as its peers' graphs do.
     """
+    stream = replace(stream, behind_python=register.is_behind_python(stream))
     key = stream.key
     known = register.get(stream, key)
     follows = known is not None and (known.plan == PROGRAM or offer.can_follow(known.plan))
@@ -67,10 +68,12 @@ def decide(
             PROGRAM, "the program's: the same launches stand in other graphs too", given_up
         )
     settling = Settling(me, stream, key, register, around)
-    plan = offer.plan(register.alike(stream))
-    outcome = yield from settling.settle(
-        plan, lambda plan: plan == PROGRAM or offer.can_follow(plan)
-    )
+
+    def can_follow(plan: str) -> bool:
+        return plan == PROGRAM or offer.can_follow(plan)
+
+    plan = next(filter(can_follow, register.alike(stream)), None) or offer.plan()
+    outcome = yield from settling.settle(plan, can_follow)
     if outcome.why == "ranks differ":
         raise RanksDifferError(
             outcome.message,

@@ -27,10 +27,8 @@ class GraphOffer:
         self._graph, self._stream, self._run = graph, stream, run
         self._tried: dict[str, tuple[fx.GraphModule, GraphRecord | None]] = {}
 
-    def plan(self, like: str | None) -> str:
-        """The plan that this rank would choose alone, or ``like``, if its graph can launch so."""
-        if like is not None and self.can_follow(like):
-            return like
+    def plan(self) -> str:
+        """The plan that this rank would choose alone."""
         trial, record = self._try(None, False)
         text = plan_of(trial.graph).text_for(self._stream)
         self._tried[text] = trial, record
@@ -84,9 +82,9 @@ class CachedOffer:
     def __init__(self, cached: str) -> None:
         self._cached = cached
 
-    def plan(self, like: str | None) -> str:
-        """The plan of its code, or that of the like: then the code is made anew."""
-        return self._cached if like is None else like
+    def plan(self) -> str:
+        """The plan of its code."""
+        return self._cached
 
     def can_follow(self, plan: str) -> bool:
         """Whether it can launch so. The code is made anew for another plan, and if it cannot, that says so."""

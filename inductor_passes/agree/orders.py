@@ -10,6 +10,7 @@ import logging
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from inductor_passes import _torch
 from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
@@ -82,6 +83,10 @@ class Orders:
             )
             return Decision(PROGRAM, "the program's: ranks do not compare")
         around = _groups()
+        if _torch.frame_in_work()[
+            1
+        ]:  # code from a cache is called from elsewhere than when it was made
+            stream = replace(stream, callers=_torch.callers())
         steps = decide(self._rank, stream, offer, self._register, around)
         try:
             decision = run(steps, self._store, PREFIX, deadline_s)

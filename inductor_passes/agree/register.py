@@ -44,6 +44,7 @@ class Register:
         self._by_content: dict[str, list[str]] = {}
         self._cut: set[str] = set()
         self._in_python: set[str] = set()
+        self._told: set[str] = set()
 
     def get(self, stream: Stream, key: str) -> Known | None:
         """What was settled for this stream, or for the same one seen from elsewhere."""
@@ -104,13 +105,13 @@ class Register:
         }
         return list(found.values())
 
-    def alike(self, stream: Stream) -> str | None:
-        """The plan of a stream that launches the same at another place of the program, if there is one.
+    def alike(self, stream: Stream) -> list[str]:
+        """The plans of streams that launch the same at other places of the program.
 
         A rank may take the one place while others take the other, by the length of its batch, say.
         """
         own = (self._known[key] for key in self._by_content.get(stream.content, ()))
-        return next((known.plan for known in own if known.ours), None)
+        return list(dict.fromkeys(known.plan for known in own if known.ours))
 
     def may_be_running(self, stream: Stream) -> Known | None:
         """A reordered stream that ranks may run which do not come with ``stream``: its launches begin alike."""
@@ -135,10 +136,23 @@ class Register:
 
     def leaves_to_python(self, root: str) -> bool:
         """Note a function that this rank leaves to Python; whether it did so before."""
-        before = root in self._in_python
-        self._in_python.add(root)
+        before = root in self._told
+        self._told.add(root)
         self._cut.add(root)
+        self._in_python.add(root)
         return before
+
+    def note_in_python(self, root: str) -> None:
+        """Note a function that another rank leaves to Python."""
+        self._in_python.add(root)
+
+    def is_left_to_python(self, stream: Stream) -> bool:
+        """Whether ``stream`` is of a function, or holds launches of one, that some rank leaves to Python."""
+        return any(stream.is_of(root) for root in self._in_python)
+
+    def is_behind_python(self, stream: Stream) -> bool:
+        """Whether a function that this rank has left to Python leads to ``stream``."""
+        return any(stream.is_called_from(root) for root in self._told)
 
     def give_up(self, known: Known) -> None:
         """Leave a stream the program's order from now on, and with it those that launch the same elsewhere."""

@@ -226,6 +226,8 @@ class Settling:
                 put = _Put.unpack((yield from read(f"put/{ended}")))
                 self.register.add(ended, put.stream, PROGRAM, ours=False, ended=True)
                 self.register.note_cut(put.stream.root)
+                if not put.stream.launches:
+                    self.register.note_in_python(put.stream.root)
 
     def _part(self, group: Group, board: _Board) -> Steps[Outcome]:
         """Another rank came to the group with another stream: end both."""
@@ -239,6 +241,12 @@ class Settling:
     def _difference(self, group: Group, board: _Board, put: _Put) -> str:
         """What shows that the program's ranks do not match; "" if they may."""
         number, other = self.numbers.get(group.id, -1), put.stream
+        # A rank that runs a function in Python compiles what it calls: launches before that are in no graph.
+        if any(
+            stream.behind_python or self.register.is_left_to_python(stream)
+            for stream in (self.stream, other)
+        ):
+            return ""
         whole = not (self.stream.partial or board.partial)
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 # One rank's send is another's receive.
 ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
 # Ranks may give and get shares of different sizes.
@@ -73,7 +73,10 @@ class Stream:
 
     ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
     before it, in Python (a graph break). ``root``: the function that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in
-    this process, for people. ``options``: a digest of what the passes were told.
+    this process, for people. ``options``: a digest of what the passes were told. ``callers``: ``function:line`` of what was
+    on this rank's stack when the graph was compiled; None where nobody noted them. No other rank knows them.
+    ``behind_python``: whether one of them is a function that this rank leaves to Python: then launches that no graph has
+    may come before these.
     """
 
     groups: tuple[Group, ...]
@@ -83,6 +86,8 @@ class Stream:
     root: str = ""
     graph: str = ""
     options: str = ""
+    behind_python: bool = False
+    callers: Collection[str] | None = field(default=None, compare=False)
 
     @property
     def content(self) -> str:
@@ -124,6 +129,10 @@ class Stream:
             not at or launch.path[at - 1] in callers for launch, at in self._calls(root)
         )
 
+    def is_called_from(self, root: str) -> bool:
+        """Whether a function was on the stack when this was compiled."""
+        return any(_holds(root, "", caller) for caller in self.callers or ())
+
     def _calls(self, root: str) -> Iterator[tuple[Launch, int]]:
         """Launches of a function, and where it stands in their paths."""
         for launch in self.launches:
@@ -144,6 +153,7 @@ class Stream:
             "root": self.root,
             "graph": self.graph,
             "options": self.options,
+            "behind_python": self.behind_python,
         }
 
     @classmethod
@@ -172,6 +182,7 @@ class Stream:
                 str(data["root"]),
                 str(data["graph"]),
                 str(data["options"]),
+                bool(data["behind_python"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no stream of launches: {error}") from error
@@ -205,16 +216,33 @@ def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple
         mine.setdefault(launch.what, set()).add(launch.path)
     for what, path in {(launch.what, launch.path): None for launch in other.launches}:
         for own in mine.get(what, ()):
-            if _is_end(own, path):
+            if _is_end(own, path) and not _is_called_elsewhere(one, own, path):
                 yield own, path
+
+
+def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Whether another call than that in ``path`` leads to a launch of ``one``, which is seen from further inside.
+
+    A function of a library that is compiled by itself, because its caller runs in Python, stands in all programs that call
+    it. With a graph break of its own it may come to stand in the place of the other call later.
+    """
+    at = len(path) - len(own) - 1
+    if not own or at < 0 or one.partial or one.callers is None:
+        return False
+    function = path[at].rpartition(":")[0]
+    return all(caller.rpartition(":")[0] != function for caller in one.callers)
 
 
 def is_same(one: Stream, other: Stream) -> bool:
     """Whether both are the same launches, seen from further outside or inside."""
-    return (
-        one.content == other.content
-        and len(one.launches) == len(other.launches)
-        and all(_is_end(a.path, b.path) for a, b in zip(one.launches, other.launches, strict=True))
+    if one.content != other.content or len(one.launches) != len(other.launches):
+        return False
+    pairs = [(a.path, b.path) for a, b in zip(one.launches, other.launches, strict=True)]
+    return all(
+        _is_end(mine, theirs)
+        and not _is_called_elsewhere(one, mine, theirs)
+        and not _is_called_elsewhere(other, theirs, mine)
+        for mine, theirs in pairs
     )
 
 

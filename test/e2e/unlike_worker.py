@@ -297,6 +297,42 @@ def print_in_a_loop_later(rank):
     return compare(step, [(*batch(), turn) for turn in range(4)])
 
 
+def gathers_behind_python(rank):
+    """A function of torch, compiled by itself where Python calls it, stands in other programs in an order of their own."""
+    parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
+
+    def gathered(part):
+        out = part.new_empty(2 * part.shape[0], WIDTH)
+        return out, dist.all_gather_into_tensor(out, part, async_op=True)
+
+    def merged(x):
+        found = [gathered(part * 2) for part in parts]
+        for out, work in found:
+            work.wait()
+            x = torch.relu(x + out.mean(0))
+        return (x,)
+
+    def step(x):
+        total = x.mean(0)
+        sum_ = dist.all_reduce(total, async_op=True)
+        out, gather = gathered(parts[0])
+        for part in parts:
+            x = torch.relu(x + part.mean(0))
+            if rank == 1:
+                print("part")
+        sum_.wait()
+        gather.wait()
+        return x + total, out
+
+    with recorder.gathered() as records:
+        word = compare(merged, [batch()])
+    if word == "ok" and not any(
+        p.name == "merge_tiny" and p.changed for r in records for p in r.passes
+    ):
+        return "nothing was merged"
+    return compare(step, [batch()]) if word == "ok" else word
+
+
 class Layers(nn.Module):
     """Calls its layers in a loop, and says so on one rank."""
 
@@ -568,6 +604,7 @@ CASES = {
         print_on_rank_1_of_a_backward,
         print_on_rank_0_in_a_loop,
         print_in_a_loop_later,
+        gathers_behind_python,
         print_in_a_loop_over_layers,
         print_in_a_loop_over_sharded_layers,
         print_in_a_loop_at_first,

@@ -35,14 +35,22 @@ class Code:
     backward: tuple = ()
 
 
+def root_of(code):
+    return f"{code.name} (program.py:1-99)"
+
+
+def line_of(code, launch, backward=False):
+    return f"{code.name}:{launch + (50 if backward else 10)}"
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a code on one rank.
 
     ``cuts``: where graph breaks part it on this rank, by launch number. ``holds``: what this rank holds: another number is
     another graph of the same code, with another plan of its own. ``launches``: instead of the code's, on a rank whose
-    program does not match. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in a loop
-    leaves it to Python.
+    program does not match; None for one that it has not. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in a loop
+    leaves it to Python; what of it calls functions that are compiled by themselves then is ``inner``.
     """
 
     code: Code
@@ -51,6 +59,7 @@ class Call:
     launches: tuple | None = None
     stiff: bool = False
     python: bool = False
+    inner: tuple = ()
 
 
 @dataclass
@@ -101,9 +110,7 @@ class Offer:
     def __init__(self, stream, needs, holds, stiff):
         self.stream, self.needs, self.holds, self.stiff = stream, needs, holds, stiff
 
-    def plan(self, like):
-        if like is not None and self.can_follow(like):
-            return like
+    def plan(self):
         count = len(self.stream.launches)
         rng = random.Random(f"{self.stream.key} {self.holds}")
         tries = [self._shuffled(rng) for _ in range(3)] + [[[i] for i in range(count)]]
@@ -187,11 +194,28 @@ class Rank:
             yield from self._launch(call, backward, owns, plan)
 
     def _in_python(self, call, launches, backward):
-        steps = self.model.leave(self.number, call.code.name, (), self.register, self.around)
+        steps = self.model.leave(self.number, root_of(call.code), (), self.register, self.around)
         if (yield from steps):
             self.model.bump(self.number)
-        yield from self._launch(call, launches, range(len(launches)), PROGRAM)
+        for i, (what, role) in enumerate(launches):
+            # Of whatever function it is called, it has the lines of what is compiled, and no others.
+            if i in call.inner and (group := self._group(role)) is not None:
+                own, name = (Launch(what, 0, (f"{what}:1",)),), Group(f"role{role}", group)
+                callers = frozenset((line_of(call.code, i),))
+                root = f"{what} (library.py:1-1)"
+                stream = Stream((name,), own, root=root, graph=what, callers=callers)
+                yield from self._settled((what, role), stream, Offer(stream, (), 0, False))
+            # Python may wait for what it launches much later.
+            for _, *launch in self._launch(call, launches, [i], PROGRAM):
+                yield ("start", *launch)
+        for group in dict.fromkeys((role, self._group(role)) for _, role in launches):
+            if group[1] is not None:
+                yield ("wait", group, None)
         yield from self._launch(call, backward, range(len(backward)), PROGRAM)
+
+    def _group(self, role):
+        group = next((g for g in self.job.groups[role] if self.number in g), ())
+        return group if len(group) > 1 else None
 
     @staticmethod
     def _share(number, pieces, backward):
@@ -204,21 +228,22 @@ class Rank:
     def _stream(self, call, launches, chosen, partial, backward):
         groups, numbers, found = [], {}, []
         for i in chosen:
+            if launches[i] is None:
+                continue
             what, role = launches[i]
-            group = next((g for g in self.job.groups[role] if self.number in g), None)
-            if group is None or len(group) < 2:
+            if (group := self._group(role)) is None:
                 continue
             if role not in numbers:
                 numbers[role] = len(groups)
                 groups.append(Group(f"role{role}", group))
-            tag = "b" if backward else "f"
-            found.append((i, Launch(what, numbers[role], (f"{call.code.name}:{tag}{i}",))))
+            path = (line_of(call.code, i, backward), f"{what}:1")
+            found.append((i, Launch(what, numbers[role], path)))
         stream = Stream(
             tuple(groups),
             tuple(launch for _, launch in found),
             backward,
             partial,
-            call.code.name,
+            root_of(call.code),
             call.code.name,
         )
         return stream, [i for i, _ in found]
@@ -227,27 +252,27 @@ class Rank:
         stream, numbers = self._stream(call, launches, chosen, partial, backward)
         if not stream.launches:
             return PROGRAM
-        key = (*frame, backward, tuple(chosen))
-        if key in self.compiled and self.compiled[key][0] == self.model.epoch(self.number):
-            return self.compiled[key][1]
         needs = () if backward else call.code.needs
         local = {i: k for k, i in enumerate(numbers)}
         inside = [(local[a], local[b]) for a, b in needs if a in local and b in local]
         offer = Offer(stream, inside, call.holds, call.stiff)
+        return (yield from self._settled((*frame, backward, tuple(chosen)), stream, offer))
+
+    def _settled(self, key, stream, offer):
+        if key in self.compiled and self.compiled[key][0] == self.model.epoch(self.number):
+            return self.compiled[key][1]
         decision = yield from self.model.decide(self, stream, offer)
         if not offer.can_really_follow(decision.plan):
             raise Wrong(f"rank {self.number} cannot launch as {decision.plan}")
         if decision.given_up:
             self.model.bump(self.number)
-        self.model.decisions.append((self.number, call.code.name, decision))
+        self.model.decisions.append((self.number, stream.root, decision))
         self.compiled[key] = (self.model.epoch(self.number), decision.plan)
         return decision.plan
 
     def _launch(self, call, launches, chosen, text):
         real = [
-            i
-            for i in chosen
-            if any(self.number in g and len(g) > 1 for g in self.job.groups[launches[i][1]])
+            i for i in chosen if launches[i] is not None and self._group(launches[i][1]) is not None
         ]
         if text == PROGRAM:
             plan = [[i] for i in range(len(real))]
@@ -316,10 +341,15 @@ class Model:
                 errors[r] = error
                 continue
             if isinstance(step, tuple):
-                _, group, what = step
-                launched.setdefault((group, r), []).append(what)
-                self._check(group, launched)
-                waiting[r] = (*step, len(launched[group, r]))
+                kind, group, what = step
+                own = launched.setdefault((group, r), [])
+                if what is not None:
+                    own.append(what)
+                    self._check(group, launched)
+                if kind == "start":
+                    ready[r] = True
+                else:
+                    waiting[r] = (*step, len(own))
             elif isinstance(step, Await):
                 self.operations += 1
                 waiting[r] = step
@@ -379,6 +409,7 @@ def draw(rng, *, lonely=False):
     # Ranks may launch the same at two places of the program, say by the length of their batch: where no graph
     # break comes in, and all ranks have been at both.
     twins = rng.random() < 0.2
+    alone = rng.choice(((), ("all_gather f32",), ("all_gather f32", "all_reduce sum f32")))
     calls = {r: [] for r in everyone}
     seen = set()
     for _ in range(rng.choice((1, 2, 3, 4))):
@@ -391,7 +422,11 @@ def draw(rng, *, lonely=False):
             first = code.name not in seen
             seen.add(code.name)
             mode = rng.choice(("same", "same", "own break", "uniform break" if alike else "same"))
-            python = rng.random() < 0.15
+            python = rng.random() < 0.3
+            # What compiles by itself does so on whichever rank it is called from Python.
+            inner = tuple(
+                i for i in range(len(code.launches)) if python and code.launches[i][0] in alone
+            )
             together = cuts(code) if mode == "uniform break" and not twins else ()
             for r in everyone:
                 mine = together
@@ -404,7 +439,7 @@ def draw(rng, *, lonely=False):
                 holds, left = rng.choice((0, 0, 1, 2)), False
                 if python and mode in ("own break", "uniform break") and not twins:
                     left, mine = mine != (), ()
-                calls[r].append(Call(chosen, mine, holds, stiff=stiff, python=left))
+                calls[r].append(Call(chosen, mine, holds, stiff=stiff, python=left, inner=inner))
     resets = tuple(r for r in everyone if rng.random() < 0.1)
     return Job(ranks, tuple(roles), tuple(tuple(calls[r]) for r in everyone), resets)
 

@@ -178,7 +178,7 @@ def test_a_graph_is_left_as_it_is_until_it_is_carried_out():
         offer = GraphOffer(
             graph, found, lambda g, plan, keep: run_passes(g, ranks_differ=keep, follow=plan)
         )
-        plan = offer.plan(None)
+        plan = offer.plan()
         assert plan != PROGRAM and dump(graph) == before
         assert offer.can_follow(plan) and offer.can_follow(PROGRAM)
         assert not offer.can_follow('[[[5], "all_reduce sum float32"]]')
