@@ -278,7 +278,7 @@ def on_what_is_left_to_python(
     """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
 
     Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
-    ``fullgraph`` allows no break. ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
+    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
     ``SkipResult`` were seen in 2.11 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
@@ -293,7 +293,7 @@ def on_what_is_left_to_python(
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
         def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
-            if stays(frame.f_code):
+            if stays(frame.f_code) or is_deprecated_collective(frame):
                 return ConvertFrameReturn()
             fine = counters["frames"]["ok"]
             result = stock(self, frame, *args, skip=skip + 1, **named)
@@ -328,6 +328,18 @@ def on_what_is_left_to_python(
         WrapAttribute(converter, "__call__", changed),
         WrapAttribute(trace_rules, "check_verbose", checked),
     ]
+
+
+def is_deprecated_collective(frame: types.FrameType) -> bool:
+    """Whether a frame only warns before it calls a collective of ``torch.distributed``.
+
+    Dynamo leaves those to Python where Python calls them, but not the wrapper that ``typing_extensions.deprecated`` puts around
+    some, from 2.13 on: a graph of one launch, and known by lines that no graph of its caller has. ``arg`` is a name there.
+    """
+    if frame.f_code.co_name != "wrapper" or "arg" not in frame.f_code.co_freevars:
+        return False
+    wrapped = frame.f_locals.get("arg")
+    return getattr(wrapped, "__module__", "") == "torch.distributed.distributed_c10d"
 
 
 # --- Wrapping --------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dynamo_dist
 from inductor_passes.agree import orders
+from inductor_passes.testing import fake_group
 
 
 class Job:
@@ -89,3 +91,18 @@ def test_where_no_break_is_allowed_it_is_inlined(job):
     graphs = Graphs()
     torch.compile(calls_it, backend=graphs, fullgraph=True)(torch.ones(4), False)
     assert graphs.found == [["mul", "sin", "sin", "mul"]]
+
+
+def test_a_collective_that_python_calls_is_no_graph_of_its_own(job):
+    def gathered(x, loud):
+        out = x.new_empty(2 * x.shape[0])
+        for _ in range(2):
+            dist.all_gather_into_tensor(out, x)
+            if loud:
+                print("turn")
+        return out
+
+    with fake_group(2):
+        graphs = Graphs()
+        torch.compile(gathered, backend=graphs)(torch.ones(4), loud=True)
+    assert job.left and not any("all_gather" in name for graph in graphs.found for name in graph)
