@@ -298,18 +298,21 @@ def print_in_a_loop_later(rank):
 
 
 def gathers_behind_python(rank):
-    """A function of torch, compiled by itself where Python calls it, stands in other programs in an order of their own."""
+    """What is compiled by itself where Python calls it stands in other functions too, in an order of their own."""
     parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
 
+    def gathered(part):
+        return fc.all_gather_tensor(part * 2, 0, dist.group.WORLD)
+
     def merged(x):
-        for out in [fc.all_gather_tensor(part * 2, 0, dist.group.WORLD) for part in parts]:
+        for out in [gathered(part) for part in parts]:
             x = torch.relu(x + out.mean(0))
         return (x,)
 
     def step(x):
         total = x.mean(0)
         sum_ = dist.all_reduce(total, async_op=True)
-        out = fc.all_gather_tensor(parts[0], 0, dist.group.WORLD)
+        out = gathered(parts[0])
         for part in parts:
             x = torch.relu(x + part.mean(0))
             if rank == 1:
