@@ -11,16 +11,37 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import preloaded  # noqa: E402 - tools are no package
+
 KEPT = 3000  # characters from either end of what the ranks said
 
 
 @pytest.fixture
-def torchrun(tmp_path):
-    """``torchrun(worker, ranks)``: the script on that many gloo ranks, each of which must exit with 0.
+def on_ranks(tmp_path):
+    """``on_ranks(worker, ranks)``: the script on that many gloo ranks, each of which must end well.
 
-    Compiled code goes to a folder of the test's own. A rank that fails fails the test, with what it said
-    first and last: torchrun's own account of the ends of all ranks comes after the cause.
+    Ranks are forked with torch imported, some seconds sooner than ``torchrun``'s. Compiled code goes to a folder
+    of the test's own. A rank that fails fails the test, with what all said first and last.
     """
+
+    def run(worker, ranks, *arguments, timeout=900):
+        well, said = preloaded.run_ranks(
+            worker,
+            ranks,
+            [*map(str, arguments)],
+            {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")},
+            folder=tmp_path,
+            timeout_s=timeout,
+        )
+        assert well, shortened(said)
+
+    return run
+
+
+@pytest.fixture
+def torchrun(tmp_path):
+    """``torchrun(worker, ranks)``: the same as users start it."""
 
     def run(worker, ranks, *arguments, timeout=900, cwd=None):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -38,12 +59,14 @@ def torchrun(tmp_path):
             text=True,
             timeout=timeout,
         )
-        said = done.stdout + done.stderr
-        shown = said if len(said) <= 2 * KEPT else f"{said[:KEPT]}\n[...]\n{said[-KEPT:]}"
-        assert done.returncode == 0, shown
+        assert done.returncode == 0, shortened(done.stdout + done.stderr)
         return done
 
     return run
+
+
+def shortened(said):
+    return said if len(said) <= 2 * KEPT else f"{said[:KEPT]}\n[...]\n{said[-KEPT:]}"
 
 
 @pytest.fixture

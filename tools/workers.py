@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+import preloaded
 
 # Called once in each process; returns what does a task.
 SetUp = Callable[..., Callable[[Any], dict[str, Any]]]
@@ -48,7 +49,7 @@ def run(
     that does a task; a process is replaced after ``lives`` tasks. In place of a record stands "crash" if
     the process died, "timeout" if the task took longer than ``timeout_s``.
     """
-    context = multiprocessing.get_context("spawn")
+    context = preloaded.context()
     left = iter(tasks)
     busy: list[_Worker] = []
 

@@ -8,5 +8,5 @@ WORKER = Path(__file__).with_name("rewrites_worker.py")
 
 
 @pytest.mark.slow
-def test_rewritten_is_eager_on_every_rank(torchrun):
-    torchrun(WORKER, ranks=2)
+def test_rewritten_is_eager_on_every_rank(on_ranks):
+    on_ranks(WORKER, ranks=2)

@@ -8,5 +8,5 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
 @pytest.mark.slow
-def test_compiled_is_eager_on_every_rank(torchrun):
-    torchrun(WORKER, ranks=4)
+def test_compiled_is_eager_on_every_rank(on_ranks):
+    on_ranks(WORKER, ranks=4)

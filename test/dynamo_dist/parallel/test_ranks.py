@@ -8,10 +8,10 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
 @pytest.mark.slow
-def test_losses_and_weights_are_those_of_torchs_wrappers(torchrun):
-    torchrun(WORKER, ranks=4)
+def test_losses_and_weights_are_those_of_torchs_wrappers(on_ranks):
+    on_ranks(WORKER, ranks=4)
 
 
 @pytest.mark.slow
-def test_localized_trains_saves_and_loads_as_with_dtensors(torchrun):
-    torchrun(WORKER.with_name("localize_worker.py"), ranks=4)
+def test_localized_trains_saves_and_loads_as_with_dtensors(on_ranks):
+    on_ranks(WORKER.with_name("localize_worker.py"), ranks=4)

@@ -8,5 +8,5 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
 @pytest.mark.slow
-def test_replicas_draw_alike(torchrun):
-    torchrun(WORKER, ranks=4, timeout=420)
+def test_replicas_draw_alike(on_ranks):
+    on_ranks(WORKER, ranks=4, timeout=420)

@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.mark.slow
-def test_every_rank_sees_the_same(torchrun):
-    torchrun(Path(__file__).with_name("ranks_worker.py"), ranks=2, timeout=300)
+def test_every_rank_sees_the_same(on_ranks):
+    on_ranks(Path(__file__).with_name("ranks_worker.py"), ranks=2, timeout=300)

@@ -1,8 +1,7 @@
-"""Processes that are ranks: started once, lent to program after program, replaced after a failure."""
+"""Processes that are ranks: lent to program after program, replaced after some, and after a failure."""
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import torch.distributed as dist
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.idle import Idleness
@@ -18,6 +18,7 @@ from fuzzing.unlike.rank import serve
 
 STARTING_S = 300.0  # to import torch on a busy machine
 LONGEST = 10  # times the pool's time, for a program that computes all the while
+LIVES = 6  # programs; threads of the groups of all that ran before compute on, for nobody
 GRACE_S = 5.0  # for others to say what is wrong, after the first
 
 
@@ -67,7 +68,7 @@ class Pool:
             for rank in members.values():
                 rank.connection.send((f"{self.count}", seed, meshes, folder))
             answers = self._answers(members)
-            if answers.errors or answers.died or answers.late:
+            if answers.errors or answers.died or answers.late or self.count % LIVES == 0:
                 self.stop()
         return answers
 
@@ -101,7 +102,7 @@ class Pool:
         return answers
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = preloaded.context()
         for rank in range(self.size):
             here, there = context.Pipe()
             log = str(Path(self.logs.name) / f"{rank}")

@@ -1,0 +1,105 @@
+"""Processes that start with torch imported: forks of one that has imported it and done nothing else.
+
+Importing torch and its compiler takes a process seconds, and a run of programs starts many.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+# Nothing that computes, starts threads, or changes torch.
+MODULES = [
+    "torch",
+    "torch._dynamo.backends.common",
+    "torch._inductor.compile_fx",
+    "torch.distributed.tensor.parallel",
+]
+# Read when torch is imported: Inductor's own processes would be copied with it.
+VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def context() -> ForkServerContext:
+    """Return the context that starts such processes; their ``os.environ`` is that of its first use."""
+    chosen = multiprocessing.get_context("forkserver")
+    chosen.set_forkserver_preload(MODULES)
+    before = {name: os.environ.get(name) for name in VARIABLES}
+    os.environ.update(VARIABLES)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    return chosen
+
+
+def run_ranks(
+    worker: Path,
+    ranks: int,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    *,
+    folder: Path,
+    timeout_s: float,
+) -> tuple[bool, str]:
+    """Run a script on ranks of this host, as ``torchrun`` would; return whether all ended well, and what they said.
+
+    ``variables`` are set over this process's own. What a rank writes is kept in ``folder``. Once a rank fails, or
+    the time is over, the others are ended.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "GLOO_SOCKET_IFNAME": "lo"}
+    sizes = {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
+    processes: list[BaseProcess] = []
+    logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
+    for rank, log in enumerate(logs):
+        own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+        environment = {**os.environ, **job, **sizes, **(variables or {}), **own}
+        process = context().Process(
+            target=_run_script, args=(str(worker), list(arguments), environment, str(log))
+        )
+        process.start()
+        processes.append(process)
+    try:
+        end = time.monotonic() + timeout_s
+        while any(process.is_alive() for process in processes) and time.monotonic() < end:
+            if any(process.exitcode for process in processes):
+                time.sleep(1.0)  # for the others to say what they saw of it
+                break
+            time.sleep(0.1)
+        well = all(process.exitcode == 0 for process in processes)
+        ends = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    said = [
+        f"-- rank {rank}, {'killed' if status is None else f'exit status {status}'}\n{log.read_text()}"
+        for rank, (status, log) in enumerate(zip(ends, logs, strict=True))
+    ]
+    return well, "\n".join(said)
+
+
+def _run_script(worker: str, arguments: list[str], variables: dict[str, str], log: str) -> None:
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(out, stream)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = [worker, *arguments]
+    sys.path.insert(0, str(Path(worker).parent))
+    runpy.run_path(worker, run_name="__main__")
