@@ -6,7 +6,8 @@
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
 them, functions that one alone compiles, other caches. Each program is drawn from its number alone. The passes,
 Inductor's lowering and its generated modules run; kernels are Python, so that no program needs a compiler.
-Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums.
+Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums, and under ``open`` the
+programs that have failed and not run well since.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     widest = max(draw(seed, meshes).ranks for seed in seeds)
     counts: collections.Counter[str] = collections.Counter()
     failed: list[dict[str, Any]] = []
-    start = time.monotonic()
+    start, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     result: dict[str, Any] = {}
     with Pool(widest, options.timeout) as pool:
         for seed in seeds:
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
             result = {
                 "torch": torch.__version__,
                 "commit": _commit(),
+                "at": started,
                 "seed": options.seed,
                 "ranks": options.ranks,
                 "programs": counts["programs"],
@@ -127,7 +129,29 @@ def _add(run: dict[str, Any], path: Path) -> None:
     ]
     runs = sorted([*others, run], key=lambda each: (int(each["seed"]), each["commit"]))
     totals = {name: round(sum(each[name] for each in runs), 1) for name in _SUMMED}
+    totals["open"] = sorted(_open(runs))
     path.write_text(json.dumps({**record, **totals, "runs": runs}, indent=1) + "\n")
+
+
+def _open(runs: list[dict[str, Any]]) -> set[int]:
+    """The programs that failed and have not run well in a later run."""
+
+    def runs_well(program: int, run: dict[str, Any]) -> bool:
+        drawn = range(run["seed"], run["seed"] + run["programs"])
+        return program in drawn and all(each["program"] != program for each in run["failed"])
+
+    return {
+        each["program"]
+        for run in runs
+        for each in run["failed"]
+        if each["class"] in FAULTS
+        and not any(
+            other["ranks"] == run["ranks"]
+            and other.get("at", "") > run.get("at", "")
+            and runs_well(each["program"], other)
+            for other in runs
+        )
+    }
 
 
 if __name__ == "__main__":

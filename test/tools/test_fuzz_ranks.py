@@ -1,5 +1,6 @@
 """Programs of ranks that are unlike: drawn from a number alone, and judged by what every rank says."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import fuzz_ranks
 from fuzzing import loops
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.job import Part
@@ -53,6 +55,22 @@ def test_launches_are_compared_by_group():
     assert "rank 1 all_reduce" in first_difference([{"0": [GATHER]}, {"0": [REDUCE]}])
     assert "nothing" in first_difference([{"0": [GATHER]}, {"0": [GATHER, REDUCE]}])
     assert first_difference([{"0": [GATHER]}, {"1": [REDUCE]}]) == ""
+
+
+def test_what_failed_is_open_until_it_runs_well(tmp_path):
+    counts = dict.fromkeys(fuzz_ranks._SUMMED, 0) | {"programs": 10}
+    run = {**counts, "seed": 100, "commit": "a", "ranks": "2", "at": "1", "failed": []}
+    failed = [{"program": number, "class": "error", "why": ""} for number in (103, 105)]
+    file = tmp_path / "runs.json"
+    for each in (
+        {**run, "failed": failed},
+        {**run, "seed": 103, "programs": 1, "commit": "b", "at": "2"},
+        {**run, "seed": 105, "programs": 1, "commit": "b", "at": "2", "ranks": "4"},
+        {**run, "seed": 105, "programs": 1, "commit": "0", "at": "0"},
+    ):
+        fuzz_ranks._add(each, file)
+    record = json.loads(file.read_text())
+    assert (record["programs"], record["open"]) == (13, [105])
 
 
 def _answers(program, **said):
