@@ -278,8 +278,8 @@ def on_what_is_left_to_python(
     """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
 
     Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
-    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it returns, its counters, ``trace_rules.check_verbose`` and
-    ``SkipResult`` were seen in 2.11 to 2.15.
+    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
+    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.11 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
     from torch._dynamo.symbolic_convert import InstructionTranslator

@@ -83,9 +83,8 @@ class Orders:
             )
             return Decision(PROGRAM, "the program's: ranks do not compare")
         around = _groups()
-        if _torch.frame_in_work()[
-            1
-        ]:  # code from a cache is called from elsewhere than when it was made
+        _, root = _torch.frame_in_work()
+        if root:  # code from a cache may be called from elsewhere than where it was made
             stream = replace(stream, callers=_torch.callers())
         steps = decide(self._rank, stream, offer, self._register, around)
         try:

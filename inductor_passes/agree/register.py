@@ -43,8 +43,8 @@ class Register:
         self._known: dict[str, Known] = {}
         self._by_content: dict[str, list[str]] = {}
         self._cut: set[str] = set()
-        self._in_python: set[str] = set()
-        self._told: set[str] = set()
+        self._in_python: set[str] = set()  # functions, as some rank runs them
+        self._left_here: set[str] = set()  # as this rank does
 
     def get(self, stream: Stream, key: str) -> Known | None:
         """What was settled for this stream, or for the same one seen from elsewhere."""
@@ -136,8 +136,8 @@ class Register:
 
     def leaves_to_python(self, root: str) -> bool:
         """Note a function that this rank leaves to Python; whether it did so before."""
-        before = root in self._told
-        self._told.add(root)
+        before = root in self._left_here
+        self._left_here.add(root)
         self._cut.add(root)
         self._in_python.add(root)
         return before
@@ -152,7 +152,7 @@ class Register:
 
     def is_behind_python(self, stream: Stream) -> bool:
         """Whether a function that this rank has left to Python leads to ``stream``."""
-        return any(stream.is_called_from(root) for root in self._told)
+        return any(stream.is_called_from(root) for root in self._left_here)
 
     def give_up(self, known: Known) -> None:
         """Leave a stream the program's order from now on, and with it those that launch the same elsewhere."""
