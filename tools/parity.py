@@ -2,7 +2,7 @@
 """Run programs with stock torch and with the plugin, in processes of their own: none may end worse.
 
     python tools/parity.py                       # everything that has no result for this commit yet
-    python tools/parity.py --quick               # the part for CI, some six minutes on 2 cores
+    python tools/parity.py --quick               # the part for CI, three to four minutes on 2 cores
     python tools/parity.py --part operators --only cond --fresh
     python tools/parity.py --list
 
