@@ -16,6 +16,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 # Nothing that computes, starts threads, or changes torch.
 MODULES = [
@@ -32,16 +33,8 @@ def context() -> ForkServerContext:
     """Return the context that starts such processes; their ``os.environ`` is that of its first use."""
     chosen = multiprocessing.get_context("forkserver")
     chosen.set_forkserver_preload(MODULES)
-    before = {name: os.environ.get(name) for name in VARIABLES}
-    os.environ.update(VARIABLES)
-    try:
+    with mock.patch.dict(os.environ, VARIABLES):
         forkserver.ensure_running()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     return chosen
 
 

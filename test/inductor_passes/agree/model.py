@@ -60,6 +60,7 @@ class Call:
     stiff: bool = False
     python: bool = False
     inner: tuple = ()
+    awaits: bool = True  # Python waits for its launches before the next call
 
 
 @dataclass
@@ -209,7 +210,7 @@ class Rank:
             for _, *launch in self._launch(call, launches, [i], PROGRAM):
                 yield ("start", *launch)
         for group in dict.fromkeys((role, self._group(role)) for _, role in launches):
-            if group[1] is not None:
+            if group[1] is not None and call.awaits:
                 yield ("wait", group, None)
         yield from self._launch(call, backward, range(len(backward)), PROGRAM)
 

@@ -254,6 +254,12 @@ RULES = {
         nothing,
     ),
     "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, *_: []),
+    "a function called from elsewhere is another call": (
+        importlib.import_module("inductor_passes.agree.stream"),
+        "_is_called_elsewhere",
+        lambda *_: False,
+    ),
+    "who is behind Python says so": (Register, "is_behind_python", lambda self, stream: False),
     "a later graph takes what was settled": (Register, "get", lambda self, *_: None),
     "backward graphs of a function that is cut do not wait": (
         Register,
@@ -262,6 +268,19 @@ RULES = {
     ),
     "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
 }
+
+
+def errors_beside_python():
+    one, other = Code("f", ((SUM, 0), (GATHER, 0))), Code("g", ((GATHER, 0), (SUM, 0)))
+    left = (Call(one, python=True, awaits=False), Call(other))
+    job = Job(2, (((0, 1),),), ((Call(one), Call(other)), left))
+    return sum(bool(model.explore(job, seed).errors) for seed in range(200))
+
+
+def test_what_python_launches_and_awaits_later_is_not_compared(monkeypatch):
+    assert not errors_beside_python()
+    monkeypatch.setattr(Register, "is_left_to_python", lambda self, stream: False)
+    assert errors_beside_python()
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -18,9 +18,6 @@ def serve(rank: int, port: int, connection: Connection, log: str) -> None:
     quiet = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = (
-        "1"  # no processes of its own: nothing is compiled in parallel
-    )
     import torch
     import torch.distributed as dist
     from fuzzing._torch import without_timed_guards
