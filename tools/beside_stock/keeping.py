@@ -1,7 +1,7 @@
 """Records of programs on disk: a run resumes, and the parts of one commit add up.
 
-Stock's records hold for a version of torch, ours for a commit. Both hold for the programs as they are:
-a digest of their sources is in the name of a file.
+Stock's records hold for a version of torch, ours for the last commit that changed a package. Both hold for
+the programs as they are: a digest of their sources is in the name of a file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from beside_stock.parts import PARTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PACKAGES = ("dynamo_dist", "inductor_passes")
 
 
 class Kept:
@@ -58,14 +59,14 @@ class Kept:
 
 
 def _commit() -> str:
-    """This commit; with changes that are not committed, a digest of them too."""
+    """The last commit that changed a package; with changes that are not committed, a digest of them too."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
-    changes = git("diff", "HEAD", "--", "dynamo_dist", "inductor_passes")
-    name = git("rev-parse", "--short", "HEAD").strip() or "unknown"
+    changes = git("diff", "HEAD", "--", *PACKAGES)
+    name = git("log", "-1", "--format=%h", "--", *PACKAGES).strip() or "unknown"
     return f"{name}+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else name
 
 
