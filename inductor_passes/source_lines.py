@@ -8,9 +8,8 @@ import re
 import torch
 from torch import fx
 
-# What in ``node.meta["custom"]`` says why a collective is there; whoever traces the program notes it.
+# What in ``node.meta`` says why a collective is there; whoever traces the program notes it.
 CAUSE = "dist_cause"
-CAUSE_IN_BACKWARD = "dist_cause_in_backward"
 # The code is missing where nobody can read the file, as of a cell or of what exec() ran.
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]*)'
@@ -38,11 +37,7 @@ def frames_of(node: fx.Node) -> list[re.Match[str]]:
 
 def cause(node: fx.Node) -> str:
     """What was noted while the program was traced, such as a DTensor's change of placement, or ""."""
-    noted = node.meta.get("custom") or {}
-    if str(node.meta.get("partitioner_tag", "")).endswith("backward"):
-        # Up to torch 2.12 a node's own note is lost there, and what it has is its forward's.
-        return str(noted.get(CAUSE_IN_BACKWARD, ""))
-    return str(noted.get(CAUSE, ""))
+    return str(node.meta.get(CAUSE, ""))
 
 
 def innermost_user_frame(stack_trace: str) -> str:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch._functorch._aot_autograd.graph_capture as _graph_capture
+import torch.fx.proxy as fx_proxy
 import torch.fx.traceback as fx_traceback
 
-from dynamo_dist._torch import WrapAttribute
+from dynamo_dist._torch import Change, WrapAttribute
 
 log = logging.getLogger(__name__)
 
@@ -182,16 +181,14 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
     return tuple(frames.values())
 
 
-def redistribute_changes(
-    describe: Callable[[Any, Any, str], str], key: str, backward_key: str
-) -> list[WrapAttribute]:
-    """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``key``.
+def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Change]:
+    """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``meta[field]``.
 
     ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where the
-    program redistributes. It stands in the node's ``meta["custom"]``, which torch hands on from graph to
-    graph, and from a forward's node to its backward's: so what backward traces bears ``backward_key``.
-    ``copy_fwd_metadata_to_bw_nodes``, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args``,
-    ``torch.fx.traceback.current_meta`` and ``torch._C._current_graph_task_id`` were seen in 2.11 to 2.15.
+    program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from graph to graph;
+    a field of our own leaves ``meta["custom"]`` to whoever annotates a program. That list,
+    ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
+    ``torch.fx.traceback.current_meta`` were seen in 2.11 to 2.15.
     """
     from torch.distributed.tensor import _api, _dispatch, _redistribute
 
@@ -202,9 +199,7 @@ def redistribute_changes(
         def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
             if not fx_traceback.has_preserved_node_meta():
                 return stock(local, current, target, **how)
-            in_backward = torch._C._current_graph_task_id() != -1
-            noted = backward_key if in_backward else key
-            with _custom_meta(noted, describe(current, target, asking.get())):
+            with _noted(field, describe(current, target, asking.get())):
                 return stock(local, current, target, **how)
 
         return redistribute_local_tensor
@@ -228,41 +223,33 @@ def redistribute_changes(
     return [
         *(WrapAttribute(module, name, annotated) for module in (_api, _dispatch, _redistribute)),
         WrapAttribute(_dispatch.OpDispatcher, "redistribute_local_args", asked),
-        WrapAttribute(
-            _graph_capture,
-            "copy_fwd_metadata_to_bw_nodes",
-            lambda stock: _keep_noted(stock, backward_key),
-        ),
+        MetaField(field),
     ]
 
 
-def _keep_noted(stock: Any, key: str) -> Any:
-    """Up to 2.12 what a backward's node gets from its forward's takes the place of what was noted on it."""
+class MetaField:
+    """Have nodes hand on ``meta[field]`` to those that are traced from them."""
 
-    @functools.wraps(stock)
-    def copy_metadata(graph_module: Any) -> None:
-        noted = {
-            node: value
-            for node in graph_module.graph.nodes
-            if (value := (node.meta.get("custom") or {}).get(key)) is not None
-        }
-        stock(graph_module)
-        for node, value in noted.items():
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), key: value}
+    def __init__(self, field: str) -> None:
+        self._field = field
 
-    return copy_metadata
+    def apply(self) -> None:
+        fx_proxy._COPY_META_FIELDS.append(self._field)
+
+    def undo(self) -> None:
+        fx_proxy._COPY_META_FIELDS.remove(self._field)
 
 
 @contextlib.contextmanager
-def _custom_meta(key: str, value: str) -> Iterator[None]:
-    """Like ``torch.fx.traceback.annotate``, which changes the dictionary of earlier nodes too."""
+def _noted(field: str, value: str) -> Iterator[None]:
+    """Nodes made in this block bear ``value``."""
     meta = fx_traceback.current_meta
-    before = meta.get("custom")
-    meta["custom"] = {**(before or {}), key: value}
+    before = meta.get(field)
+    meta[field] = value
     try:
         yield
     finally:
         if before is None:
-            del meta["custom"]
+            del meta[field]
         else:
-            meta["custom"] = before
+            meta[field] = before

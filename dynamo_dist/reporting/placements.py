@@ -6,12 +6,12 @@ from typing import Any
 
 from dynamo_dist._torch import Change
 from dynamo_dist.reporting import _torch
-from inductor_passes.source_lines import CAUSE, CAUSE_IN_BACKWARD
+from inductor_passes.source_lines import CAUSE
 
 
 def changes() -> list[Change]:
     """What enabling does, so that a cached graph's record has it too."""
-    return [*_torch.redistribute_changes(describe, CAUSE, CAUSE_IN_BACKWARD)]
+    return [*_torch.redistribute_changes(describe, CAUSE)]
 
 
 def describe(current: Any, target: Any, op: str) -> str:

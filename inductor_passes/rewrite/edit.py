@@ -11,6 +11,7 @@ from torch import fx
 
 from inductor_passes.agree.numbers import MEMBERS
 from inductor_passes.errors import InvariantError
+from inductor_passes.source_lines import CAUSE
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -26,6 +27,7 @@ INHERITED = (
     "partitioner_tag",
     "original_aten",
     "custom",
+    CAUSE,
     MEMBERS,
 )
 # Ops that only place elements, each of them somewhere: they commute with everything elementwise.

@@ -35,6 +35,7 @@ from inductor_passes.collectives import (
 from inductor_passes.cost import CostModel
 from inductor_passes.reorder.order import relink
 from inductor_passes.schedule.problem import UNPACKED_OPS
+from inductor_passes.source_lines import CAUSE
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -242,7 +243,7 @@ class _Writer:
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """One call; its value is computed on the fake values of its inputs."""
         node = self._graph.call_function(target, args, kwargs)
-        for key in ("stack_trace", "custom"):
+        for key in ("stack_trace", "custom", CAUSE):
             if self._like is not None and self._like.meta.get(key) is not None:
                 node.meta[key] = self._like.meta[key]
         given, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.fx import proxy as fx_proxy
+from torch.fx.traceback import annotate
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.capture import capturing
 from inductor_passes.collectives import kind, launches
-from inductor_passes.source_lines import cause
+from inductor_passes.source_lines import CAUSE, cause
 
 
 @pytest.fixture
@@ -55,6 +57,33 @@ def test_forward_and_backward_have_their_own(mesh):
         ("forward", "all_gather", "Shard(0) -> Replicate() on tp"),
         ("backward", "reduce_scatter", "Partial(sum) -> Shard(0) on tp"),
     ]
+
+
+def test_what_the_user_annotates_is_left_as_it_is(mesh):
+    """Also on what redistributing traces, in the forward and on what torch hands to the backward."""
+    local = torch.ones(8, 8, requires_grad=True)
+    staged = {"stage": 0}
+
+    def gathered(local):
+        with annotate(staged):
+            x = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+            y = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+            return y * y
+
+    with capturing() as (backend, graphs):
+        torch.compile(gathered, backend=backend, fullgraph=True)(local).sum().backward()
+    for graph in graphs:
+        computed = [n for n in graph.graph.nodes if n.op == "call_function"]
+        annotated = [n.meta["custom"] for n in computed if "custom" in n.meta]
+        assert annotated and all(found == staged for found in annotated)
+        assert [cause(n) != "" for n in launches(graph.graph)] == [True]
+
+
+def test_disabling_undoes_it():
+    before = list(fx_proxy._COPY_META_FIELDS)
+    with dynamo_dist.enabled():
+        assert fx_proxy._COPY_META_FIELDS == [*before, CAUSE]
+    assert before == fx_proxy._COPY_META_FIELDS
 
 
 def test_a_mesh_without_names():
