@@ -99,18 +99,21 @@ def embedding_bag_backward(call: Call) -> list[Row]:
 _MAX = 2  # torch.nn.functional.embedding_bag: sum, mean, max
 
 
-ROWS: dict[str, Rows] = {
+# These hold for whatever part of the other dimensions a rank has, and for none.
+BESIDE: dict[str, Rows] = {
     "aten.scatter.src": scatter,
     "aten.scatter.value": scatter,
     "aten.scatter.reduce": scatter,
     "aten.scatter.value_reduce": scatter,
     "aten.scatter_reduce.two": scatter,
     "aten.scatter_add.default": scatter_add,
+    "aten.cummax.default": running_extreme,
+    "aten.cummin.default": running_extreme,
+}
+ROWS: dict[str, Rows] = {
     "aten.searchsorted.Tensor": search,
     "aten.isin.Tensor_Tensor": membership,
     "aten._cdist_forward.default": distances,
-    "aten.cummax.default": running_extreme,
-    "aten.cummin.default": running_extreme,
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten._embedding_bag_dense_backward.default": embedding_bag_backward,

@@ -52,10 +52,10 @@ class Call:
 Rows = Callable[[Call], list[Row]]
 
 
-def strategy(rows: Rows, elementwise: bool = False) -> _torch.Strategy:
+def strategy(rows: Rows, any_part: bool = False) -> _torch.Strategy:
     """The strategy that allows ``rows`` and all replicated, on each mesh dimension.
 
-    ``elementwise`` rows hold whichever elements a rank has, as long as it has the same of every argument:
+    any_part: the rows hold whichever elements a rank has, as long as it has the same of every argument:
     none at all, or those of a strided shard, as the weights of tensor and data parallelism have it.
     """
 
@@ -63,7 +63,7 @@ def strategy(rows: Rows, elementwise: bool = False) -> _torch.Strategy:
         inputs = tensor_strategies(schema)
         call = describe(schema, inputs)
         return expand(
-            schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, elementwise
+            schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, any_part
         )
 
     return functools.wraps(rows)(decide)
@@ -110,18 +110,18 @@ def expand(
     inputs: Sequence[_torch.OpStrategy],
     rows: Sequence[Row],
     call: Call,
-    elementwise: bool,
+    any_part: bool,
 ) -> _torch.OpStrategy:
     """Every combination of rows over the mesh in which each rank holds a part of every sharded input.
 
-    An input of an ``elementwise`` operator that stays as it is may be so sharded that some hold nothing.
+    Where rows hold for ``any_part``, an input that stays as it is may be so sharded that some hold nothing.
     """
     mesh = inputs[0].strategies[0].output_spec.mesh
     current: list[Any] = [each.strategies[0].output_spec for each in inputs]
     fixed, written = _fixed(schema, inputs)
     found = []
     choices = [
-        dict.fromkeys([*rows, *(_strided(rows, placements) if elementwise else ())])
+        dict.fromkeys([*rows, *(_strided(rows, placements) if any_part else ())])
         for placements in zip(*(now.placements for now in current), strict=True)
     ]
     for combination in itertools.product(*choices):
@@ -130,7 +130,7 @@ def expand(
             continue
         results, arguments = placements[: call.results], placements[call.results :]
         if not all(
-            (elementwise and each == now.placements) or is_whole(mesh, each, now.tensor_meta.shape)
+            (any_part and each == now.placements) or is_whole(mesh, each, now.tensor_meta.shape)
             for each, now in zip(arguments, current, strict=True)
         ):
             continue

@@ -21,7 +21,7 @@ GATHER = "aten.gather.default"
 
 def of_own_part(stock: _torch.Strategy) -> _torch.Strategy:
     """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is needed."""
-    decide = strategy(indexing.gather)
+    decide = strategy(indexing.gather, any_part=True)
 
     def by_layout(schema: _torch.OpSchema) -> Any:
         self, dim, index = schema.args_schema[:3]

@@ -8,7 +8,16 @@ from typing import Any
 from torch.distributed.tensor import Shard
 
 from dynamo_dist.sharding import _torch
-from dynamo_dist.sharding.layout import Call, Row, Rows, is_whole, strategy
+from dynamo_dist.sharding.layout import (
+    Call,
+    R,
+    Row,
+    Rows,
+    describe,
+    is_whole,
+    strategy,
+    tensor_strategies,
+)
 
 Wrap = Callable[[_torch.Strategy], _torch.Strategy]
 
@@ -33,19 +42,22 @@ def beside_the_reduction(call: Call) -> list[Row]:
 
 
 def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
-    """As ``decide``, where every rank has something to reduce; else sharded beside the reduction alone."""
-    safe = strategy(beside_the_reduction)
+    """As ``decide``, where every rank has something of what is reduced; else sharded beside the reduction alone."""
+    safe = strategy(beside_the_reduction, any_part=True)
 
     def checked(schema: _torch.OpSchema) -> Any:
         found = decide(schema)
         self: Any = schema.args_schema[0]
+        reduced = reduced_dims(describe(schema, tensor_strategies(schema)))
+
+        def has_something(spec: Any) -> bool:
+            over = [p if getattr(p, "dim", None) in reduced else R for p in spec.placements]
+            return is_whole(spec.mesh, over, self.shape)
+
         whole = [
             each
             for each in found.strategies
-            if all(
-                is_whole(spec.mesh, spec.placements, self.shape)
-                for spec in (each.input_specs or [each.output_spec])
-            )
+            if all(map(has_something, each.input_specs or [each.output_spec]))
         ]
         return _torch.OpStrategy(whole) if whole else safe(schema)
 
@@ -98,18 +110,21 @@ def on_whole_tensors(call: Call) -> list[Row]:
     return []
 
 
-ROWS: dict[str, Rows] = {
-    **{f"aten._fft_{kind}.default": beside_the_transform for kind in ("r2c", "c2c", "c2r")},
+# Each result is of elements that one rank has: how many results it has makes no difference.
+BESIDE: dict[str, Rows] = {
     # The product of bools that torch leaves pending is an integer.
     **{f"aten.all.{kind}": beside_the_reduction for kind in ("default", "dim", "dims")},
-    "aten.logsumexp.default": beside_the_reduction,
+    **{
+        f"aten.{name}.default": beside_the_reduction
+        for name in ("logsumexp", "aminmax", "argmax", "argmin")
+    },
+}
+ROWS: dict[str, Rows] = {
+    **{f"aten._fft_{kind}.default": beside_the_transform for kind in ("r2c", "c2c", "c2r")},
     "aten.hash_tensor.default": on_whole_tensors,
     "aten.linalg_ldl_solve.default": on_whole_tensors,
     "aten.multilabel_margin_loss_forward.default": on_whole_tensors,
     "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
-    "aten.aminmax.default": beside_the_reduction,
-    "aten.argmax.default": beside_the_reduction,
-    "aten.argmin.default": beside_the_reduction,
 }
 WRAPPED: dict[str, Wrap] = {
     **dict.fromkeys(

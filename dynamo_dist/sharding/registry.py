@@ -37,14 +37,16 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     elementwise.POINTWISE,
     elementwise.ROWS,
     embedding.ROWS,
+    indexing.BESIDE,
     indexing.ROWS,
     nll_loss.ROWS,
     partial.ROWS,
     random_pooling.ROWS,
+    reduction.BESIDE,
     reduction.ROWS,
     views.ROWS,
 )
-ELEMENTWISE = (elementwise.POINTWISE, partial.ROWS)
+OF_ANY_PART = (elementwise.POINTWISE, indexing.BESIDE, partial.ROWS, reduction.BESIDE)
 WRAPPED = (
     masked_gather.WRAPPED,
     nll_loss.WRAPPED,
@@ -66,7 +68,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
             for op in _torch.overloads(name)
             for change in _torch.on_strategy(
                 op,
-                failures.of_ours(layout.strategy(rows, family in ELEMENTWISE)),
+                failures.of_ours(layout.strategy(rows, family in OF_ANY_PART)),
                 _torch.schema_info(op),
             )
         ),

@@ -1,0 +1,45 @@
+"""Fewer rows than ranks: what is computed of each row needs no other rank, whoever has none."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils import _pytree as pytree
+
+from dynamo_dist.verifying.ranks import join, split
+
+INDEX = torch.tensor([[0, 4], [1, 3], [2, 2]])
+OF_EACH_ROW = {
+    "logsumexp": lambda x, index: torch.logsumexp(x, 1),
+    "amax": lambda x, index: torch.amax(x, 1, keepdim=True),
+    "argmin": lambda x, index: torch.argmin(x, -1),
+    "aminmax": lambda x, index: torch.aminmax(x, dim=1),
+    "all": lambda x, index: torch.all(x > 0, 1),
+    "largest": lambda x, index: torch.linalg.vector_norm(x, float("inf"), dim=1),
+    "cummax": lambda x, index: torch.cummax(x, 1),
+    "gather": lambda x, index: torch.gather(x, 1, index),
+    "scatter": lambda x, index: torch.scatter(x, 1, index, 7.0),
+    "scatter_add": lambda x, index: torch.scatter_add(x, 1, index, x),
+    "take": lambda x, index: torch.take_along_dim(x, index, 1),
+}
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("name", OF_EACH_ROW)
+def test_nothing_is_launched(ranks, name):
+    x = torch.randn(3, 5)
+    spread = [split(t, ranks, [Shard(0)], False) for t in (x, INDEX)]
+    with CommDebugMode() as launched:
+        found = pytree.tree_leaves(OF_EACH_ROW[name](*spread))
+    assert launched.get_total_counts() == 0
+    for one, expected in zip(found, pytree.tree_leaves(OF_EACH_ROW[name](x, INDEX)), strict=True):
+        assert one.placements == (Shard(0),)
+        torch.testing.assert_close(join(one), expected)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("reduce", [torch.amax, torch.amin, torch.logsumexp, torch.argmax])
+def test_what_is_reduced_over_ranks_of_which_some_have_nothing_is_right(ranks, reduce):
+    x = torch.randn(3, 5)
+    found = reduce(split(x, ranks, [Shard(0)], False), 0)
+    torch.testing.assert_close(join(found), reduce(x, 0))
