@@ -81,7 +81,8 @@ tree_map = _pytree.tree_map
 
 def can_partition(kind: type) -> bool:
     """Whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
-    return TRACES_PLACEMENTS or getattr(kind, "_partition_value", None) in (None, _partition_value)
+    own: Any = getattr(kind, "_partition_value", None)
+    return TRACES_PLACEMENTS or own is None or inspect.unwrap(own) is _partition_value
 
 
 def partition_value(placement: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:

@@ -20,6 +20,7 @@ from torch.distributed._local_tensor import LocalTensor, maybe_disable_local_ten
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
+    Partial,
     Placement,
     Replicate,
     _dispatch,
@@ -666,6 +667,28 @@ def resolved_before_collectives() -> list[Change]:
         WrapAttribute(module, "redistribute_local_tensor", resolving)
         for module in (_redistribute, _dispatch)
     ]
+
+
+def whole_numbers_in_parts() -> list[Change]:
+    """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others zeros.
+
+    Stock gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.11 to 2.15.
+    """
+
+    def of_whole_numbers(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(stock)
+        def partition(
+            self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
+        ) -> torch.Tensor:
+            if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
+                return stock(self, tensor, mesh, mesh_dim)
+            first = tensor.new_zeros((), dtype=torch.int64)
+            _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
+            return tensor.masked_fill(elsewhere, 0)
+
+        return partition
+
+    return [WrapAttribute(Partial, "_partition_value", of_whole_numbers)]
 
 
 def masks_per_trace() -> list[Change]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.tensor import Partial
+import torch
+from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist.sharding import _torch
 from dynamo_dist.sharding.elementwise import broadcast
-from dynamo_dist.sharding.layout import Call, P, R, Row, Rows
+from dynamo_dist.sharding.fallback import Decompose
+from dynamo_dist.sharding.layout import Call, P, R, Row, Rows, strategy
 
 AVERAGE = Partial("avg")
 
@@ -48,6 +50,13 @@ def copied(decide: _torch.Strategy) -> _torch.Strategy:
         pending = any(isinstance(each, Partial) for each in placements)
         # A mask belongs to one lookup, not to what it is copied over.
         masked = any(_torch.is_masked(each) for each in placements)
+        kind = target.tensor_meta.dtype
+        if pending and not (kind.is_floating_point or kind.is_complex) and alike == [False]:
+            (source,) = sources
+            if source.tensor_meta.dtype != kind:
+                raise NotImplementedError(
+                    "of fractions, the parts' whole numbers are not the sum's"
+                )
         if alike != [True] or not pending or masked:
             return decide(schema)
         kept = _torch.OpSpec(
@@ -60,10 +69,35 @@ def copied(decide: _torch.Strategy) -> _torch.Strategy:
     return of_parts
 
 
+def filled(stock: _torch.Strategy) -> _torch.Strategy:
+    """In the place of torch's, which writes the number into every part of a sum."""
+    decide = strategy(broadcast, any_part=True)
+
+    def by_layout(schema: _torch.OpSchema) -> Any:
+        target: Any = schema.args_schema[0]
+        placements = target.strategies[0].output_spec.placements
+        if {type(each) for each in placements if isinstance(each, Partial)} == {Partial}:
+            raise Decompose(fill_parts)
+        return decide(schema)
+
+    return by_layout
+
+
+def fill_parts(self: DTensor, value: Any) -> DTensor:
+    """Write parts of which ``value`` is what comes of them. What was pending is not asked for: nothing is launched."""
+    everyones = [R if isinstance(each, Partial) else each for each in self.placements]
+    known = torch.full_like(self._local_tensor, value)
+    self._local_tensor.copy_(_torch.relayout(known, self.device_mesh, everyones, self._spec))
+    return self
+
+
 ROWS: dict[str, Rows] = {
-    **{f"aten.fill{name}": broadcast for name in ("_.Scalar", "_.Tensor", ".Scalar", ".Tensor")},
+    **{f"aten.fill{name}": broadcast for name in ("_.Tensor", ".Scalar", ".Tensor")},
     **{f"aten.{op}.{kind}": added for op in ("add_", "sub_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{op}.{kind}": scaled for op in ("mul_", "div_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{view}.default": scaled for view in ("_neg_view", "_conj")},
 }
-WRAPPED: dict[str, Callable[[_torch.Strategy], _torch.Strategy]] = {"aten.copy_.default": copied}
+WRAPPED: dict[str, Callable[[_torch.Strategy], _torch.Strategy]] = {
+    "aten.copy_.default": copied,
+    "aten.fill_.Scalar": filled,
+}

@@ -87,6 +87,8 @@ PROGRAMS = {
         ((P, R), (S0, S0), (P, P), (S0, R)),
     ),
     "filled": (lambda x: (x * 1).fill_(3.0), (X,), ((P,), (S0,))),
+    "whole numbers filled": (lambda x: (x * 1).fill_(3), (signs(6, 5),), ((P,), (S0,))),
+    "whole numbers clamped": (lambda x: (x * 9).clamp_(-2, 7), (signs(6, 5),), ((P,), (S0,))),
     "select from the back": (lambda x: x.select(-1, 2), (X,), ((S0,), (S1,))),
     "cummax": (lambda x: x.cummax(0)[0], (X,), ((S0,), (S1,))),
     "prelu": (F.prelu, (X, drawn(5)), ((S0, R), (S1, S0), (S1, R))),
