@@ -682,9 +682,9 @@ def whole_numbers_in_parts() -> list[Change]:
         ) -> torch.Tensor:
             if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
                 return stock(self, tensor, mesh, mesh_dim)
-            first = tensor.new_zeros((), dtype=torch.int64)
+            first = tensor.new_zeros(1, dtype=torch.int64)
             _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
-            return tensor.masked_fill(elsewhere, 0)
+            return tensor.masked_fill(elsewhere.view(()), 0)
 
         return partition
 

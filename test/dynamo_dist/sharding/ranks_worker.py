@@ -21,7 +21,8 @@ def placed(tensor, placement):
     if isinstance(placement, Partial):
         # Made of unequal summands: the first rank's is the rest.
         rank, size = dist.get_rank(), dist.get_world_size()
-        weight = rank + 0.5 if rank else 1 - sum(k + 0.5 for k in range(1, size))
+        more = 0.5 if tensor.is_floating_point() else 0
+        weight = rank + more if rank else 1 - sum(k + more for k in range(1, size))
         made = DTensor.from_local(tensor * weight, mesh, [placement], run_check=False)
     else:
         made = distribute_tensor(tensor, mesh, [placement], src_data_rank=None)
@@ -32,6 +33,15 @@ def whole(value):
     return value.redistribute(placements=[Replicate()]).to_local()
 
 
+def gradients(result, inputs, cotangent):
+    differentiable = [each for each in inputs if each.requires_grad]
+    return torch.autograd.grad(result, differentiable, cotangent) if differentiable else ()
+
+
+def compiled(function):
+    return torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=False)
+
+
 failed = []
 count = 0
 with dynamo_dist.enabled():
@@ -40,21 +50,19 @@ with dynamo_dist.enabled():
         expected = function(*leaves)
         cotangent = torch.ones_like(expected).cumsum(0) if expected.ndim else torch.tensor(2.0)
         cotangent = cotangent.to(expected.dtype)
-        wanted = torch.autograd.grad(
-            expected, [leaf for leaf in leaves if leaf.requires_grad], cotangent
-        )
+        wanted = gradients(expected, leaves, cotangent)
         for layout in layouts:
             inputs = [placed(t, p) for t, p in zip(tensors, layout, strict=True)]
+            spread = distribute_tensor(cotangent, mesh, [Replicate()], src_data_rank=None)
             found = function(*inputs)
-            gradients = torch.autograd.grad(
-                found,
-                [each for each in inputs if each.requires_grad],
-                distribute_tensor(cotangent, mesh, [Replicate()], src_data_rank=None),
-            )
-            count += 1
-            pairs = zip((found, *gradients), (expected, *wanted), strict=True)
-            if not all(torch.allclose(whole(a), b, rtol=1e-8, atol=1e-8) for a, b in pairs):
-                failed.append(f"{name} {layout}")
+            results = [(found, *gradients(found, inputs, spread))]
+            if not wanted:
+                results.append((compiled(function)(*inputs),))
+            for result in results:
+                count += 1
+                pairs = zip(result, (expected, *wanted), strict=True)
+                if not all(torch.allclose(whole(a), b, rtol=1e-8, atol=1e-8) for a, b in pairs):
+                    failed.append(f"{name} {layout}")
 verdicts = [None] * dist.get_world_size()
 dist.all_gather_object(verdicts, failed)
 print(f"rank {dist.get_rank()} of {count} calls: differing {verdicts}")
