@@ -50,6 +50,16 @@ def leading(trailing: int, *, linear: bool = False) -> Rows:
     return rows
 
 
+def beside_the_halves(call: Call) -> list[Row]:
+    """Sharded alike over all dimensions but the one of which one half gates the other."""
+    ndim = call.ndim("self")
+    return [
+        tuple([Shard(d)] * (call.results + len(call.tensors)))
+        for d in range(ndim)
+        if d != call.args["dim"] % max(ndim, 1)
+    ]
+
+
 def _each(names: str, rows: Rows, namespace: str = "aten") -> dict[str, Rows]:
     return {f"{namespace}.{name}.default": rows for name in names.split()}
 
@@ -78,6 +88,7 @@ POINTWISE: dict[str, Rows] = {
         for kind in ("Tensor_Tensor", "Tensor_float", "float_Tensor")
     },
 }
+BESIDE: dict[str, Rows] = _each("glu glu_backward", beside_the_halves)
 ROWS: dict[str, Rows] = {
     **_each(
         "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "

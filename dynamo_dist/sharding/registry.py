@@ -34,6 +34,7 @@ from dynamo_dist.sharding.keys._torch import one_decision_for_numbers
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     attention.ROWS,
     convolution.ROWS,
+    elementwise.BESIDE,
     elementwise.POINTWISE,
     elementwise.ROWS,
     embedding.ROWS,
@@ -46,7 +47,13 @@ FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     reduction.ROWS,
     views.ROWS,
 )
-OF_ANY_PART = (elementwise.POINTWISE, indexing.BESIDE, partial.ROWS, reduction.BESIDE)
+OF_ANY_PART = (
+    elementwise.BESIDE,
+    elementwise.POINTWISE,
+    indexing.BESIDE,
+    partial.ROWS,
+    reduction.BESIDE,
+)
 WRAPPED = (
     masked_gather.WRAPPED,
     nll_loss.WRAPPED,

@@ -90,6 +90,7 @@ PROGRAMS = {
     "whole numbers filled": (lambda x: (x * 1).fill_(3), (signs(6, 5),), ((P,), (S0,))),
     "whole numbers clamped": (lambda x: (x * 9).clamp_(-2, 7), (signs(6, 5),), ((P,), (S0,))),
     "select from the back": (lambda x: x.select(-1, 2), (X,), ((S0,), (S1,))),
+    "gated": (lambda x: F.glu(x, 0), (X,), ((S0,), (S1,), (P,))),
     "cummax": (lambda x: x.cummax(0)[0], (X,), ((S0,), (S1,))),
     "prelu": (F.prelu, (X, drawn(5)), ((S0, R), (S1, S0), (S1, R))),
     "hardswish": (F.hardswish, (X,), ((S0,), (P,))),

@@ -20,6 +20,7 @@ OF_EACH_ROW = {
     "gather": lambda x, index: torch.gather(x, 1, index),
     "scatter": lambda x, index: torch.scatter(x, 1, index, 7.0),
     "scatter_add": lambda x, index: torch.scatter_add(x, 1, index, x),
+    "gated": lambda x, index: torch.nn.functional.glu(x[:, :4], 1),
     "take": lambda x, index: torch.take_along_dim(x, index, 1),
 }
 
@@ -35,6 +36,15 @@ def test_nothing_is_launched(ranks, name):
     for one, expected in zip(found, pytree.tree_leaves(OF_EACH_ROW[name](x, INDEX)), strict=True):
         assert one.placements == (Shard(0),)
         torch.testing.assert_close(join(one), expected)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_both_halves_of_a_gate_are_gathered_at_once(ranks):
+    x = torch.randn(8, 8)
+    with CommDebugMode() as launched:
+        found = torch.nn.functional.glu(split(x, ranks, [Shard(1)], False), 1)
+    assert launched.get_total_counts() == 1
+    torch.testing.assert_close(join(found), torch.nn.functional.glu(x, 1))
 
 
 @pytest.mark.usefixtures("enabled")
