@@ -120,6 +120,7 @@ def extract(
             links=_links(launches, [found[ids[place[node]]] for node in launches], cost),
             copy_bytes_per_us=cost.copy_bytes_per_us,
             group_size={group_name(launch): max(1, group_size(launch)) for launch in launches},
+            compute_stretch=cost.compute_stretch,
         ),
         tuple(stands_for),
     )

@@ -5,7 +5,8 @@ holds. ``json_format.py`` reads and writes both as JSON.
 
 The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
 first out, in schedule order. A launch starts when all compute before it has finished and its channel is
-free; it occupies no compute time. A wait blocks the compute stream until its launch has finished.
+free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
+any channel is busy, compute takes ``compute_stretch`` times as long.
 Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
 payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
 """
@@ -63,7 +64,8 @@ class Problem:
     ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the first
     point being the floor. An operation without a table of its own takes the first of its group's, by name.
     ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes written.
-    ``group_size``: ranks of each group.
+    ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes beside a
+    collective; at least 1.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Problem:
     links: Mapping[str, Mapping[str, LinkTable]]
     copy_bytes_per_us: float
     group_size: Mapping[str, int]
+    compute_stretch: float = 1.0
 
     def link_table(self, group: str, op: str) -> LinkTable:
         """The points that price ``op`` on ``group``."""

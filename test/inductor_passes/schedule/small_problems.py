@@ -13,10 +13,10 @@ MIB = 2**20
 LINK = ((1.0, 10.0), (2.0, 15.0), (4.0, 25.0))
 
 
-def problem(*nodes, groups=("a", "b"), copy_bytes_per_us=1e12):
+def problem(*nodes, groups=("a", "b"), copy_bytes_per_us=1e12, stretch=1.0):
     """Nodes in program order; copying is free unless said."""
     links = {group: {"all_gather": LINK, "reduce_scatter": LINK} for group in groups}
-    return Problem("small", nodes, links, copy_bytes_per_us, dict.fromkeys(groups, 4))
+    return Problem("small", nodes, links, copy_bytes_per_us, dict.fromkeys(groups, 4), stretch)
 
 
 def node_input():
@@ -74,7 +74,10 @@ def problems(draw, most=6):
             nodes.append(compute(float(draw(st.integers(0, 20))), *deps, size=size))
         values.append(len(nodes) - 1)
     return problem(
-        *nodes, output(*values[1:]), copy_bytes_per_us=draw(st.sampled_from([1e6, 1e12]))
+        *nodes,
+        output(*values[1:]),
+        copy_bytes_per_us=draw(st.sampled_from([1e6, 1e12])),
+        stretch=draw(st.sampled_from([1.0, 1.5])),
     )
 
 
