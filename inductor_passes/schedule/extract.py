@@ -96,8 +96,10 @@ def extract(
             special = {"kind": "output"}
         elif node.op in ("placeholder", "get_attr"):
             special = {"kind": "input"}
+        elif does == "blocking":
+            special.update(us=cost.launch_us(node), group=group_name(node))
         else:
-            special["us"] = cost.launch_us(node) if does == "blocking" else cost.compute_us(node)
+            special["us"] = cost.compute_us(node)
         fresh = owners[i] == i
         found.append(
             Node(

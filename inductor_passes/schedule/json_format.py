@@ -155,6 +155,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         "bytes": node.bytes,
         "alias": node.alias,
     }
+    if node.blocks:
+        data["group"] = node.group
     if node.kind == "launch":
         data.update({key: getattr(node, key) for key in (*_OF_LAUNCHES, "reduce")})
     if node.kind == "wait":
@@ -164,7 +166,7 @@ def _node_to_json(node: Node) -> dict[str, Any]:
 
 def _node(i: int, data: dict[str, Any], file: str) -> Node:
     kind = data["kind"]
-    of_launch: dict[str, Any] = {}
+    of_launch: dict[str, Any] = {"group": data.get("group", "")} if kind == "compute" else {}
     if kind == "launch":
         for key in _OF_LAUNCHES:
             if key not in data:

@@ -113,6 +113,10 @@ class _Entries:
                 self._launch(i)
             elif problem.nodes[i].launch is not None:
                 self._wait(i)
+            elif problem.nodes[i].blocks:
+                node = problem.nodes[i]
+                itself = (len(self.fresh),)
+                self._place(i, channel=node.group, link_us=node.us, awaits=itself)
             else:
                 self._place(i, compute_us=problem.nodes[i].us)
 

@@ -62,7 +62,7 @@ class _Run:
         self.done = [False] * tasks.count
         self.missing = [len(before) for before in tasks.preds]
         self.ready_at = [0.0] * tasks.count
-        groups = sorted({group for group in tasks.group if group})
+        groups = sorted({group for group in (*tasks.group, *tasks.blocks) if group})
         self.channel = {group: c for c, group in enumerate(groups)}
         self.free = [0.0] * len(groups)
         # Launches per channel: those that wait for something, and those that could go at any time.
@@ -365,7 +365,11 @@ class _Run:
             return
         if tasks.us[t]:
             self.late = max(self.late, self.clock - self.latest[t])
-        self.clock += self._takes(tasks.us[t])
+        if tasks.blocks[t]:
+            c = self.channel[tasks.blocks[t]]
+            self.clock = self.free[c] = max(self.clock, self.free[c]) + tasks.us[t]
+        else:
+            self.clock += self._takes(tasks.us[t])
         self.finish[t] = self.clock
         self.memory.run(t)
         self.done[t] = True

@@ -6,7 +6,8 @@ holds. ``json_format.py`` reads and writes both as JSON.
 The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
 first out, in schedule order. A launch starts when all compute before it has finished and its channel is
 free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
-any channel is busy, compute takes ``compute_stretch`` times as long.
+any channel is busy, compute takes ``compute_stretch`` times as long. A collective that returns when it is
+done starts like a launch, and blocks the compute stream like a wait for itself.
 Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
 payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
 """
@@ -34,7 +35,8 @@ class Node:
     ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait.
     ``alias``: id whose memory the value shares, or None.
     ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this rank's
-    input, ``reduce`` is None for operations that do not reduce.
+    input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it is a collective
+    that returns when it is done; it holds the compute stream and that group's channel for ``us``.
     ``launch``: of a wait, the launch it waits for; None for a value launched outside the graph.
     """
 
@@ -50,6 +52,11 @@ class Node:
     reduce: str | None = None
     payload: int = 0
     launch: int | None = None
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it is a collective that holds the compute stream."""
+        return self.kind == "compute" and bool(self.group)
 
     @property
     def merge_key(self) -> tuple[str, str, str, str]:

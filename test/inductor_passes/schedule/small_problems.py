@@ -40,6 +40,11 @@ def wait(of, *kept):
     return Node("wait", "wait", (*kept, of), alias=of, launch=of)
 
 
+def blocking(us, *deps, group="a", size=0):
+    """A collective that holds the compute stream."""
+    return Node("blocking", "compute", deps, us, size, group=group)
+
+
 def output(*deps):
     return Node("output", "output", deps)
 
@@ -64,14 +69,19 @@ def problems(draw, most=6):
     for _ in range(draw(st.integers(1, most))):
         deps = tuple(sorted(draw(st.sets(st.sampled_from(values), min_size=1, max_size=2))))
         size = draw(st.integers(0, 3)) * MIB
-        if draw(st.booleans()):
+        kind = draw(st.sampled_from(["launch", "launch", "compute", "compute", "blocking"]))
+        if kind == "launch":
             op = draw(st.sampled_from(["all_gather", "reduce_scatter"]))
             group = draw(st.sampled_from(["a", "b"]))
             payload = draw(st.integers(1, 3)) * MIB
             nodes.append(launch(*deps, op=op, group=group, payload=payload, size=size))
             nodes.append(wait(len(nodes) - 1, *(deps if draw(st.booleans()) else ())))
-        else:
+        elif kind == "compute":
             nodes.append(compute(float(draw(st.integers(0, 20))), *deps, size=size))
+        else:
+            group = draw(st.sampled_from(["a", "b"]))
+            us = float(draw(st.integers(1, 20)))
+            nodes.append(blocking(us, *deps, group=group, size=size))
         values.append(len(nodes) - 1)
     return problem(
         *nodes,

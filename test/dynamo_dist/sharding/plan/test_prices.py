@@ -69,9 +69,7 @@ def planned_us(fn, inputs, topology, placement=Replicate()):
         torch.compile(fn, backend=backend, fullgraph=True)(*spread)
         (program,) = programs
         costs = Costs(program, TopologyPrices(topology, RANKS))
-        return sum(
-            costs.compute_us(i, stock_choice(step)) for i, step in enumerate(program.steps)
-        )
+        return sum(costs.compute_us(i, stock_choice(step)) for i, step in enumerate(program.steps))
 
 
 @pytest.mark.parametrize("topology", [PLAIN, MEASURED], ids=["formulas", "measured"])
