@@ -10,9 +10,8 @@ from torch import fx
 
 from inductor_passes._torch import size_hint, world_size
 from inductor_passes.collectives import argument, is_launch, is_wait, kind
-from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape, shape_of
-from inductor_passes.cost.topology import Topology
+from inductor_passes.cost.machine import Machine
 
 # Collectives that return only when they are done: no wait follows, the compute stream stands still.
 _BLOCKING_KINDS = {"_dtensor::shard_dim_alltoall": "all_to_all"}
@@ -44,7 +43,7 @@ def role(node: fx.Node) -> Role:
 
 def node_us(
     launch: fx.Node,
-    topology: Topology,
+    machine: Machine,
     shapes: dict[object, GroupShape],
     payload_bytes: Sequence[float],
 ) -> float:
@@ -63,25 +62,10 @@ def node_us(
     key = (group, argument(launch, "group_size"), world_size())
     shape = shapes.get(key) if isinstance(group, str) else None
     if shape is None:
-        shape = shape_of(launch, topology.ranks_per_node)
+        shape = shape_of(launch, machine.topology.ranks_per_node)
         if isinstance(group, str):
             shapes[key] = shape
-    return call_us(name, payload_bytes, shape, topology, one_peer=has_one_peer(launch))
-
-
-def call_us(
-    name: str,
-    payload_bytes: Sequence[float],
-    shape: GroupShape,
-    topology: Topology,
-    *,
-    one_peer: bool = False,
-) -> float:
-    """Link time of one call: one collective of kind ``name``, or several that are coalesced."""
-    times = [collective_us(name, p, shape, topology, one_peer=one_peer) for p in payload_bytes]
-    start = min(protocol.launch_us for protocol in topology.protocols)
-    saved = start * topology.coalesced_start_share * max(0, len(times) - 1)
-    return sum(times) - saved
+    return machine.call_us(name, payload_bytes, shape, one_peer=has_one_peer(launch))
 
 
 def has_one_peer(launch: fx.Node) -> bool:

@@ -21,9 +21,10 @@ from torch import fx
 from inductor_passes._torch import group_ranks
 from inductor_passes.collectives import argument, group_size, is_launch, kind, payloads
 from inductor_passes.cost.amount import Amount, Sizes, expr_of, size_symbol, symbolic_sizes
-from inductor_passes.cost.collective_cost import blocking_kind, call_us, has_one_peer
+from inductor_passes.cost.collective_cost import blocking_kind, has_one_peer
 from inductor_passes.cost.flops import op_name
 from inductor_passes.cost.group_shape import GroupShape, shape_of
+from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.node_kinds import loop_of
 from inductor_passes.cost.roofline import TopologyCostModel
 from inductor_passes.cost.topology import Topology
@@ -123,9 +124,9 @@ class StepFormula:
         for what, us in (kernel for graph in graphs for kernel in graph.kernels):
             found.setdefault((COMPUTE, what), []).append(us)
         calls = [call for graph in graphs for call in graph.calls]
-        formulas = _formulas_only(topology)
+        machine = Machine(_formulas_only(topology))
         for call, count in Counter(calls).items():  # layers repeat them
-            us = _call_us(call, formulas, ranks.get(call.ranks))
+            us = _call_us(call, machine, ranks.get(call.ranks))
             found.setdefault((_label(call.ranks), call.kind), []).extend([us] * count)
         terms = [Term(*key, len(all_), sympy.Add(*all_)) for key, all_ in found.items()]
         traced, sources = {}, {}
@@ -178,21 +179,23 @@ def _call(node: fx.Node, name: str, topology: Topology) -> Call:
     )
 
 
-def _call_us(call: Call, topology: Topology, ranks: sympy.Expr | None) -> sympy.Expr:
+def _call_us(call: Call, machine: Machine, ranks: sympy.Expr | None) -> sympy.Expr:
     """Microseconds of one call; of one on a group of ``ranks``, in a node and across nodes."""
     if ranks is None:
-        us = call_us(call.kind, call.payloads, call.shape, topology, one_peer=call.one_peer)
+        us = machine.call_us(call.kind, call.payloads, call.shape, one_peer=call.one_peer)
         return expr_of(us)
     traced, stride = len(call.ranks), call.ranks[1] - call.ranks[0]
     sent = call.payloads
     if call.kind in _GATHERS:
         whole = [payload * traced for payload in sent]
         sent = tuple(Amount(w / traced, expr_of(w) / ranks) for w in whole)
-    in_node = max(topology.ranks_per_node // stride, 1)  # ranks of this group that share a node
+    in_node = max(
+        machine.topology.ranks_per_node // stride, 1
+    )  # ranks of this group that share a node
 
     def us_on(size: int, nodes: float) -> sympy.Expr:
         shape = GroupShape(cast(Any, Amount(size, ranks)), cast(Any, nodes))
-        return expr_of(call_us(call.kind, sent, shape, topology, one_peer=call.one_peer))
+        return expr_of(machine.call_us(call.kind, sent, shape, one_peer=call.one_peer))
 
     across = us_on(2 * in_node, Amount(2, ranks / in_node))
     if in_node == 1:

@@ -12,10 +12,10 @@ from torch import fx
 
 from inductor_passes._torch import known_groups, world_size
 from inductor_passes.collectives import payloads
-from inductor_passes.cost.amount import largest
 from inductor_passes.cost.collective_cost import node_us, role
 from inductor_passes.cost.flops import flops, is_attention, product_shape
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
+from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.cost.topology import Topology
 from inductor_passes.cost.traffic import Traffic, graph_traffic
@@ -33,6 +33,7 @@ class TopologyCostModel:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
+        self.machine = Machine(topology)
         self._seen: _Analysis | None = None
         self._shapes: dict[object, GroupShape] = {}
 
@@ -60,7 +61,7 @@ class TopologyCostModel:
         if PREDICTED_US in node.meta:
             return float(node.meta[PREDICTED_US])
         if self._seen is None or not self._seen.holds_for(node):
-            self._seen = _Analysis(node.graph, self.topology)
+            self._seen = _Analysis(node.graph, self.machine)
         return self._seen.us[node]
 
     def launch_us(self, launch: fx.Node) -> float:
@@ -72,17 +73,17 @@ class TopologyCostModel:
 
     def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
         """Link time of a launch like this one with other payloads; several are one coalesced call."""
-        return node_us(launch, self.topology, self._shapes, payload_bytes)
+        return node_us(launch, self.machine, self._shapes, payload_bytes)
 
     @property
     def copy_bytes_per_us(self) -> float:
         """Rate at which buckets are packed, over bytes read plus bytes written."""
-        return self.topology.memory_bytes_per_us
+        return self.machine.memory_bytes_per_us
 
     @property
     def compute_stretch(self) -> float:
         """How many times as long a kernel takes while a collective is on its way."""
-        return self.topology.compute_stretch
+        return self.machine.compute_stretch
 
     def digest(self) -> str:
         """Hash of the figures, the size of the job and the shape of every group that it has made.
@@ -104,7 +105,7 @@ class TopologyCostModel:
 class _Analysis:
     """Times of one graph's nodes, as long as the graph stays as it was."""
 
-    def __init__(self, graph: fx.Graph, topology: Topology) -> None:
+    def __init__(self, graph: fx.Graph, machine: Machine) -> None:
         self._graph = graph
         self._length = len(graph.nodes)
         self._args: dict[fx.Node, object] = {}
@@ -114,7 +115,7 @@ class _Analysis:
             self._args[node] = node.args
             self._users[node] = len(node.users)
             busy = traffic.starts_kernel or traffic.read_bytes
-            self.us[node] = _compute_us(node, traffic, topology) if busy else 0.0
+            self.us[node] = _compute_us(node, traffic, machine) if busy else 0.0
 
     def holds_for(self, node: fx.Node) -> bool:
         # Not a proof that nothing has changed, but cheap; a change far away moves the estimate little.
@@ -123,25 +124,18 @@ class _Analysis:
         return self._args.get(node) is node.args and self._users[node] == len(node.users)
 
 
-def _compute_us(node: fx.Node, traffic: Traffic, topology: Topology) -> float:
+def _compute_us(node: fx.Node, traffic: Traffic, machine: Machine) -> float:
     moved = traffic.read_bytes + traffic.write_bytes
-    memory_us = moved / topology.memory_bytes_per_us
-    arithmetic_us = 0.0
-    count = 0 if node.op != "call_function" else flops(node)
-    if count:
-        dtype = _dtype_name(node)
-        shape = product_shape(node)
-        if shape is not None:
-            measured = topology.measured_product_us(dtype, shape, memory_us)
-            if measured is not None:
-                return measured
-        rate = topology.matmul_rate(dtype)
-        per_us = rate.flops_per_us
-        if is_attention(node):
-            per_us = rate.peak_tflops * topology.attention_efficiency * 1e6
-        arithmetic_us = count / per_us
-    return largest(arithmetic_us, memory_us) + (
-        topology.kernel_us if traffic.starts_kernel else 0.0
+    operations = 0.0 if node.op != "call_function" else flops(node)
+    shape = product_shape(node) if operations else None
+    if shape is not None:
+        return machine.product_us(_dtype_name(node), shape, moved)
+    return machine.kernel_us(
+        moved,
+        operations,
+        _dtype_name(node) if operations else "",
+        attention=is_attention(node),
+        starts=traffic.starts_kernel,
     )
 
 

@@ -44,11 +44,30 @@ class Traffic(NamedTuple):
     starts_kernel: bool
 
 
-_NOTHING = Traffic(0.0, 0.0, False)
+class Accesses(NamedTuple):
+    """The traffic of one node, value by value.
+
+    ``reads``: bytes read of each value, views resolved. ``writes``: bytes written of the node's value or of
+    its parts, under the node that stands for them; under None, what it writes of its inputs.
+    """
+
+    reads: dict[fx.Node, float]
+    writes: dict[fx.Node | None, float]
+    starts_kernel: bool
 
 
 def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
     """Traffic of every node. Linear in nodes and edges; does not depend on the order of the nodes."""
+    return {
+        node: Traffic(
+            sum(found.reads.values(), 0.0), sum(found.writes.values(), 0.0), found.starts_kernel
+        )
+        for node, found in graph_accesses(graph).items()
+    }
+
+
+def graph_accesses(graph: fx.Graph) -> dict[fx.Node, Accesses]:
+    """The same, value by value."""
     kinds = node_kinds(graph)
     # How many readers of a value one kernel has: they share a read.
     sharers: Counter[tuple[fx.Node, int, int]] = Counter()
@@ -70,18 +89,26 @@ def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
     result = {}
     for node, kind in kinds.items():
         if kind.free:
-            result[node] = _NOTHING
+            result[node] = Accesses({}, {}, False)
             continue
         fusible = kind.fusible
-        read = 0.0
+        read: dict[fx.Node, float] = {}
         for value, size in reads[node].items():
-            read += size / (sharers[value, kind.depth, kind.iterations] or 1) if fusible else size
-        write = 0.0
+            shared = sharers[value, kind.depth, kind.iterations] if fusible else 1
+            read[value] = size / (shared or 1)
+        write: dict[fx.Node | None, float] = {}
         for written_as, size in _values_written(node, kind):
             inside = fusible and written_as in used and written_as not in written
-            write += 0 if inside else size
-        result[node] = Traffic(read, write, write > 0 or not fusible)
+            write[written_as] = write.get(written_as, 0.0) + (0 if inside else size)
+        result[node] = Accesses(read, write, any(write.values()) or not fusible)
     return result
+
+
+def value_behind(node: fx.Node) -> fx.Node:
+    """The value that a node is a view of; itself if it is none."""
+    while is_view(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, NodeKind]) -> bool:
@@ -117,9 +144,7 @@ def _values_read(node: fx.Node, kinds: dict[fx.Node, NodeKind]) -> dict[fx.Node,
         size = kinds[source].bytes
         if picks and position == 0:
             size = min(size, kinds[node].bytes)
-        value = source
-        while is_view(value) and isinstance(value.args[0], fx.Node):
-            value = value.args[0]
+        value = value_behind(source)
         if value is not source or value in found:
             # Two views of one value together read no more than the value.
             size = min(found.get(value, 0) + size, kinds[value].bytes)

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from inductor_passes.collectives import argument, group_name, tensor_bytes
-from inductor_passes.cost import CostModel, Topology
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
 from inductor_passes.fuse.prediction import Prediction, all_gather_matmul_us
 from inductor_passes.fuse.rows import SPLITS, reshaped, row_views
@@ -68,14 +69,14 @@ class AllGatherMatmul(Match):
     others: list[fx.Node]
     world: int
 
-    def predict(self, topology: Topology, cost: CostModel, exposed_us: float) -> Prediction:
+    def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:
         rows = tensor(self.launch.args[0])
         assert rows is not None
         payload = tensor_bytes(rows)
         matmul_us = sum(cost.compute_us(product) for product in self.products)
         cast_us = 0.0 if self.cast is None else cost.compute_us(self.cast)
         copied = 2 * self.world * payload if self.others else 0
-        fused = all_gather_matmul_us(topology, payload, self.world, matmul_us, copied)
+        fused = all_gather_matmul_us(machine, payload, self.world, matmul_us, copied)
         return Prediction(exposed_us + matmul_us + cast_us, fused)
 
     def apply(self, graph: fx.Graph) -> fx.Node:

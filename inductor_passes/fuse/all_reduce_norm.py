@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from inductor_passes.collectives import group_name, group_size, reduce_op, tensor_bytes
-from inductor_passes.cost import CostModel, Topology
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
 from inductor_passes.fuse.norms import Norm, find_norm
 from inductor_passes.fuse.prediction import Prediction, all_reduce_norm_us
@@ -80,13 +81,13 @@ class AllReduceNorm(Match):
     norm: Norm
     world: int
 
-    def predict(self, topology: Topology, cost: CostModel, exposed_us: float) -> Prediction:
+    def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:
         value = tensor(self.wait)
         assert value is not None
         payload = tensor_bytes(value)
         chain_us = sum(cost.compute_us(node) for node in (self.total, *self.norm.nodes))
         fused = all_reduce_norm_us(
-            topology,
+            machine,
             payload,
             self.world,
             two_shot=payload > TWO_SHOT_BYTES,

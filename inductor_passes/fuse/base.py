@@ -22,7 +22,8 @@ from inductor_passes.collectives import (
     launches,
     waits_of,
 )
-from inductor_passes.cost import CostModel, Topology
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
 from inductor_passes.invariants import check_functional
@@ -41,7 +42,7 @@ class Match(abc.ABC):
     """A launch, its one wait and the consumers that one kernel can replace."""
 
     @abc.abstractmethod
-    def predict(self, topology: Topology, cost: CostModel, exposed_us: float) -> Prediction:
+    def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:
         """Times with and without the kernel; ``exposed_us`` is what the scheduled graph does not hide."""
 
     @abc.abstractmethod
@@ -100,11 +101,11 @@ class Fusion(GraphPass):
             reason = found if isinstance(found, str) else self._obstacle(launch)
             if not reason and not isinstance(found, str):
                 exposed = exposed or simulate(graph, self.cost).exposed_by_launch
-                topology = getattr(self.cost, "topology", None)
-                if not isinstance(topology, Topology):
+                machine = getattr(self.cost, "machine", None)
+                if not isinstance(machine, Machine):
                     reason = "the cost model has no topology to predict the kernel from"
                 else:
-                    predicted = found.predict(topology, self.cost, exposed.get(launch.name, 0.0))
+                    predicted = found.predict(machine, self.cost, exposed.get(launch.name, 0.0))
                     times = f"{predicted.unfused_us:.1f} -> {predicted.fused_us:.1f} us"
                     reason = "" if predicted.pays else f"{times}, less than {LEAST_GAIN:.0%} gained"
             where = f"{kind(launch)} %{launch.name}"

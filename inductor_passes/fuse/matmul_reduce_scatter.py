@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from inductor_passes.collectives import argument, group_name, reduce_op, tensor_bytes
-from inductor_passes.cost import CostModel, Topology
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse.base import Fusion, Match, erase_dead
 from inductor_passes.fuse.prediction import Prediction, matmul_reduce_scatter_us
 from inductor_passes.fuse.rows import reshaped, row_source
@@ -57,11 +58,11 @@ class MatmulReduceScatter(Match):
     product: fx.Node
     world: int
 
-    def predict(self, topology: Topology, cost: CostModel, exposed_us: float) -> Prediction:
+    def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:
         result = tensor(self.wait)
         assert result is not None
         matmul_us = cost.compute_us(self.product)
-        fused = matmul_reduce_scatter_us(topology, tensor_bytes(result), self.world, matmul_us)
+        fused = matmul_reduce_scatter_us(machine, tensor_bytes(result), self.world, matmul_us)
         return Prediction(matmul_us + exposed_us, fused)
 
     def apply(self, graph: fx.Graph) -> fx.Node:

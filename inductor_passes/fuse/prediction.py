@@ -1,6 +1,6 @@
 """Predicted time of each fused kernel, to hold against what it replaces.
 
-The figures of a topology, and a few of the kernels' own that no GPU has measured yet: they are assumed, and
+The figures of a machine, and a few of the kernels' own that no GPU has measured yet: they are assumed, and
 ``tools/bench/gpu.py`` measures them. All times in microseconds, sizes local to one rank.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inductor_passes.cost import Topology
+from inductor_passes.cost.machine import Machine
 
 # Assumed: the share of cuBLAS's rate that a Triton product with pipelined loads reaches.
 TRITON_SHARE = 0.85
@@ -41,7 +41,7 @@ class Prediction:
 
 
 def all_gather_matmul_us(
-    topology: Topology, payload_bytes: float, world: int, matmul_us: float, copied_bytes: float
+    machine: Machine, payload_bytes: float, world: int, matmul_us: float, copied_bytes: float
 ) -> float:
     """Chunks come in over the link while the tiles of those before them are multiplied.
 
@@ -50,36 +50,40 @@ def all_gather_matmul_us(
     """
     compute_us = matmul_us / TRITON_SHARE / MULTIPLYING_SHARE
     chunk_us = compute_us / (world * CHUNKS)
-    arrival_us = payload_bytes / CHUNKS / _link_rate(topology)
+    arrival_us = payload_bytes / CHUNKS / _link_rate(machine)
     done = CHUNKS * chunk_us  # this rank's own rows wait for nothing
     for chunk in range((world - 1) * CHUNKS):
         done = max(done, SIGNAL_US + (chunk + 1) * arrival_us) + chunk_us
-    copy_us = copied_bytes / topology.memory_bytes_per_us
-    return topology.kernel_us + done + (copy_us + topology.kernel_us if copied_bytes else 0.0)
+    copy_us = machine.memory_us(copied_bytes)
+    return (
+        machine.kernel_start_us
+        + done
+        + (copy_us + machine.kernel_start_us if copied_bytes else 0.0)
+    )
 
 
 def matmul_reduce_scatter_us(
-    topology: Topology, result_bytes: float, world: int, matmul_us: float
+    machine: Machine, result_bytes: float, world: int, matmul_us: float
 ) -> float:
     """Tiles travel while later ones are computed; then ``world`` parts of ``result_bytes`` are added."""
     compute_us = matmul_us / TRITON_SHARE
     first_us = compute_us / (world * CHUNKS)
-    sent_us = first_us + (world - 1) * result_bytes / _link_rate(topology)
-    added_us = (world + 1) * result_bytes / topology.memory_bytes_per_us
-    return max(compute_us, sent_us) + SIGNAL_US + added_us + 2 * topology.kernel_us
+    sent_us = first_us + (world - 1) * result_bytes / _link_rate(machine)
+    added_us = machine.memory_us((world + 1) * result_bytes)
+    return max(compute_us, sent_us) + SIGNAL_US + added_us + 2 * machine.kernel_start_us
 
 
 def all_reduce_norm_us(
-    topology: Topology, payload_bytes: float, world: int, *, two_shot: bool, streams: int
+    machine: Machine, payload_bytes: float, world: int, *, two_shot: bool, streams: int
 ) -> float:
     """One kernel; ``streams`` counts tensors of ``payload_bytes`` that the norm itself reads and writes."""
     rounds = 2 if two_shot else 1
     share = 2 / world if two_shot else 1.0
-    link_us = share * (world - 1) * payload_bytes / _link_rate(topology)
-    memory_us = (2 * rounds + streams) * payload_bytes / topology.memory_bytes_per_us
-    return topology.kernel_us + rounds * SIGNAL_US + link_us + memory_us
+    link_us = share * (world - 1) * payload_bytes / _link_rate(machine)
+    memory_us = machine.memory_us((2 * rounds + streams) * payload_bytes)
+    return machine.kernel_start_us + rounds * SIGNAL_US + link_us + memory_us
 
 
-def _link_rate(topology: Topology) -> float:
+def _link_rate(machine: Machine) -> float:
     """Bytes a microsecond, of one rank to its peers on the same host."""
-    return topology.intra_gb_per_s * 1e3 * COPY_SHARE
+    return machine.link_bytes_per_us * COPY_SHARE

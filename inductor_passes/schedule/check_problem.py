@@ -34,6 +34,8 @@ def _check_tables(problem: Problem) -> None:
         raise ProblemError(
             f"copy_bytes_per_us is {problem.copy_bytes_per_us}, not a positive number."
         )
+    if not (math.isfinite(problem.compute_stretch) and problem.compute_stretch >= 1.0):
+        raise ProblemError(f"compute_stretch is {problem.compute_stretch}, not a number from 1 on.")
     for group, size in problem.group_size.items():
         if size < 1:
             raise ProblemError(f"Group {group!r} has {size} ranks.")

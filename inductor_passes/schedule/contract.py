@@ -21,7 +21,7 @@ def group_nodes(problem: Problem) -> list[int]:
     """For each node the node that names its group, or ``AT_START``. Linear in nodes and edges."""
     group = _views(problem)
     us = [node.us for node in problem.nodes]
-    is_compute = [node.kind == "compute" for node in problem.nodes]
+    is_compute = [node.kind == "compute" and not node.blocks for node in problem.nodes]
     grain = sum(us) / GRAIN
 
     before, after = _neighbours(problem, group)
@@ -29,6 +29,8 @@ def group_nodes(problem: Problem) -> list[int]:
     for g in sorted(before):
         if not before[g] and len(after[g]) == 1 and is_compute[g] and us[g] <= grain:
             (reader,) = after[g]
+            if problem.nodes[reader].blocks:
+                continue
             into[g] = reader
             us[reader] += us[g] if is_compute[reader] else 0.0
             del before[reader][g]

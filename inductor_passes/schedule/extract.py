@@ -96,8 +96,10 @@ def extract(
             special = {"kind": "output"}
         elif node.op in ("placeholder", "get_attr"):
             special = {"kind": "input"}
+        elif does == "blocking":
+            special.update(us=cost.launch_us(node), group=group_name(node))
         else:
-            special["us"] = cost.launch_us(node) if does == "blocking" else cost.compute_us(node)
+            special["us"] = cost.compute_us(node)
         fresh = owners[i] == i
         found.append(
             Node(
@@ -120,6 +122,7 @@ def extract(
             links=_links(launches, [found[ids[place[node]]] for node in launches], cost),
             copy_bytes_per_us=cost.copy_bytes_per_us,
             group_size={group_name(launch): max(1, group_size(launch)) for launch in launches},
+            compute_stretch=cost.compute_stretch,
         ),
         tuple(stands_for),
     )

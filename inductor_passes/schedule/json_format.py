@@ -1,8 +1,8 @@
 """Schedule problems and schedules as JSON, plain or gzipped.
 
 A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
-kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us`` and
-``group_size``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
+``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ PROBLEM = Form(
                 "type": "object",
                 "additionalProperties": {"type": "integer", "minimum": 1},
             },
+            "compute_stretch": {"type": "number", "minimum": 1},
         },
         "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
     },
@@ -113,12 +114,14 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
 
 def problem_to_json(problem: Problem) -> dict[str, Any]:
     """The problem as JSON values, with the keys in this module's docstring."""
+    stretch = problem.compute_stretch
     return {
         "name": problem.name,
         "nodes": [_node_to_json(node) for node in problem.nodes],
         "links": {group: dict(tables) for group, tables in problem.links.items()},
         "copy_bytes_per_us": problem.copy_bytes_per_us,
         "group_size": dict(problem.group_size),
+        **({"compute_stretch": stretch} if stretch != 1.0 else {}),
     }
 
 
@@ -137,6 +140,7 @@ def _problem(data: dict[str, Any], file: str = "") -> Problem:
         },
         copy_bytes_per_us=float(data["copy_bytes_per_us"]),
         group_size=data["group_size"],
+        compute_stretch=float(data.get("compute_stretch", 1.0)),
     )
     check_problem(problem)
     return problem
@@ -151,6 +155,8 @@ def _node_to_json(node: Node) -> dict[str, Any]:
         "bytes": node.bytes,
         "alias": node.alias,
     }
+    if node.blocks:
+        data["group"] = node.group
     if node.kind == "launch":
         data.update({key: getattr(node, key) for key in (*_OF_LAUNCHES, "reduce")})
     if node.kind == "wait":
@@ -160,7 +166,7 @@ def _node_to_json(node: Node) -> dict[str, Any]:
 
 def _node(i: int, data: dict[str, Any], file: str) -> Node:
     kind = data["kind"]
-    of_launch: dict[str, Any] = {}
+    of_launch: dict[str, Any] = {"group": data.get("group", "")} if kind == "compute" else {}
     if kind == "launch":
         for key in _OF_LAUNCHES:
             if key not in data:

@@ -104,7 +104,7 @@ class _Entries:
         self._packed: dict[int, int] = {}  # bucket -> the entry that holds its copy
         self._waited: dict[int, int] = {}  # bucket -> the entry of its last wait so far
         self._entry: dict[int, int] = {}  # node -> the entry that stands in its place
-        self.program = Program([], [], [], [])
+        self.program = Program([], [], [], [], problem.compute_stretch)
         self.fresh: list[int] = []
         self.runs_at: dict[int, int] = {}
         self.node_at: dict[int, int] = {}
@@ -113,6 +113,10 @@ class _Entries:
                 self._launch(i)
             elif problem.nodes[i].launch is not None:
                 self._wait(i)
+            elif problem.nodes[i].blocks:
+                node = problem.nodes[i]
+                itself = (len(self.fresh),)
+                self._place(i, channel=node.group, link_us=node.us, awaits=itself)
             else:
                 self._place(i, compute_us=problem.nodes[i].us)
 

@@ -16,6 +16,7 @@ from inductor_passes.schedule.expand import Step
 from inductor_passes.schedule.live_memory import LiveMemory
 from inductor_passes.schedule.rules import Rules
 from inductor_passes.schedule.tasks import Tasks
+from inductor_passes.simulate.execution import stretched
 
 INF = math.inf
 Queue = list[tuple[float, int]]  # a heap of (urgency or time, task)
@@ -46,6 +47,7 @@ class _Run:
         self.compute_ahead = rules.compute_ahead * limits.scale_us
         self.memory = LiveMemory(tasks)
         self.limit = limits.cap_bytes
+        self.stretch = tasks.problem.compute_stretch
         self.clock = self.late = 0.0
         self.progress = min(latest, default=0.0)
         self.frontier = 0
@@ -60,7 +62,7 @@ class _Run:
         self.done = [False] * tasks.count
         self.missing = [len(before) for before in tasks.preds]
         self.ready_at = [0.0] * tasks.count
-        groups = sorted({group for group in tasks.group if group})
+        groups = sorted({group for group in (*tasks.group, *tasks.blocks) if group})
         self.channel = {group: c for c, group in enumerate(groups)}
         self.free = [0.0] * len(groups)
         # Launches per channel: those that wait for something, and those that could go at any time.
@@ -104,6 +106,12 @@ class _Run:
             late = max(self.tasks.preds[t], key=lambda p: self.finish[p])
             self.stalls[late] = self.stalls.get(late, 0.0) + at - self.clock
         self.clock = max(self.clock, at)
+
+    def _takes(self, us: float) -> float:
+        """Time of ``us`` of compute from now on, beside what is on its way."""
+        if self.stretch <= 1.0:
+            return us
+        return stretched(us, max(self.free, default=0.0) - self.clock, self.stretch)
 
     def _queued(self, c: int, at: float) -> bool:
         """Whether channel c, free from ``at``, is busy while launches queue for it."""
@@ -224,9 +232,9 @@ class _Run:
     def _fill_channels(self, chosen: int) -> bool:
         """Launch on every channel that would fall idle before the compute stream is free again."""
         if chosen >= self.tasks.count:
-            horizon = self.clock + self.waits[chosen - self.tasks.count][2]
+            horizon = self.clock + self._takes(self.waits[chosen - self.tasks.count][2])
         elif chosen >= 0:
-            horizon = self.clock + self.tasks.us[chosen]
+            horizon = self.clock + self._takes(self.tasks.us[chosen])
         else:
             horizon = self.arriving[0][0] if self.arriving else self.clock
         launched = False
@@ -313,10 +321,10 @@ class _Run:
         merged = len(bucket.members) > 1
         launches = [tasks.launch[t] for t in bucket.members]
         if merged:  # copied while all that the members read is there
-            self.clock += tasks.problem.pack_us(launches)
+            self.clock += self._takes(tasks.problem.pack_us(launches))
             self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in bucket.members))
         for t in bucket.members:
-            self.clock += tasks.us[t]
+            self.clock += self._takes(tasks.us[t])
             self.memory.run(t)
             self.done[t] = True
         self.left -= len(bucket.members)
@@ -346,7 +354,7 @@ class _Run:
         tasks = self.tasks
         if t >= tasks.count:
             _, bucket, unpack_us = self.waits[t - tasks.count]
-            self.clock += unpack_us
+            self.clock += self._takes(unpack_us)
             self.steps.append(Step(tuple(bucket.members), waits=True))
             self.keeping -= self._keeps(bucket)
             if len(bucket.members) > 1:
@@ -357,7 +365,11 @@ class _Run:
             return
         if tasks.us[t]:
             self.late = max(self.late, self.clock - self.latest[t])
-        self.clock += tasks.us[t]
+        if tasks.blocks[t]:
+            c = self.channel[tasks.blocks[t]]
+            self.clock = self.free[c] = max(self.clock, self.free[c]) + tasks.us[t]
+        else:
+            self.clock += self._takes(tasks.us[t])
         self.finish[t] = self.clock
         self.memory.run(t)
         self.done[t] = True

@@ -5,7 +5,9 @@ holds. ``json_format.py`` reads and writes both as JSON.
 
 The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
 first out, in schedule order. A launch starts when all compute before it has finished and its channel is
-free; it occupies no compute time. A wait blocks the compute stream until its launch has finished.
+free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
+any channel is busy, compute takes ``compute_stretch`` times as long. A collective that returns when it is
+done starts like a launch, and blocks the compute stream like a wait for itself.
 Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
 payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
 """
@@ -33,7 +35,8 @@ class Node:
     ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait.
     ``alias``: id whose memory the value shares, or None.
     ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this rank's
-    input, ``reduce`` is None for operations that do not reduce.
+    input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it is a collective
+    that returns when it is done; it holds the compute stream and that group's channel for ``us``.
     ``launch``: of a wait, the launch it waits for; None for a value launched outside the graph.
     """
 
@@ -51,6 +54,11 @@ class Node:
     launch: int | None = None
 
     @property
+    def blocks(self) -> bool:
+        """Whether it is a collective that holds the compute stream."""
+        return self.kind == "compute" and bool(self.group)
+
+    @property
     def merge_key(self) -> tuple[str, str, str, str]:
         """Launches may share a bucket only if this is equal."""
         return (self.group, self.op, self.dtype, self.reduce or "")
@@ -63,7 +71,8 @@ class Problem:
     ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the first
     point being the floor. An operation without a table of its own takes the first of its group's, by name.
     ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes written.
-    ``group_size``: ranks of each group.
+    ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes beside a
+    collective; at least 1.
     """
 
     name: str
@@ -71,6 +80,7 @@ class Problem:
     links: Mapping[str, Mapping[str, LinkTable]]
     copy_bytes_per_us: float
     group_size: Mapping[str, int]
+    compute_stretch: float = 1.0
 
     def link_table(self, group: str, op: str) -> LinkTable:
         """The points that price ``op`` on ``group``."""

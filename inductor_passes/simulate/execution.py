@@ -2,8 +2,9 @@
 
 The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
 A launch starts when all compute before it has finished and its channel is free; it takes no compute
-time. While any channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream until its launch has finished. What is still on the wire when the
-compute stream has ended counts as exposed too, so that makespan = compute + exposed.
+time. While any channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream
+until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
+too, so that makespan = compute + exposed.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def execute(program: Program) -> Execution:
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            busy = max(free.values(), default=0.0) - clock if program.stretch > 1.0 else 0.0
-            took = _stretched(program.compute_us[i], busy, program.stretch)
+            busy = max(free.values(), default=0.0) - clock
+            took = stretched(program.compute_us[i], busy, program.stretch)
             clock += took
             computed += took
             end[i] = clock
@@ -94,8 +95,8 @@ def execute(program: Program) -> Execution:
     )
 
 
-def _stretched(us: float, busy_us: float, stretch: float) -> float:
+def stretched(us: float, busy_us: float, stretch: float) -> float:
     """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
-    if busy_us <= 0.0:
+    if busy_us <= 0.0 or stretch <= 1.0:
         return us
     return min(us * stretch, us + busy_us - busy_us / stretch)

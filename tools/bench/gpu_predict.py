@@ -12,8 +12,8 @@ from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
 
 from inductor_passes._torch import fake_tensor_mode
 from inductor_passes.cost import load_topology
-from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import (
     all_gather_matmul,  # noqa: F401 - registers the operator
@@ -63,8 +63,7 @@ def check_code() -> list[str]:
 
 def predict() -> list[dict[str, Any]]:
     """Unfused (nothing hidden) and fused times on the topology, and how far fused is from the longer part."""
-    topology = load_topology(TOPOLOGY)
-    rate = topology.matmul_rate("bfloat16").flops_per_us
+    machine = Machine(load_topology(TOPOLOGY))
     group = GroupShape(WORLD, nodes=1)
     rows: list[dict[str, Any]] = []
 
@@ -86,11 +85,11 @@ def predict() -> list[dict[str, Any]]:
         )
 
     for m, n, k in PRODUCTS:
-        matmul = 2.0 * m * n * k / rate
+        matmul = machine.kernel_us(0.0, 2.0 * m * n * k, "bfloat16", starts=False)
         shape = f"{m} x {n} x {k}"
         payload = m // WORLD * k * 2
-        comm = collective_us("all_gather", payload, group, topology)
-        fused = prediction.all_gather_matmul_us(topology, payload, WORLD, matmul, 0)
+        comm = machine.call_us("all_gather", [payload], group)
+        fused = prediction.all_gather_matmul_us(machine, payload, WORLD, matmul, 0)
         row("all_gather_matmul", shape, matmul, comm, matmul + comm, fused)
         for gb_per_s in RATES:  # as measured beside an emulated link
             comm = (WORLD - 1) * payload / gb_per_s / 1e3
@@ -98,16 +97,14 @@ def predict() -> list[dict[str, Any]]:
             name = f"{shape} at {gb_per_s:.0f} GB/s"
             row("all_gather_matmul", name, matmul, comm, matmul + comm, fused)
         result = m // WORLD * n * 2
-        comm = collective_us("reduce_scatter", WORLD * result, group, topology)
-        fused = prediction.matmul_reduce_scatter_us(topology, result, WORLD, matmul)
+        comm = machine.call_us("reduce_scatter", [WORLD * result], group)
+        fused = prediction.matmul_reduce_scatter_us(machine, result, WORLD, matmul)
         row("matmul_reduce_scatter", shape, matmul, comm, matmul + comm, fused)
     for count in NORMS:
         payload = count * 8192 * 2
-        comm = collective_us("all_reduce", payload, group, topology)
+        comm = machine.call_us("all_reduce", [payload], group)
         two_shot = payload > 512 << 10
-        fused = prediction.all_reduce_norm_us(
-            topology, payload, WORLD, two_shot=two_shot, streams=3
-        )
-        memory = 4 * payload / topology.memory_bytes_per_us
+        fused = prediction.all_reduce_norm_us(machine, payload, WORLD, two_shot=two_shot, streams=3)
+        memory = machine.memory_us(4 * payload)
         row("all_reduce_add_rmsnorm", f"{count} x 8192", 0.0, comm, comm + memory, fused)
     return rows

@@ -14,6 +14,7 @@ from gpu_link import Link
 from gpu_timing import median_us, poisoned_outputs, relative_error
 
 from inductor_passes.cost import load_topology
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import device as dev
@@ -193,7 +194,8 @@ def predicted(
     m: int, n: int, k: int, rate: float, product_us: float, comm_us: float
 ) -> dict[str, Any]:
     """What the pass expects of such a link and product, and whether it would fuse."""
-    link = dataclasses.replace(load_topology(TOPOLOGY), intra_gb_per_s=rate / prediction.COPY_SHARE)
+    topology = load_topology(TOPOLOGY)
+    link = Machine(dataclasses.replace(topology, intra_gb_per_s=rate / prediction.COPY_SHARE))
     payload = m // WORLD * k * BF16.itemsize
     fused = prediction.all_gather_matmul_us(link, payload, WORLD, product_us, 0)
     gain = prediction.Prediction(product_us + comm_us, fused)

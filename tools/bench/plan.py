@@ -62,8 +62,13 @@ class StockPrices:
             return 6.6 + 1.2 * (n - 1) + 2 * gib * (n - 1) / n / 87.7 * 1e6
         return 6.6 + 0.6 * (n - 1) + gib * (n - 1) / n / 87.7 * 1e6
 
-    def matmul_us(self, flops: float, dtype: str) -> float:
-        return flops / PEAK_FLOPS
+    def product_us(self, dtype: str, shape: tuple[int, int, int, int], moved_bytes: float) -> float:
+        return self.kernel_us(moved_bytes, 2.0 * math.prod(shape))
+
+    def kernel_us(
+        self, moved_bytes: float, operations: float = 0.0, *_: object, **__: object
+    ) -> float:
+        return max(operations / PEAK_FLOPS, self.memory_us(moved_bytes))
 
     def memory_us(self, moved_bytes: float) -> float:
         return moved_bytes / MEMORY_BYTES

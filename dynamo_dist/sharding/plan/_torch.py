@@ -292,6 +292,11 @@ def steered(choice: Choice | None) -> Iterator[None]:
         yield
 
 
+def is_spec(value: object) -> bool:
+    """Whether ``value`` stands for a DTensor in a schema."""
+    return isinstance(value, DTensorSpec)
+
+
 def specs_in(schema: Any) -> list[DTensorSpec]:
     """The specs among the arguments, in order."""
     leaves = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))

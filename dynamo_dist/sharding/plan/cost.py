@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Program, Spec, Step, Value
+from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Program, Spec, Value
 
 INFINITE = math.inf
 
@@ -20,8 +20,19 @@ class Prices(Protocol):
     def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
         """One collective of the group ``ranks``; payload is one rank's input."""
 
-    def matmul_us(self, flops: float, dtype: str) -> float:
-        """A matrix product of one rank."""
+    def product_us(self, dtype: str, shape: tuple[int, int, int, int], moved_bytes: float) -> float:
+        """A matrix product of one rank; batch, m, k and n of [m, k] x [k, n]."""
+
+    def kernel_us(
+        self,
+        moved_bytes: float,
+        operations: float = 0.0,
+        dtype: str = "float32",
+        *,
+        attention: bool = False,
+        starts: bool = True,
+    ) -> float:
+        """Any other operation of one rank, by what it moves and computes; ``starts``: with a kernel's start."""
 
     def memory_us(self, moved_bytes: float) -> float:
         """Reading or writing device memory."""
@@ -121,8 +132,9 @@ class Costs:
             return 0.0
         return self.prices.memory_us(2 * payload * (size if kind == "all_gather" else 1))
 
-    def compute_us(self, step: Step, choice: Choice) -> float:
-        """The op on the largest shards: arithmetic of matrix products, else what is written."""
+    def compute_us(self, index: int, choice: Choice) -> float:
+        """Step ``index`` on the largest shards, fused with its neighbours where nothing moves between them."""
+        step = self.program.steps[index]
         if step.kind != "op":
             return 0.0
         mesh = self.program.meshes[step.mesh]
@@ -133,21 +145,50 @@ class Costs:
         ]
         if not outs or is_view(step.text):
             return 0.0
-        written = sum(local_bytes(value, spec, mesh) for value, spec in outs)
-        if is_matmul(step.text):
-            shapes = [
-                local_shape(self.program.value(ref), spec, mesh)
-                for ref, spec in zip(step.inputs, choice.inputs, strict=True)
-            ]
-            inner = shapes[-2][-1] if len(shapes) >= 2 else 1
-            flops = 2.0 * math.prod(local_shape(*outs[0], mesh)) * inner
-            return self.prices.matmul_us(flops, outs[0][0].dtype)
-        if "scaled_dot_product" in step.text:
-            q = local_shape(self.program.value(step.inputs[0]), choice.inputs[0], mesh)
-            k = local_shape(self.program.value(step.inputs[1]), choice.inputs[1], mesh)
-            passes = 10.0 if "backward" in step.text else 4.0
-            return self.prices.matmul_us(passes * math.prod(q) * k[-2], outs[0][0].dtype)
-        return self.prices.memory_us(written)
+        access = self.program.access(index)
+        given = [self.program.value(ref) for ref in step.inputs]
+        moved = sum(
+            share * local_bytes(value, spec, mesh)
+            for share, value, spec in zip(access.reads, given, choice.inputs, strict=True)
+        ) + sum(
+            share * local_bytes(value, spec, mesh)
+            for share, value, spec in zip(access.writes, step.outputs, choice.outputs, strict=True)
+            if value is not None and spec is not None
+        )
+        dtype = given[0].dtype if given else outs[0][0].dtype
+        if is_matmul(step.text) and len(given) >= 2:
+            left, right = (
+                local_shape(value, spec, mesh)
+                for value, spec in zip(given[-2:], choice.inputs[-2:], strict=True)
+            )
+            shape = math.prod(left[:-2]), left[-2], left[-1], right[-1]
+            return self.prices.product_us(dtype, shape, moved)
+        return self.prices.kernel_us(
+            moved,
+            access.operations * _share_of_work(choice, mesh),
+            dtype,
+            attention=access.attention,
+            starts=access.starts_kernel,
+        )
+
+    def apart_us(self, index: int, argument: int, source: Spec, target: Spec) -> float:
+        """What an input costs that has to be moved and so cannot stay inside a kernel: a write and a read."""
+        step = self.program.steps[index]
+        access = self.program.access(index)
+        if step.kind != "op" or (not access.starts_kernel and not any(access.reads)):
+            return 0.0
+        value, mesh = self.program.value(step.inputs[argument]), self.program.meshes[step.mesh]
+        size = local_bytes(value, source, mesh) + local_bytes(value, target, mesh)
+        return self.prices.memory_us((1.0 - access.reads[argument]) * size)
+
+
+def _share_of_work(choice: Choice, mesh: MeshInfo) -> float:
+    """The part of an operation that one rank does: every dimension over which an input is cut divides it."""
+    share = 1.0
+    for d, size in enumerate(mesh.shape):
+        if any(shard_dim(spec[d]) is not None for spec in choice.inputs):
+            share /= size
+    return share
 
 
 _MATMULS = ("aten.mm.", "aten.bmm.", "aten.addmm.", "aten.baddbmm.")

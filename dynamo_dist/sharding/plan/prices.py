@@ -1,4 +1,4 @@
-"""The scheduler's cost model as the planner's: one topology prices both."""
+"""The scheduler's machine as the planner's: the same work costs the same for both."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from dynamo_dist.sharding.plan.cost import Prices
 from inductor_passes.cost import Topology, default_topology, load_topology
-from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import shape_of_ranks
+from inductor_passes.cost.machine import Machine
+
+RULES = 2  # how work becomes figures: plans made by other rules are made anew
 
 
 class TopologyPrices:
@@ -22,23 +24,37 @@ class TopologyPrices:
 
     def __init__(self, topology: Topology, world: int) -> None:
         self.topology = topology
+        self.machine = Machine(topology)
         self.world = world
 
     def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
         shape = shape_of_ranks(ranks, self.topology.ranks_per_node, self.world)
-        return collective_us(kind, payload_bytes, shape, self.topology)
+        return self.machine.call_us(kind, [payload_bytes], shape)
 
-    def matmul_us(self, flops: float, dtype: str) -> float:
-        return flops / self.topology.matmul_rate(dtype).flops_per_us
+    def product_us(self, dtype: str, shape: tuple[int, int, int, int], moved_bytes: float) -> float:
+        return self.machine.product_us(dtype, shape, moved_bytes)
+
+    def kernel_us(
+        self,
+        moved_bytes: float,
+        operations: float = 0.0,
+        dtype: str = "float32",
+        *,
+        attention: bool = False,
+        starts: bool = True,
+    ) -> float:
+        return self.machine.kernel_us(
+            moved_bytes, operations, dtype, attention=attention, starts=starts
+        )
 
     def memory_us(self, moved_bytes: float) -> float:
-        return moved_bytes / self.topology.memory_bytes_per_us
+        return self.machine.memory_us(moved_bytes)
 
     def digest(self) -> str:
         """Of the figures and the size of the job: the same on every rank, so that a plan is made once."""
         figures = dataclasses.asdict(self.topology)
         del figures["sources"]
-        text = json.dumps([figures, self.world], sort_keys=True)
+        text = json.dumps([RULES, figures, self.world], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -69,13 +69,43 @@ class Step:
     where: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What one operation does to memory, fused with its neighbours as long as nothing moves between them.
+
+    ``reads``, ``writes``: the share of each input that it reads from memory, and of each output that it writes
+    there; what stays inside a kernel is neither. ``starts_kernel``: whether one starts here.
+    ``operations``: floating-point operations on whole tensors, but for matrix products, whose shapes say them;
+    ``attention``: of a fused attention kernel.
+    """
+
+    reads: tuple[float, ...]
+    writes: tuple[float, ...]
+    starts_kernel: bool = True
+    operations: float = 0.0
+    attention: bool = False
+
+
 @dataclass(slots=True)
 class Program:
-    """All steps of a forward graph and, where it is trained, of its backward."""
+    """All steps of a forward graph and, where it is trained, of its backward.
+
+    ``accesses``: one per step; None where nothing is known of a step, which then reads and writes all. Empty
+    for a program of which nothing is known.
+    """
 
     steps: list[Step] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     meshes: list[MeshInfo] = field(default_factory=list)
+    accesses: list[Access | None] = field(default_factory=list)
+
+    def access(self, index: int) -> Access:
+        """What step ``index`` does to memory."""
+        known = self.accesses[index] if self.accesses else None
+        if known is not None:
+            return known
+        step = self.steps[index]
+        return Access((1.0,) * len(step.inputs), (1.0,) * len(step.outputs))
 
     def value(self, ref: Ref) -> Value:
         """What ``ref`` names."""

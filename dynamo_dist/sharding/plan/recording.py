@@ -10,6 +10,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.sharding.plan import _torch
+from dynamo_dist.sharding.plan.accesses import accesses_of
 from dynamo_dist.sharding.plan.record import Program
 from dynamo_dist.sharding.plan.trace import Session, bracketed
 
@@ -33,4 +34,5 @@ def record(gm: fx.GraphModule, inputs: Sequence[Any]) -> Recording:
         _torch.trace_only(bracketed(gm, inputs), inputs)
     # Not while tracing, where a mesh cannot be looked at.
     session.program.meshes.extend(_torch.mesh_info(mesh) for mesh in session.meshes)
+    session.program.accesses.extend(accesses_of(session.program, session.schemas))
     return Recording(session.program, session.schemas, session.meshes)

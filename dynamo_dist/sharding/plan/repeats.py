@@ -1,6 +1,6 @@
 """Layers that are the same: steps that read the same way from the same kind of steps.
 
-Two steps are alike if op, shapes and choices agree and their inputs come from alike steps at the same
+Two steps are alike if op, shapes, choices and what they move agree and their inputs come from alike steps at the same
 distance. A program of L equal layers then shows L runs of alike steps, forward and backward; the
 inner ones are tied to the second, so that the plan of the first, the last and one inner layer is the plan
 of all.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_dist.sharding.plan.record import Program, Step, stock_choice
+from dynamo_dist.sharding.plan.record import Program, stock_choice
 
 # Shorter runs than this are no layers, and ties of them would save nothing.
 LEAST_STEPS = 4
@@ -19,7 +19,7 @@ LEAST_STEPS = 4
 def roots(program: Program) -> list[int]:
     """For each step the step that it is tied to: itself, or an alike one of an earlier layer."""
     found = list(range(len(program.steps)))
-    words = [_word(program, step) for step in program.steps]
+    words = [_word(program, i) for i in range(len(program.steps))]
     split = _turn(program)
     for start, end in ((0, split), (split, len(words))):
         for first, period, count in _runs(words[start:end]):
@@ -30,10 +30,11 @@ def roots(program: Program) -> list[int]:
     return found
 
 
-def _word(program: Program, step: Step) -> object:
+def _word(program: Program, index: int) -> object:
+    step = program.steps[index]
     values = tuple(program.value(ref) for ref in step.inputs)
-    stock = stock_choice(step)
-    return step.kind, step.text, values, step.outputs, step.mesh, step.fixed, stock
+    stock, access = stock_choice(step), program.access(index)
+    return step.kind, step.text, values, step.outputs, step.mesh, step.fixed, stock, access
 
 
 def _turn(program: Program) -> int:

@@ -38,9 +38,9 @@ class Problem:
             return 0.0
         if step.in_place and argument == 0:
             return math.inf
-        return self.costs.move_us(
-            self.program.value(step.inputs[argument]), source, target, step.mesh
-        )
+        value = self.program.value(step.inputs[argument])
+        us = self.costs.move_us(value, source, target, step.mesh)
+        return us + self.costs.apart_us(index, argument, source, target)
 
     def source_spec(self, ref: Ref, chosen: Sequence[Choice]) -> Spec:
         """Where an input lies when a step reads it."""
@@ -54,7 +54,7 @@ class Problem:
         """Communication and computation of the whole."""
         moves = compute = 0.0
         for i, step in enumerate(self.program.steps):
-            compute += self.costs.compute_us(step, chosen[i])
+            compute += self.costs.compute_us(i, chosen[i])
             for a, ref in enumerate(step.inputs):
                 moves += self.move_us(i, a, self.source_spec(ref, chosen), chosen[i].inputs[a])
         return moves, compute
@@ -98,7 +98,7 @@ def improve(problem: Problem, start: Sequence[Choice], rounds: int = 20) -> list
             readers.setdefault(ref.step, []).append((i, a))
 
     def around(i: int, choice: Choice) -> float:
-        total = problem.costs.compute_us(steps[i], choice)
+        total = problem.costs.compute_us(i, choice)
         for a, ref in enumerate(steps[i].inputs):
             total += problem.move_us(i, a, problem.source_spec(ref, chosen), choice.inputs[a])
         for j, a in readers.get(i, ()):
@@ -141,11 +141,11 @@ class _Programme:
     def _steps(self) -> None:
         p = self.problem
         times = Counter(p.roots)
-        for i, step in enumerate(p.program.steps):
+        for i in range(len(p.program.steps)):
             if p.roots[i] != i:
                 continue
             self.columns[i] = [
-                self._column(times[i] * p.costs.compute_us(step, choice), binary=True)
+                self._column(times[i] * p.costs.compute_us(i, choice), binary=True)
                 for choice in p.choices[i]
             ]
             self.rows.append((1.0, self.columns[i], [1.0] * len(self.columns[i])))

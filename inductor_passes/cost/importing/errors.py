@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Any
 
 import torch
 
-from inductor_passes.cost.alpha_beta import collective_us
 from inductor_passes.cost.group_shape import GroupShape
 from inductor_passes.cost.importing.measurements import Measurements
+from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.measured import Product
 from inductor_passes.cost.topology import Topology
 
@@ -18,9 +17,10 @@ from inductor_passes.cost.topology import Topology
 def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
     """How far a topology's predictions were from each table, in percent of what was measured."""
     rows = []
+    machine = Machine(base)
     for (kind, ranks, nodes), times in found.collectives.items():
         group = GroupShape(ranks, nodes)
-        pairs = [(us, collective_us(kind, size, group, base)) for size, us in times.items()]
+        pairs = [(us, machine.call_us(kind, [size], group)) for size, us in times.items()]
         rows.append(_row(f"{kind}, {ranks} ranks on {nodes} nodes", found.source, pairs))
     for dtype, products in found.products.items():
         pairs = [(us, product_us(base, dtype, shape)) for shape, us in products.items()]
@@ -31,13 +31,8 @@ def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
 def product_us(topology: Topology, dtype: str, shape: Product) -> float:
     """What the formulas, or what was measured, make of one product; its result has its inputs' dtype."""
     b, m, k, n = shape
-    count = 2.0 * math.prod(shape)
     size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
-    memory_us = b * (m * k + k * n + m * n) * size / topology.memory_bytes_per_us
-    measured = topology.measured_product_us(dtype, shape, memory_us)
-    if measured is not None:
-        return measured
-    return max(count / topology.matmul_rate(dtype).flops_per_us, memory_us) + topology.kernel_us
+    return Machine(topology).product_us(dtype, shape, b * (m * k + k * n + m * n) * size)
 
 
 def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ MIB = 2**20
 LINK = ((1.0, 10.0), (2.0, 15.0), (4.0, 25.0))
 
 
-def problem(*nodes, groups=("a", "b"), copy_bytes_per_us=1e12):
+def problem(*nodes, groups=("a", "b"), copy_bytes_per_us=1e12, stretch=1.0):
     """Nodes in program order; copying is free unless said."""
     links = {group: {"all_gather": LINK, "reduce_scatter": LINK} for group in groups}
-    return Problem("small", nodes, links, copy_bytes_per_us, dict.fromkeys(groups, 4))
+    return Problem("small", nodes, links, copy_bytes_per_us, dict.fromkeys(groups, 4), stretch)
 
 
 def node_input():
@@ -38,6 +38,11 @@ def launch(*deps, op="all_gather", group="a", payload=MIB, size=0):
 def wait(of, *kept):
     """``kept``: what the launch reads, if that is to be held until it is done."""
     return Node("wait", "wait", (*kept, of), alias=of, launch=of)
+
+
+def blocking(us, *deps, group="a", size=0):
+    """A collective that holds the compute stream."""
+    return Node("blocking", "compute", deps, us, size, group=group)
 
 
 def output(*deps):
@@ -64,17 +69,25 @@ def problems(draw, most=6):
     for _ in range(draw(st.integers(1, most))):
         deps = tuple(sorted(draw(st.sets(st.sampled_from(values), min_size=1, max_size=2))))
         size = draw(st.integers(0, 3)) * MIB
-        if draw(st.booleans()):
+        kind = draw(st.sampled_from(["launch", "launch", "compute", "compute", "blocking"]))
+        if kind == "launch":
             op = draw(st.sampled_from(["all_gather", "reduce_scatter"]))
             group = draw(st.sampled_from(["a", "b"]))
             payload = draw(st.integers(1, 3)) * MIB
             nodes.append(launch(*deps, op=op, group=group, payload=payload, size=size))
             nodes.append(wait(len(nodes) - 1, *(deps if draw(st.booleans()) else ())))
-        else:
+        elif kind == "compute":
             nodes.append(compute(float(draw(st.integers(0, 20))), *deps, size=size))
+        else:
+            group = draw(st.sampled_from(["a", "b"]))
+            us = float(draw(st.integers(1, 20)))
+            nodes.append(blocking(us, *deps, group=group, size=size))
         values.append(len(nodes) - 1)
     return problem(
-        *nodes, output(*values[1:]), copy_bytes_per_us=draw(st.sampled_from([1e6, 1e12]))
+        *nodes,
+        output(*values[1:]),
+        copy_bytes_per_us=draw(st.sampled_from([1e6, 1e12])),
+        stretch=draw(st.sampled_from([1.0, 1.5])),
     )
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -31,10 +32,22 @@ def behind(extracted, name):
     return {problem.nodes[d].name.removeprefix("after ") for d in number.deps}
 
 
-@pytest.mark.parametrize("program, shapes", [(gathers, GATHERS), (every_kind, EVERY_KIND)])
-def test_the_problem_predicts_what_the_simulator_does(program, shapes):
+def behind_a_launch(x):
+    """A collective that blocks, on a channel that is busy, beside another."""
+    gathered = c10d.all_gather_into_tensor(x, RANKS, "0")
+    whole = torch.ops._dtensor.shard_dim_alltoall(x @ x, 0, 1, "0")
+    return wait(gathered).sum() + (whole.view(x.shape) @ x).sum()
+
+
+@pytest.mark.parametrize("stretch", [1.0, 1.5])
+@pytest.mark.parametrize(
+    "program, shapes",
+    [(gathers, GATHERS), (every_kind, EVERY_KIND), (behind_a_launch, [[1024, 1024]])],
+)
+def test_the_problem_predicts_what_the_simulator_does(program, shapes, stretch):
     graph = trace(program, *shapes)
-    cost = TopologyCostModel(load_topology("h100x8"))
+    topology = dataclasses.replace(load_topology("h100x8"), compute_stretch=stretch)
+    cost = TopologyCostModel(topology)
     problem = extract(graph, cost).problem
     check_problem(problem)
     judged, timeline = judge(problem, program_order(problem)), simulate(graph, cost)

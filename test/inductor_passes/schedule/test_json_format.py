@@ -2,7 +2,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from small_problems import layers, problems
 
 from inductor_passes.errors import ProblemError
@@ -21,6 +21,7 @@ def as_json(problem):
     return json.loads(json.dumps(problem_to_json(problem)))
 
 
+@settings(deadline=None)
 @given(problems())
 def test_a_problem_survives_json(problem):
     assert problem_from_json(as_json(problem)) == problem
@@ -94,6 +95,9 @@ ILL_FORMED = {
     "field 'nodes[4].alias' is \"x\", but it must be a whole number or null.": edit(4, alias="x"),
     "field 'nodes[4]' is 7, but it must be an object.": lambda d: d["nodes"].__setitem__(4, 7),
     "field 'nodes' is 3, but it must be a list.": lambda d: d.update(nodes=3),
+    "field 'compute_stretch' is 0.5, but it must be a number of at least 1.": lambda d: d.update(
+        compute_stretch=0.5
+    ),
     "field 'copy_bytes_per_us' is 0, but it must be a number of at least 1e-09.": lambda d: (
         d.update(copy_bytes_per_us=0)
     ),
