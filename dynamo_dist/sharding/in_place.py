@@ -56,6 +56,9 @@ def times_number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
     return torch.ops.aten.mul.Tensor(*args, **kwargs)
 
 
+times_number.forwards = True  # type: ignore[attr-defined]  # the planner plans what it calls
+
+
 def changes() -> list[_torch.Change]:
     """What enabling does for them."""
     return [

@@ -113,7 +113,9 @@ class Interception:
         table = _dispatcher._custom_op_handlers
         self.before = dict(table)
         for op in _known_ops():
-            table[op] = self.on_op
+            # A handler that forwards to another operator decides nothing: that one is intercepted.
+            if not getattr(self.before.get(op), "forwards", False):
+                table[op] = self.on_op
         self.changes = []
         for owner, name, replacement in self.functions:
             stock = getattr(owner, name)

@@ -55,8 +55,8 @@ PROGRAMS = {
 SHAPES = {"square": lambda n: (n, n), "cube": lambda n: (4, n, n)}
 
 
-def planned_us(fn, inputs, topology, placement=Replicate()):
-    """What the planner makes of the forward on one rank."""
+def recorded(fn, inputs, placement=Replicate()):
+    """The program of the forward, on a mesh of four."""
     programs = []
 
     def backend(gm, given):
@@ -67,9 +67,15 @@ def planned_us(fn, inputs, topology, placement=Replicate()):
     with fake_mesh(RANKS) as mesh:
         spread = [DTensor.from_local(t, mesh, [placement], run_check=False) for t in inputs]
         torch.compile(fn, backend=backend, fullgraph=True)(*spread)
-        (program,) = programs
-        costs = Costs(program, TopologyPrices(topology, RANKS))
-        return sum(costs.compute_us(i, stock_choice(step)) for i, step in enumerate(program.steps))
+    (program,) = programs
+    return program
+
+
+def planned_us(fn, inputs, topology, placement=Replicate()):
+    """What the planner makes of the forward on one rank."""
+    program = recorded(fn, inputs, placement)
+    costs = Costs(program, TopologyPrices(topology, RANKS))
+    return sum(costs.compute_us(i, stock_choice(step)) for i, step in enumerate(program.steps))
 
 
 @pytest.mark.parametrize("topology", [PLAIN, MEASURED], ids=["formulas", "measured"])
@@ -126,21 +132,20 @@ def test_all_who_ask_for_a_collective_get_one_answer():
 
 def test_what_moves_in_between_is_written_and_read():
     """Two pointwise steps are one kernel; moved apart they cost a write and a read more."""
-    programs = []
+    program = recorded(lambda x: x.sin().cos(), [torch.zeros(512, 512)], Shard(0))
+    first, second = (i for i, step in enumerate(program.steps) if step.kind == "op")
+    assert program.access(first).writes == (0.0,) and program.access(second).reads == (0.0,)
+    costs = Costs(program, TopologyPrices(PLAIN, RANKS))
+    size = 512 * 512 * 4
+    moved = costs.apart_us(second, 0, ("S0",), ("R",))
+    assert moved == pytest.approx(Machine(PLAIN).memory_us(size + RANKS * size))
+    assert costs.apart_us(first, 0, ("S0",), ("R",)) == 0.0
 
-    def backend(gm, given):
-        programs.append(record(gm, given).program)
-        return gm.forward
 
-    torch.compiler.reset()
-    with fake_mesh(RANKS) as mesh:
-        x = DTensor.from_local(torch.zeros(512, 512), mesh, [Shard(0)], run_check=False)
-        torch.compile(lambda x: x.sin().cos(), backend=backend, fullgraph=True)(x)
-        (program,) = programs
-        first, second = (i for i, step in enumerate(program.steps) if step.kind == "op")
-        assert program.access(first).writes == (0.0,) and program.access(second).reads == (0.0,)
-        costs = Costs(program, TopologyPrices(PLAIN, RANKS))
-        size = 512 * 512 * 4
-        moved = costs.apart_us(second, 0, ("S0",), ("R",))
-        assert moved == pytest.approx(Machine(PLAIN).memory_us(size + RANKS * size))
-        assert costs.apart_us(first, 0, ("S0",), ("R",)) == 0.0
+@pytest.mark.usefixtures("enabled")
+def test_a_factor_is_planned_like_any_product():
+    """Autograd's own ``mul.Scalar`` is answered by a handler, which only calls ``mul.Tensor``."""
+    x = torch.zeros(16, 16)
+    programs = recorded(lambda x: torch.ops.aten.mul.Scalar(x, -0.5), [x], Shard(0))
+    (step,) = [step for step in programs.steps if step.kind == "op"]
+    assert step.text.startswith("aten.mul.Tensor") and not step.fixed
