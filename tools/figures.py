@@ -140,7 +140,9 @@ def _made(figures: Figures) -> Any:
         ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         if not out.exists():
             raise SystemExit(f"{' '.join(command)} failed:\n{ran.stderr[-2000:]}")
-        return json.loads(out.read_text())
+        # A result may name the command that made it: its file is the committed one.
+        named = str(figures.committed.relative_to(ROOT))
+        return json.loads(out.read_text().replace(str(out), named))
 
 
 def _short(value: object) -> str:
