@@ -88,7 +88,7 @@ PROGRAMS = {
     ),
     "filled": (lambda x: (x * 1).fill_(3.0), (X,), ((P,), (S0,))),
     "whole numbers filled": (lambda x: (x * 1).fill_(3), (signs(6, 5),), ((P,), (S0,))),
-    "whole numbers clamped": (lambda x: (x * 9).clamp_(-2, 7), (signs(6, 5),), ((P,), (S0,))),
+    "whole numbers added to": (lambda x: (x * 9).add_(1), (signs(6, 5),), ((P,), (S0,))),
     "select from the back": (lambda x: x.select(-1, 2), (X,), ((S0,), (S1,))),
     "gated": (lambda x: F.glu(x, 0), (X,), ((S0,), (S1,), (P,))),
     "cummax": (lambda x: x.cummax(0)[0], (X,), ((S0,), (S1,))),

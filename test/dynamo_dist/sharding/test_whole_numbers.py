@@ -3,11 +3,14 @@
 ``programs.py`` has two of these, which real ranks run compiled as well.
 """
 
+import contextlib
+
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
+from dynamo_dist import versions
 from dynamo_dist.verifying.ranks import join, split
 
 VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
@@ -16,6 +19,18 @@ VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
 def set_item(q, r):
     q[0] = 9
     return q
+
+
+@contextlib.contextmanager
+def refused_by_old_torch():
+    """Before 2.13 some writes that would gather are refused by torch, before ours is asked."""
+    try:
+        yield
+    except RuntimeError as error:
+        old = versions.parse(torch.__version__)[:2] < (2, 13)
+        if not old or "in-place operations that require placement changes" not in str(error):
+            raise
+        pytest.skip("this torch refuses it")
 
 
 WRITES = {
@@ -38,7 +53,8 @@ WRITES = {
 def test_what_is_written_is_there(ranks, name, dtype):
     q = split(VALUES.to(dtype), ranks, [Partial()], False)
     r = split(OTHERS.to(dtype), ranks, [Replicate()], False)
-    found = WRITES[name](q, r)
+    with refused_by_old_torch():
+        found = WRITES[name](q, r)
     assert found.placements == (Partial(),)
     torch.testing.assert_close(join(found), WRITES[name](VALUES.to(dtype), OTHERS.to(dtype)))
 
@@ -57,4 +73,4 @@ def test_filling_asks_no_rank_for_what_is_overwritten(ranks, reduce, value):
 @pytest.mark.usefixtures("enabled")
 def test_parts_on_two_mesh_dimensions(grid):
     q = split(VALUES, grid, [Partial(), Partial()], False)
-    torch.testing.assert_close(join(q.clamp_(0, 5)), VALUES.clamp(0, 5))
+    torch.testing.assert_close(join(q.add_(1)), VALUES + 1)
