@@ -106,7 +106,7 @@ def _access(node: fx.Node, given: Sequence[fx.Node], found: Accesses) -> Access:
         size = 0 if value is None else _bytes(value)
         written.append(min(1.0, found.writes.get(made, 0.0) / max(size, 1)))
     if None in found.writes:  # written in place: the first argument
-        written = [min(1.0, found.writes[None] / max(_bytes(given[0].meta["val"]), 1))]
+        written[0] = min(1.0, found.writes[None] / max(_bytes(given[0].meta["val"]), 1))
     return Access(
         tuple(reads),
         tuple(written),

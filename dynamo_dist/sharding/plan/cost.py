@@ -174,9 +174,9 @@ class Costs:
     def apart_us(self, index: int, argument: int, source: Spec, target: Spec) -> float:
         """What an input costs that has to be moved and so cannot stay inside a kernel: a write and a read."""
         step = self.program.steps[index]
-        access = self.program.access(index)
-        if step.kind != "op" or (not access.starts_kernel and not any(access.reads)):
+        if step.kind != "op" or is_view(step.text):
             return 0.0
+        access = self.program.access(index)
         value, mesh = self.program.value(step.inputs[argument]), self.program.meshes[step.mesh]
         size = local_bytes(value, source, mesh) + local_bytes(value, target, mesh)
         return self.prices.memory_us((1.0 - access.reads[argument]) * size)

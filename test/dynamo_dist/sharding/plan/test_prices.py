@@ -131,14 +131,16 @@ def test_all_who_ask_for_a_collective_get_one_answer():
 
 
 def test_what_moves_in_between_is_written_and_read():
-    """Two pointwise steps are one kernel; moved apart they cost a write and a read more."""
-    program = recorded(lambda x: x.sin().cos(), [torch.zeros(512, 512)], Shard(0))
-    first, second = (i for i, step in enumerate(program.steps) if step.kind == "op")
-    assert program.access(first).writes == (0.0,) and program.access(second).reads == (0.0,)
+    """Pointwise steps are one kernel; moved apart they cost a write and a read more."""
+    program = recorded(lambda x: x.sin().cos().exp(), [torch.zeros(512, 512)], Shard(0))
+    first, second, third = (i for i, step in enumerate(program.steps) if step.kind == "op")
+    assert program.access(first).writes == program.access(second).writes == (0.0,)
+    assert program.access(second).reads == program.access(third).reads == (0.0,)
     costs = Costs(program, TopologyPrices(PLAIN, RANKS))
     size = 512 * 512 * 4
-    moved = costs.apart_us(second, 0, ("S0",), ("R",))
-    assert moved == pytest.approx(Machine(PLAIN).memory_us(size + RANKS * size))
+    for after in (second, third):
+        moved = costs.apart_us(after, 0, ("S0",), ("R",))
+        assert moved == pytest.approx(Machine(PLAIN).memory_us(size + RANKS * size))
     assert costs.apart_us(first, 0, ("S0",), ("R",)) == 0.0
 
 
