@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
+import torch._functorch._aot_autograd.graph_capture_wrappers as _graph_capture_wrappers
 import torch.autograd.graph as _autograd_graph
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, _resolve_process_group
 from torch._decomp import decomposition_table
@@ -689,6 +690,44 @@ def whole_numbers_in_parts() -> list[Change]:
         return partition
 
     return [WrapAttribute(Partial, "_partition_value", of_whole_numbers)]
+
+
+class _CloneOfParts(torch.autograd.Function):
+    """A DTensor whose local tensor is a copy, in the layout of the original."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor) -> DTensor:
+        return DTensor(tensor._local_tensor.clone(), tensor._spec, requires_grad=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradients[0]
+
+
+def pending_inputs_stay_pending() -> list[Change]:
+    """Have AOTAutograd copy the parts of an input that a program to be trained changes in place.
+
+    Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the whole for the
+    parts that it said it would return. Seen in 2.11 to 2.15.
+    """
+
+    def keeping(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def fresh(index: int, tensor: Any, meta: Any) -> Any:
+            known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
+            if (
+                known is not None
+                and known.requires_grad
+                and known.mutates_data
+                and isinstance(tensor, DTensor)
+                and any(isinstance(each, Partial) for each in tensor.placements)
+            ):
+                return _CloneOfParts.apply(tensor)
+            return stock(index, tensor, meta)
+
+        return fresh
+
+    return [WrapAttribute(_graph_capture_wrappers, "maybe_to_fresh_input", keeping)]
 
 
 def masks_per_trace() -> list[Change]:

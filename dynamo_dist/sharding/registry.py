@@ -100,6 +100,7 @@ def changes(config: DistConfig) -> list[_torch.Change]:
         *_torch.replicas_in_backward(),
         *_torch.resolved_before_collectives(),
         *_torch.masks_per_trace(),
+        *_torch.pending_inputs_stay_pending(),
         *_torch.whole_numbers_in_parts(),
         *_torch.track_symbolic_results(),
         *_torch.only_reachable_strategies(layout.is_reachable),

@@ -11,7 +11,7 @@ compiled_autograd-aot_eager checkpointed-aot_eager export_strict-eager export_no
 export_strict_with_hooks-eager operator-aot_eager operator_that_writes-eager two_tensors-aot_eager
 dispatch_mode_in_eager-eager ensemble-aot_eager forward_derivative-aot_eager autocast-aot_eager
 copies_and_files-eager graphs_of_a_loop_with_breaks-aot_eager""".split()
-DTENSORS = """cross_entropy_ignored_S0-eager cross_entropy_weighted_S0-eager nll_S0-eager
+DTENSORS = """detached_copy_P-aot_eager cross_entropy_ignored_S0-eager cross_entropy_weighted_S0-eager nll_S0-eager
 gather_labels_S1-eager one_hot_S0-eager one_hot_S0-aot_eager interpolate_S0-eager
 norm_in_place_S0-aot_eager fill_P-eager masked_mean_S0-eager
 dropout_of_a_sum-eager noise_of_replicas-eager

@@ -7,6 +7,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.verifying.ranks import join, split
+from inductor_passes.capture import capturing
+from inductor_passes.collectives import launches
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -102,3 +104,29 @@ def test_a_norm_in_parts_cannot_become_negative(ranks, change):
     whole = norm.redistribute(placements=[Replicate()])
     change(whole)
     torch.testing.assert_close(join(whole), change(torch.norm(X)))
+
+
+def test_one_that_is_trained_stays_in_parts():
+    """AOTAutograd copies such an input first: the copy is pending too, or the whole would come back as a part."""
+
+    def step(pending):
+        scaled = pending * 3
+        pending.detach().neg_()
+        return scaled
+
+    def run(mesh, backend):
+        pending = sum_of(distribute_tensor(X, mesh, [Shard(0)], src_data_rank=None)).detach()
+        expected = -pending.to_local()
+        result = torch.compile(step, backend=backend, fullgraph=True)(pending.requires_grad_())
+        result.backward(torch.ones_like(result))
+        return pending, expected
+
+    with fake_mesh(4) as mesh:
+        pending, expected = run(mesh, "aot_eager")
+        assert isinstance(pending.placements[0], Partial)
+        torch.testing.assert_close(pending.to_local(), expected)
+        torch.testing.assert_close(pending.grad.to_local(), torch.full((4,), 3.0))
+        torch.compiler.reset()
+        with capturing() as (backend, graphs):
+            run(mesh, backend)
+    assert len(graphs) == 2 and not any(list(launches(graph.graph)) for graph in graphs)
