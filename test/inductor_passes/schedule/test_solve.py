@@ -148,14 +148,14 @@ def test_a_cap_that_nothing_fits_returns_the_leanest():
 
 @settings(max_examples=40, deadline=None)
 @given(problems(most=12))
-def test_a_draft_takes_the_time_that_it_thinks_and_no_more_memory(of):
+def test_a_draft_takes_no_more_time_and_memory_than_it_thinks(of):
     tasks = Tasks(of)
     for extra in (MIB, 1 << 40):
         search = Search(tasks, judge(of, program_order(of)).peak_bytes + extra, 40.0, merges=True)
         search.run()
         for found in search.found:
             judged = judge(of, expand(tasks, found.draft.steps))
-            assert judged.makespan_us == pytest.approx(found.draft.makespan_us)
+            assert judged.makespan_us <= found.draft.makespan_us * (1 + 1e-9)
             assert judged.peak_bytes <= found.draft.peak_bytes
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Make the committed figures that no machine changes again, and fail where they have drifted.
 
-    python tools/figures.py                  # all of them
-    python tools/figures.py --quick          # those that take seconds: the part for CI
-    python tools/figures.py --only plan --write
+    python tools/drift.py                  # all of them
+    python tools/drift.py --quick          # those that take seconds: the part for CI
+    python tools/drift.py --only plan --write
 
 Modelled times, bytes, launches, gaps and counts follow from the code and torch's version alone. Where one
 differs from its file in tools/bench/results/, either the change was meant, and the file is written anew with

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-import figures
+import drift
 
 COMMITTED = {
     "torch": torch.__version__,
@@ -31,11 +31,11 @@ def again(**changes):
 def result(tmp_path, monkeypatch):
     """A result of its own, and what making it again gives."""
     (tmp_path / "plan.json").write_text(json.dumps(COMMITTED))
-    monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    monkeypatch.setattr(figures, "ALL", (figures.Figures("plan", ("plan.py",)),))
+    monkeypatch.setattr(drift, "RESULTS", tmp_path)
+    monkeypatch.setattr(drift, "ALL", (drift.Figures("plan", ("plan.py",)),))
 
     def now(made):
-        monkeypatch.setattr(figures, "_made", lambda of: made)
+        monkeypatch.setattr(drift, "_made", lambda of: made)
         return tmp_path / "plan.json"
 
     return now
@@ -48,7 +48,7 @@ def result(tmp_path, monkeypatch):
 )
 def test_what_a_machine_decides_is_no_drift(result, changes):
     result(again(**changes))
-    assert figures.main([]) == 0
+    assert drift.main([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_a_machine_decides_is_no_drift(result, changes):
 )
 def test_drift_fails_and_is_named(result, capsys, changes):
     result(again(**changes))
-    assert figures.main([]) == 1
+    assert drift.main([]) == 1
     (key,) = changes
     assert f"rows[0].{key}" in capsys.readouterr().out
 
@@ -67,26 +67,26 @@ def test_a_row_that_is_gone_is_drift(result):
     made = again()
     made["rows"].pop()
     result(made)
-    assert figures.main([]) == 1
+    assert drift.main([]) == 1
 
 
 def test_a_change_that_was_meant_is_written(result):
     path = result(again(communication_ms=7.0))
-    assert figures.main(["--write"]) == 0
+    assert drift.main(["--write"]) == 0
     assert json.loads(path.read_text())["rows"][0]["communication_ms"] == 7.0
 
 
 def test_results_of_another_torch_are_left_out(result, capsys):
     path = result(again(launches=5))
     path.write_text(json.dumps({**COMMITTED, "torch": "1.0.0"}))
-    assert figures.main([]) == 0
+    assert drift.main([]) == 0
     assert "left out" in capsys.readouterr().err
 
 
 def test_every_result_named_is_committed():
-    assert all(known.committed.exists() for known in figures.ALL)
+    assert all(known.committed.exists() for known in drift.ALL)
 
 
 @pytest.mark.slow
 def test_the_quick_part_has_not_drifted():
-    assert figures.main(["--quick"]) == 0
+    assert drift.main(["--quick"]) == 0
