@@ -476,11 +476,41 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
         self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
     ) -> Any:
         try:
-            return stock(self, op, args, kwargs, *rest)
+            found = stock(self, op, args, kwargs, *rest)
         except (NotImplementedError, RuntimeError) as error:
             return answer(error, op, args, kwargs)
+        if moves_what_is_written(op, args, found):
+            return answer(NotImplementedError(f"{op} would write to a copy"), op, args, kwargs)
+        return found
 
     return [SetAttribute(OpDispatcher, stock.__name__, propagate)]
+
+
+def moves_what_is_written(op: OpOverload, args: Sequence[Any], found: object) -> bool:
+    """Whether a decision has the operator write to a redistributed copy of an argument.
+
+    Up to 2.11 that is a decision like others: the copy is dropped for lists, and refused after the fact else.
+    """
+    if not isinstance(found, OutputSharding) or found.redistribute_schema is None:
+        return False
+    if not op._schema.is_mutable:
+        return False
+    wanted = found.redistribute_schema.args_schema
+    written = [
+        at
+        for at, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return any(
+        now._spec.placements != then.placements
+        for at in written
+        if at < len(args) and at < len(wanted)
+        for now, then in zip(
+            [each for each in tree_leaves(args[at]) if isinstance(each, DTensor)],
+            [each for each in tree_leaves(wanted[at]) if isinstance(each, DTensorSpec)],
+            strict=False,
+        )
+    )
 
 
 def only_reachable_strategies(
