@@ -730,7 +730,7 @@ class _CloneOfParts(torch.autograd.Function):
         return DTensor(tensor._local_tensor.clone(), tensor._spec, requires_grad=False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
 
 
