@@ -114,10 +114,10 @@ def on_whole_tensors(call: Call) -> list[Row]:
 BESIDE: dict[str, Rows] = {
     # The product of bools that torch leaves pending is an integer.
     **{f"aten.all.{kind}": beside_the_reduction for kind in ("default", "dim", "dims")},
-    **{
-        f"aten.{name}.default": beside_the_reduction
-        for name in ("logsumexp", "aminmax", "argmax", "argmin")
-    },
+    "aten.aminmax.default": beside_the_reduction,
+    "aten.argmax.default": beside_the_reduction,
+    "aten.argmin.default": beside_the_reduction,
+    "aten.logsumexp.default": beside_the_reduction,
 }
 ROWS: dict[str, Rows] = {
     **{f"aten._fft_{kind}.default": beside_the_transform for kind in ("r2c", "c2c", "c2r")},
