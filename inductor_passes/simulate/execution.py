@@ -73,7 +73,7 @@ def execute(program: Program) -> Execution:
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            busy = max(free.values(), default=0.0) - clock
+            busy = max(free.values(), default=0.0) - clock if program.stretch > 1.0 else 0.0
             took = stretched(program.compute_us[i], busy, program.stretch)
             clock += took
             computed += took
@@ -97,6 +97,6 @@ def execute(program: Program) -> Execution:
 
 def stretched(us: float, busy_us: float, stretch: float) -> float:
     """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
-    if busy_us <= 0.0 or stretch <= 1.0:
+    if busy_us <= 0.0:
         return us
     return min(us * stretch, us + busy_us - busy_us / stretch)

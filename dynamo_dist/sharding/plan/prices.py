@@ -19,36 +19,18 @@ from inductor_passes.cost.machine import Machine
 RULES = 2  # how work becomes figures: plans made by other rules are made anew
 
 
-class TopologyPrices:
-    """Prices of a topology of ``inductor_passes``. Implements ``Prices``."""
+class TopologyPrices(Machine):
+    """A machine in a job of ``world`` ranks. Implements ``Prices``."""
+
+    __slots__ = ("world",)
 
     def __init__(self, topology: Topology, world: int) -> None:
-        self.topology = topology
-        self.machine = Machine(topology)
+        super().__init__(topology)
         self.world = world
 
     def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
         shape = shape_of_ranks(ranks, self.topology.ranks_per_node, self.world)
-        return self.machine.call_us(kind, [payload_bytes], shape)
-
-    def product_us(self, dtype: str, shape: tuple[int, int, int, int], moved_bytes: float) -> float:
-        return self.machine.product_us(dtype, shape, moved_bytes)
-
-    def kernel_us(
-        self,
-        moved_bytes: float,
-        operations: float = 0.0,
-        dtype: str = "float32",
-        *,
-        attention: bool = False,
-        starts: bool = True,
-    ) -> float:
-        return self.machine.kernel_us(
-            moved_bytes, operations, dtype, attention=attention, starts=starts
-        )
-
-    def memory_us(self, moved_bytes: float) -> float:
-        return self.machine.memory_us(moved_bytes)
+        return self.call_us(kind, [payload_bytes], shape)
 
     def digest(self) -> str:
         """Of the figures and the size of the job: the same on every rank, so that a plan is made once."""
