@@ -23,9 +23,11 @@ SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "embedding_size": 32,
     "intermediate_size": 64,
+    "intermediate_size_mlp": 64,
     "ffn_hidden_size": 64,
     "num_hidden_layers": 2,
     "num_layers": 2,
+    "num_blocks": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "num_global_key_value_heads": 2,
@@ -219,6 +221,9 @@ def _small(config: Any) -> dict[str, Any]:
             kinds = list(dict.fromkeys(map(str, value)))
             first = [value[[str(v) for v in value].index(kind)] for kind in kinds]
             found[key] = (first + value)[:2] if len(kinds) > 1 else value[:2]
+    for key in getattr(type(config), "sub_configs", {}):
+        if (part := getattr(config, key, None)) is not None:
+            found[key] = {**given[key], **_small(part)}
     return found
 
 
