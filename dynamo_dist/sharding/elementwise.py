@@ -82,11 +82,6 @@ POINTWISE: dict[str, Rows] = {
         broadcast,
         "prims",
     ),
-    # Each shard draws its own numbers; replicas agree if their ranks' generators do, as in stock.
-    **{
-        f"aten.normal.{kind}": broadcast
-        for kind in ("Tensor_Tensor", "Tensor_float", "float_Tensor")
-    },
 }
 BESIDE: dict[str, Rows] = _each("glu glu_backward", beside_the_halves)
 ROWS: dict[str, Rows] = {

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist import _torch as core
 from dynamo_dist.errors import StrategyError
+from dynamo_dist.randomness import shards
 from dynamo_dist.sharding import _torch, collectives, gathered
 
 log = logging.getLogger(__name__)
@@ -98,10 +99,11 @@ def instead(
 
 
 def draw_in_place(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a DTensor with random numbers: each shard draws its own."""
+    """Fill a DTensor by an operator of others: each shard draws its own numbers, in Python."""
     target = args[0]
-    op(target._local_tensor, *args[1:], **kwargs)
-    return target
+    shard = shards.position(target.device_mesh, target.placements)
+    shards.draw(op, shard, (target._local_tensor, *args[1:]), kwargs)
+    return target if op._schema.returns else None
 
 
 def is_pending(value: object) -> bool:

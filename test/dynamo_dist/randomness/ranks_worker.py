@@ -1,4 +1,5 @@
-"""Compiled dropout on real gloo ranks: replicas equal, again in the backward and in a checkpoint; exits with 1 if not."""
+"""Compiled dropout on real gloo ranks: replicas equal, shards not, again in the backward
+and in a checkpoint; exits with 1 if not."""
 
 import torch
 import torch.distributed as dist
@@ -37,19 +38,19 @@ def dropped_in_parts(x):
 
 
 PROGRAMS = [dropped, checkpointed, drawn]
-LAYOUTS = [[Replicate(), Replicate()], [Shard(0), Replicate()], [Replicate(), Shard(1)]]
+LAYOUTS = [[Replicate(), Replicate()], [Shard(0), Replicate()], [Shard(0), Shard(1)]]
 
 
-def differing(layout, *tensors):
-    """The mesh dimensions along which these local tensors are replicas and differ."""
+def wrong_dims(layout, *tensors):
+    """The mesh dimensions along which these local tensors are replicas and differ, or shards and do not."""
     found = []
     for name, placement in zip(mesh.mesh_dim_names, layout, strict=True):
         group = mesh.get_group(name)
-        if isinstance(placement, Replicate):
-            everywhere = [None] * group.size()
-            dist.all_gather_object(everywhere, tensors, group=group)
-            pairs = zip(everywhere[0], everywhere[-1], strict=True)
-            found += [] if all(torch.equal(a, b) for a, b in pairs) else [name]
+        everywhere = [None] * group.size()
+        dist.all_gather_object(everywhere, tensors, group=group)
+        same = [torch.equal(a, b) for a, b in zip(everywhere[0], everywhere[-1], strict=True)]
+        well = all(same) if isinstance(placement, Replicate) else not any(same)
+        found += [] if well else [name]
     return found
 
 
@@ -68,8 +69,8 @@ with dynamo_dist.enabled():
                     y.to_local().sum().backward()
                     found += [y.to_local().detach(), x.grad.to_local()]
                 label = f"{backend} {program.__name__} {layout}"
-                if names := differing(layout, *found):
-                    failed.append(f"{label}: replicas along {names}")
+                if names := wrong_dims(layout, *found):
+                    failed.append(f"{label}: replicas or shards along {names}")
                 if torch.equal(found[0], found[2]):
                     failed.append(f"{label}: the second call draws the same")
                 masks = [each == 0 for each in found]

@@ -43,11 +43,12 @@ def test_the_mask_of_the_forward(mesh, function, backend):
 @pytest.mark.parametrize("placements", [[Replicate(), Replicate()], [Shard(0), Replicate()]])
 def test_the_numbers_of_eager(mesh, placements):
     compiled = step(checkpointed, mesh, placements, "aot_eager")
+    x = distribute_tensor(torch.ones(16, 8), mesh, placements, src_data_rank=None)
+    x = x.detach().requires_grad_()
     torch.manual_seed(1)
-    x = torch.ones(compiled[0].shape, requires_grad=True)
     y = block(x)
-    y.sum().backward()
-    assert torch.equal(compiled[0], y) and torch.equal(compiled[1], x.grad)
+    y.to_local().sum().backward()
+    assert torch.equal(compiled[0], y.to_local()) and torch.equal(compiled[1], x.grad.to_local())
 
 
 def test_dynamic_sizes_are_saved_behind_the_mesh(mesh):

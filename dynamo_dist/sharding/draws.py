@@ -1,0 +1,105 @@
+"""Random operators that torch draws for each shard alike: here every shard draws its own numbers.
+
+Torch's dispatcher knows twelve random operators, and gives their shards numbers of their own where the
+device can; ``randomness.shards`` does so elsewhere. These are the others whose results follow their
+arguments element by element, and ``multinomial``, which does row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Placement, Replicate
+
+from dynamo_dist.randomness import shards
+from dynamo_dist.sharding import _torch, gathered
+from dynamo_dist.sharding.fallback import is_pending, random
+
+_IN_PLACE = """
+    bernoulli_.Tensor cauchy_.default exponential_.default geometric_.default log_normal_.default
+    random_.default random_.from random_.to
+""".split()
+_FUNCTIONAL = """
+    bernoulli.Tensor bernoulli.p binomial.default cauchy.default exponential.default geometric.default
+    log_normal.default normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor normal_functional.default
+    poisson.default randint_like.Tensor random.default random.from random.to _standard_gamma.default
+    uniform.default rrelu_with_noise.default rrelu_with_noise_functional.default
+""".split()
+_BY_ROWS = "multinomial.default"
+
+
+def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``op`` on the local tensors, laid out as the first argument of the result's shape.
+
+    Raises StrategyError for numbers drawn into a pending sum, and for plain tensors among DTensors.
+    """
+    mesh = gathered.mesh_of(op, args, kwargs)
+    tensors = [each for each in args if isinstance(each, DTensor)]
+    in_place = op._schema.name.endswith("_")
+    if in_place and is_pending(args[0]):
+        why = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
+        raise random(op, args, kwargs, why)
+    shape = torch.broadcast_shapes(*(each.shape for each in tensors))
+    whole = next((each for each in tensors if each.shape == shape), None)
+    placements = _placements(op, whole, mesh.ndim)
+    spec = _torch.spec(mesh, placements, _torch.TensorMeta(shape, (), tensors[0].dtype))
+    local = [_local(each, shape, placements) for each in args]
+    results = shards.draw(op, shards.position(mesh, placements), tuple(local), kwargs)
+    if in_place:
+        return args[0]
+    return _torch.tree_map(lambda value: _wrapped(op, value, spec, args), results)
+
+
+def _placements(op: _torch.OpOverload, whole: DTensor | None, mesh_dims: int) -> list[Placement]:
+    """Those of the argument, but for what pends and, by rows, what splits one; replicas without it."""
+    if whole is None:
+        return [Replicate()] * mesh_dims
+
+    row_dim = whole.ndim - 1 if _is_by_rows(op) else None
+
+    def fits(placement: Any) -> bool:
+        return shards.holds_parts(placement) and placement.dim != row_dim
+
+    return [each if fits(each) else Replicate() for each in whole.placements]
+
+
+def _is_by_rows(op: _torch.OpOverload) -> bool:
+    return str(op) == f"aten.{_BY_ROWS}"
+
+
+def _local(value: Any, shape: torch.Size, placements: Sequence[Placement]) -> Any:
+    if not isinstance(value, DTensor):
+        return value
+    if value.shape != shape:
+        value = value.expand(shape)
+    if value.placements != tuple(placements):
+        value = value.redistribute(placements=placements)
+    return value._local_tensor
+
+
+def _wrapped(op: _torch.OpOverload, value: Any, spec: Any, args: tuple[Any, ...]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = spec.shape
+    if _is_by_rows(op):
+        shape = torch.Size((*shape[:-1], args[1]))
+    # Strides follow those of an argument, as in torch; else they are of rows.
+    of = next((t for t in args if isinstance(t, DTensor) and t.shape == shape), None)
+    if of is not None and value.stride() == of._local_tensor.stride():
+        stride = of.stride()
+    else:
+        stride = torch.empty(shape, device="meta").stride()
+    meta = _torch.TensorMeta(shape, stride, value.dtype)
+    return _torch.wrap(value, spec.mesh, spec.placements, meta)
+
+
+def changes() -> list[_torch.Change]:
+    """What enabling does for them."""
+    return [
+        change
+        for name in (*_IN_PLACE, *_FUNCTIONAL, _BY_ROWS)
+        for op in _torch.overloads(f"aten.{name}")
+        for change in _torch.on_dispatch(op, handler)
+    ]
