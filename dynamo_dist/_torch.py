@@ -6,11 +6,13 @@ stands here knows how to look into torch and how to change it, not when or why.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, MutableMapping
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib.metadata import EntryPoint
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch._dynamo.convert_frame as _convert_frame
@@ -18,10 +20,12 @@ import torch._dynamo.trace_rules as _trace_rules
 import torch.compiler.config as _compiler_config
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.backends import registry as _backends
+from torch._ops import OpOverload, OpOverloadPacket
 
 log = logging.getLogger(__name__)
 
 Check = Callable[[Any], bool]
+OPERATORS = (OpOverload, OpOverloadPacket)
 
 
 # --- Changes: what enable() does to torch, each with its way back --------------------------------
@@ -37,7 +41,45 @@ class Change(Protocol):
     def undo(self) -> None: ...
 
 
-class SetAttribute:
+_noting = False
+
+
+@contextlib.contextmanager
+def makers_noted() -> Iterator[None]:
+    """Changes made in the block keep the functions that made them, innermost first, as ``makers``."""
+    global _noting  # noqa: PLW0603 - read by every change that is made
+    before, _noting = _noting, True
+    try:
+        yield
+    finally:
+        _noting = before
+
+
+class Made:
+    """A change of one place of torch, which can say who made it."""
+
+    makers: tuple[
+        tuple[str, str], ...
+    ] = ()  # module and docstring of each function, innermost first
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        if _noting:
+            made.makers = tuple(_callers(sys._getframe(1)))
+        return made
+
+
+def _callers(frame: FrameType | None) -> Iterator[tuple[str, str]]:
+    while frame is not None:
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        doc = code.co_consts[0] if code.co_consts else None
+        # Of our functions, not of what only groups or adapts: lambdas, generators, methods.
+        if isinstance(doc, str) and "<" not in code.co_name and not code.co_name.startswith("__"):
+            yield f"{module}.{code.co_name}", doc
+        frame = frame.f_back
+
+
+class SetAttribute(Made):
     """Replace or add an attribute of a class or a module; descriptors are kept as they are."""
 
     def __init__(self, owner: Any, name: str, value: object) -> None:
@@ -66,11 +108,15 @@ class WrapAttribute(SetAttribute):
         super().apply()
 
 
-class SetItem:
+class SetItem(Made):
     """Replace or add one item of a table."""
 
-    def __init__(self, table: MutableMapping[Any, Any], key: object, value: object) -> None:
+    def __init__(
+        self, table: MutableMapping[Any, Any], key: object, value: object, of: object = None
+    ) -> None:
+        """``of`` is what the item is about, if the key does not say so."""
         self.table, self.key, self.value = table, key, value
+        self.of = key if of is None else of
 
     def apply(self) -> None:
         self.before = self.table.get(self.key, _MISSING)

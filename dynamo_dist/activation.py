@@ -44,6 +44,19 @@ def enable() -> None:
     config = DistConfig.from_env()
 
     from dynamo_dist import _torch, plugins
+    from dynamo_dist.trackers import registry
+
+    with _torch.compile_lock:
+        if _applied:
+            return
+        plugins.read_plugins()
+        _apply(changes(config))
+        log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
+
+
+def changes(config: DistConfig) -> list[Change]:
+    """Everything that enabling does to torch, in order; nothing is applied here."""
+    from dynamo_dist import _torch
     from dynamo_dist.dtensor import registry as dtensor
     from dynamo_dist.lowering import registry as lowering
     from dynamo_dist.modules import registry as modules
@@ -54,35 +67,28 @@ def enable() -> None:
     from dynamo_dist.sharding import registry as sharding
     from dynamo_dist.trackers import hooks, registry
 
-    with _torch.compile_lock:
-        if _applied:
-            return
-        plugins.read_plugins()
-        _apply(
-            [
-                _torch.BackendEntryPoint(BACKEND),
-                _torch.same_backend_twice(),
-                *registry.changes(config),
-                *lowering.changes(config),
-                *dtensor.changes(config),
-                *modules.changes(config),
-                *randomness.changes(),
-                *guards.changes(),
-                *recompiles.changes(),
-                *wrapping.changes(),
-                *gradients.changes(),
-                *below_autograd.changes(),
-                *sharding.changes(config),
-                *registration.changes(),
-                *hooks.changes(),
-                *placements.changes(),
-                logs.LogDecisions(),
-                _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-                _torch.SkippedFrames(),
-                _torch.frames_left_alone(_runs_in_eager),
-            ]
-        )
-        log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
+    return [
+        _torch.BackendEntryPoint(BACKEND),
+        _torch.same_backend_twice(),
+        *registry.changes(config),
+        *lowering.changes(config),
+        *dtensor.changes(config),
+        *modules.changes(config),
+        *randomness.changes(),
+        *guards.changes(),
+        *recompiles.changes(),
+        *wrapping.changes(),
+        *gradients.changes(),
+        *below_autograd.changes(),
+        *sharding.changes(config),
+        *registration.changes(),
+        *hooks.changes(),
+        *placements.changes(),
+        logs.LogDecisions(),
+        _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
+        _torch.SkippedFrames(),
+        _torch.frames_left_alone(_runs_in_eager),
+    ]
 
 
 def apply_also(changes: list[Change]) -> None:

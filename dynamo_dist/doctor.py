@@ -10,6 +10,10 @@
      "passes": [str],            those that the pipeline would run, third parties' included
      "degraded": [{"what", "why", "fix"}]}
 
+With ``--changes``, what ``enable()`` changes in torch instead, as a list of::
+
+    {"places": [str], "how": str, "why": str, "made_by": str, "versions": str, "issue": str}
+
 The exit status is 0, or 1 where torch is not supported.
 """
 
@@ -232,11 +236,16 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of ``doctor``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--changes", action="store_true", help="what enable() changes in torch, and why"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the diagnosis; the exit status."""
+    """Print the diagnosis, or the changes; the exit status."""
     diagnosis = diagnose()
+    if arguments.changes and diagnosis.supported:
+        return _print_changes(arguments.json)
     if arguments.json:
         print(to_json(diagnosis))
     else:
@@ -244,3 +253,29 @@ def run(arguments: argparse.Namespace) -> int:
 
         render(diagnosis, Console())
     return 0 if diagnosis.supported else 1
+
+
+def _print_changes(as_json: bool) -> int:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from dynamo_dist import changes
+
+    found = changes.listed()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        return 0
+    console = Console()
+    count = sum(len(each.places) for each in found)
+    console.print(f"{count} changes of enable(), in order; disable() undoes them", highlight=False)
+    for each in found:
+        first, *others = each.places
+        console.print(Text(first, "bold"), soft_wrap=True)
+        if others:
+            console.print(Padding(f"and {len(others)} more, which --json names", (0, 0, 0, 4)))
+        seen = f"seen in {each.versions}" if each.versions else ""
+        told = (each.how, each.why, ", ".join(filter(None, (each.made_by, seen, each.issue))))
+        for line in filter(None, told):
+            console.print(Padding(Text(line), (0, 0, 0, 4)))
+    return 0

@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from dynamo_dist._torch import Change as Change
-from dynamo_dist._torch import SetAttribute, SetItem, WrapAttribute
+from dynamo_dist._torch import Made, SetAttribute, SetItem, WrapAttribute
 from dynamo_dist.trackers._torch import VALUE_MATCH, realized
 from dynamo_dist.trackers._torch import build as build
 from dynamo_dist.trackers._torch import build_callable as build_callable
@@ -225,6 +225,7 @@ def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
             VariableBuilder._id_dispatch(),
             id(value),
             lambda builder, _: make(builder.tx, builder.source),
+            of=value,
         )
     ]
 
@@ -236,7 +237,7 @@ def allow_point_to_point() -> list[Change]:
     return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]
 
 
-class ConfigDefault:
+class ConfigDefault(Made):
     """Another default for an entry of a torch config module, for every thread."""
 
     def __init__(self, config: Any, name: str, value: object) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch.fx.proxy as fx_proxy
 import torch.fx.traceback as fx_traceback
 
-from dynamo_dist._torch import Change, WrapAttribute
+from dynamo_dist._torch import Change, Made, WrapAttribute
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     ]
 
 
-class MetaField:
+class MetaField(Made):
     """Have nodes hand on ``meta[field]`` to those that are traced from them."""
 
     def __init__(self, field: str) -> None:

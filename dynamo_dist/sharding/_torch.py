@@ -62,8 +62,8 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynamo_dist._torch import Change as Change
+from dynamo_dist._torch import Made, SetItem, WrapAttribute
 from dynamo_dist._torch import SetAttribute as SetAttribute
-from dynamo_dist._torch import SetItem, WrapAttribute
 from dynamo_dist.errors import StrategyError
 
 try:
@@ -233,11 +233,11 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 _MISSING = object()
 
 
-class RemoveItem:
+class RemoveItem(Made):
     """Take one item out of a table, if it is there."""
 
     def __init__(self, table: MutableMapping[Any, Any], key: object) -> None:
-        self.table, self.key = table, key
+        self.table, self.key, self.of = table, key, key
 
     def apply(self) -> None:
         self.before = self.table.pop(self.key, _MISSING)

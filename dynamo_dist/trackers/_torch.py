@@ -430,7 +430,7 @@ def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
             table[id(function)] = wrap
         return FunctionTracker(value, answer, stock, source=builder.source)
 
-    return [SetItem(table, id(function), wrap)]
+    return [SetItem(table, id(function), wrap, of=function)]
 
 
 def on_values(

@@ -1,0 +1,104 @@
+"""List what ``enable()`` changes in torch: where, how, why, and in which versions it was seen.
+
+The list is made by the functions that make the changes, and its sentences are theirs: how is the first
+of the function's docstring, why the first of the module that asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from dynamo_dist import _torch, activation
+from dynamo_dist.config import DistConfig
+
+_GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.doctor")
+_ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
+_VERSIONS = re.compile(
+    r"\b(?:[Ss]een|are there|is there)[^.]*?\b(2\.\d+(?:\s+(?:to|and)\s+2\.\d+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Changes of one kind: places of torch that one function changes for one reason."""
+
+    places: tuple[str, ...]
+    how: str
+    why: str
+    made_by: str
+    versions: str  # "2.11 to 2.15"; empty where it is not said
+    issue: str  # of upstream; empty where there is none
+
+
+def listed(config: DistConfig | None = None) -> list[Listed]:
+    """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
+    with _torch.makers_noted():
+        made = activation.changes(config or DistConfig.from_env())
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for change in made:
+        groups.setdefault(_maker_and_reason(change), []).append(change)
+    return [_listed(maker, reason, changes) for (maker, reason), changes in groups.items()]
+
+
+def _maker_and_reason(change: Any) -> tuple[str, str]:
+    """The function that made it, and the module that asked for it, which says why."""
+    names = [name for name, _ in _makers(change)]
+    if not names:
+        return _name(type(change)), type(change).__module__
+    modules = [name.rpartition(".")[0] for name in names]
+    asking = (each for each in modules if each.rpartition(".")[2] not in ("_torch", "registry"))
+    return names[0], next(asking, modules[-1])
+
+
+def _makers(change: Any) -> list[tuple[str, str]]:
+    return [
+        (name, doc)
+        for name, doc in getattr(change, "makers", ())
+        if name.startswith("dynamo_dist.") and name.rpartition(".")[0] not in _GROUPING
+    ]
+
+
+def _listed(maker: str, module: str, changes: Sequence[Any]) -> Listed:
+    docs = [doc for _, doc in _makers(changes[0])] or [type(changes[0]).__doc__ or ""]
+    text = " ".join(docs)
+    versions, issue = _VERSIONS.search(text), _ISSUE.search(text)
+    why = "" if module.endswith("_torch") else _sentence(sys.modules[module].__doc__ or "")
+    # A list of changes says what its module is for.
+    how = why if maker.endswith(".changes") else _sentence(docs[0])
+    return Listed(
+        places=tuple(_place(change) for change in changes),
+        how=how,
+        why="" if why == how else why,
+        made_by=maker.removeprefix("dynamo_dist."),
+        versions=re.sub(r"\s+", " ", versions[1]) if versions else "",
+        issue=issue[0] if issue else "",
+    )
+
+
+def _sentence(doc: str) -> str:
+    """The first of a docstring, on one line."""
+    first = re.split(r"(?<=[.:])\s+(?=[A-Z`\"])|\n\n", doc.strip(), maxsplit=1)[0]
+    return re.sub(r"\s+", " ", first).rstrip(":")
+
+
+def _place(change: Any) -> str:
+    if isinstance(change, _torch.SetAttribute):
+        return f"{_name(change.owner)}.{change.name}"
+    found = getattr(change, "of", getattr(change, "key", type(change)))
+    return ", ".join(map(_name, found)) if type(found) is tuple else _name(found)
+
+
+def _name(thing: Any) -> str:
+    kind = type(thing)  # not isinstance: objects of torch warn when their class is asked for
+    if issubclass(kind, (str, *_torch.OPERATORS)):
+        return str(thing)
+    if issubclass(kind, ModuleType):
+        return str(thing.__name__)
+    if issubclass(kind, (type, FunctionType, BuiltinFunctionType)):
+        return f"{thing.__module__}.{thing.__qualname__}"
+    return f"a {_name(kind)}"

@@ -1,0 +1,77 @@
+"""The list of what ``enable()`` changes in torch: whole, and with a reason for each change."""
+
+import json
+
+import pytest
+import torch
+
+from dynamo_dist import __main__, activation, changes
+from dynamo_dist.config import DistConfig
+
+
+@pytest.fixture(scope="module")
+def found():
+    return changes.listed(DistConfig())
+
+
+def test_each_change_that_is_applied_is_listed_and_none_other(found, enabled):
+    places = [place for each in found for place in each.places]
+    assert len(places) == len(activation._applied)
+    assert not activation._applied[0].__dict__.get("makers")  # noted for the list alone
+
+
+def test_each_says_how_and_by_which_function(found):
+    assert all(len(each.how) > 20 and each.made_by for each in found)
+    unexplained = [each.made_by for each in found if "What enabling does" in each.how]
+    assert unexplained == []
+
+
+def test_places_can_be_read(found):
+    places = {place for each in found for place in each.places}
+    assert (
+        "torch.distributed.tensor._dispatch.OpDispatcher._propagate_op_sharding_dispatch_slow_path"
+        in (places)
+    )
+    assert (
+        "aten.poisson.default" in places
+        and "torch.distributed.distributed_c10d.all_reduce" in places
+    )
+    assert not [place for place in places if "0x" in place or place.isdigit()]
+
+
+def test_attributes_named_are_there_while_enabled(found, enabled):
+    attributes = [
+        (change.owner, change.name) for change in activation._applied if hasattr(change, "owner")
+    ]
+    assert all(name in vars(owner) for owner, name in attributes)
+    named = {place for each in found for place in each.places}
+    assert {changes._place(change) for change in activation._applied} == named
+
+
+def test_versions_are_read_from_the_docstring(found):
+    (drawing,) = [each for each in found if each.made_by == "randomness._torch.on_draw"]
+    assert drawing.versions == "2.11 to 2.15"
+    assert drawing.why.startswith("Draws of sharded DTensors")
+
+
+def test_the_command(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert __main__.main(["doctor", "--changes"]) == 0
+    told = capsys.readouterr().out
+    # Whole names, whatever the width.
+    assert (
+        "torch.distributed.tensor._dispatch.OpDispatcher._propagate_op_sharding_dispatch_slow_path"
+        in told
+    )
+    assert __main__.main(["doctor", "--changes", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(listed[0]) == {"places", "how", "why", "made_by", "versions", "issue"}
+    assert f"{sum(len(each['places']) for each in listed)} changes of enable()" in told
+
+
+def test_nothing_is_applied_by_listing(found):
+    assert not activation.is_enabled()
+    assert (
+        torch.ops.aten.poisson.default
+        not in torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers
+    )
