@@ -31,9 +31,14 @@ from typing import TYPE_CHECKING
 from dynamo_dist import activation, versions
 from dynamo_dist.config import TRACKER_NAMES, TRACKERS_OFF, DistConfig
 from dynamo_dist.errors import ConfigError
+from inductor_passes.entries import print_entries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
+
+    from dynamo_dist.changes import Listed
 
 PROBE_MEANINGS = {
     "opaque_types": "groups, meshes and placements are opaque objects to Dynamo (torch 2.12)",
@@ -227,10 +232,8 @@ def render(diagnosis: Diagnosis, console: Console) -> None:
     console.print(f"Trackers: {', '.join(diagnosis.trackers) or 'none'}", highlight=False)
     console.print(f"Passes:   {', '.join(diagnosis.passes) or 'none'}", highlight=False)
     if diagnosis.degraded:
-        table = Table("off or degraded", "why", "fix", title="Degraded", title_justify="left")
-        for problem in diagnosis.degraded:
-            table.add_row(problem.what, problem.why, problem.fix)
-        console.print(table)
+        console.print("Off or degraded:")
+        print_entries(console, ((each.what, (each.why, each.fix)) for each in diagnosis.degraded))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -257,8 +260,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_changes(as_json: bool) -> int:
     from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
 
     from dynamo_dist import changes
 
@@ -269,13 +270,15 @@ def _print_changes(as_json: bool) -> int:
     console = Console()
     count = sum(len(each.places) for each in found)
     console.print(f"{count} changes of enable(), in order; disable() undoes them", highlight=False)
-    for each in found:
-        first, *others = each.places
-        console.print(Text(first, "bold"), soft_wrap=True)
-        if others:
-            console.print(Padding(f"and {len(others)} more, which --json names", (0, 0, 0, 4)))
-        seen = f"seen in {each.versions}" if each.versions else ""
-        told = (each.how, each.why, ", ".join(filter(None, (each.made_by, seen, each.issue))))
-        for line in filter(None, told):
-            console.print(Padding(Text(line), (0, 0, 0, 4)))
+    print_entries(console, ((each.places[0], _told(each)) for each in found))
     return 0
+
+
+def _told(change: Listed) -> Iterator[str]:
+    if others := len(change.places) - 1:
+        yield f"and {others} more, which --json names"
+    yield change.how
+    if change.why:
+        yield change.why
+    seen = f"seen in {change.versions}" if change.versions else ""
+    yield ", ".join(filter(None, (change.made_by, seen, change.issue)))

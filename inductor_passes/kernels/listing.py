@@ -18,6 +18,7 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 
+from inductor_passes.entries import print_entries
 from inductor_passes.kernels.availability import MAX_WORLD, NO_TRITON, is_installed, why_not_here
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -104,15 +105,19 @@ def _obstacle(kernel: KernelRow, obstacle: str) -> str:
 
 def _render(obstacle: str) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("kernel", "in place of", "fused by", "needs", "runs here", show_lines=True)
-    for kernel in KERNELS:
-        table.add_row(
-            kernel.name + (" (experimental)" if kernel.experimental else ""),
-            kernel.replaces,
-            kernel.fused_by or "by hand",
-            "\n".join(kernel.needs),
-            _obstacle(kernel, obstacle) or "yes",
-        )
-    Console().print(table)
+    print_entries(
+        Console(),
+        (
+            (
+                kernel.name + (" (experimental)" if kernel.experimental else ""),
+                (
+                    f"in place of {kernel.replaces}",
+                    f"fused by {kernel.fused_by or 'hand'}",
+                    f"needs {'; '.join(kernel.needs)}",
+                    f"runs here: {_obstacle(kernel, obstacle) or 'yes'}",
+                ),
+            )
+            for kernel in KERNELS
+        ),
+    )

@@ -36,3 +36,12 @@ def test_nothing_needs_triton_to_be_listed(monkeypatch, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["triton"] is None
     assert "not installed" in printed["why_not"]
+
+
+def test_names_stand_whole_in_any_width(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    main(["kernels"])
+    told = capsys.readouterr().out.splitlines()
+    assert {row.name for row in listing.KERNELS} == {
+        line.removesuffix(" (experimental)") for line in told if not line.startswith(" ")
+    }
