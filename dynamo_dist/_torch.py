@@ -1,7 +1,8 @@
-"""The only file that names private torch parts for this package, each behind a feature probe.
+"""Private torch names that the package as a whole needs, each behind a feature probe: changes and their way back.
 
-A name that a torch lacks is None here; what differs from version to version is made one shape. What
-stands here knows how to look into torch and how to change it, not when or why.
+Each sub-package has a ``_torch.py`` of its own. A name that a torch lacks is None here; what differs
+from version to version is made one shape. What stands here knows how to look into torch and how to
+change it, not when or why.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class CacheKeyTag:
 
 
 def _override(entry: Any) -> object:
-    """What this thread set for a config entry, or torch's mark for "nothing"."""
+    """Return the value that this thread set for a config entry, or torch's mark for "nothing"."""
     override = entry.user_override
     return override.get() if hasattr(override, "get") else override
 
@@ -269,7 +270,7 @@ compile_lock = _convert_frame.compile_lock
 
 
 def same_or(value: object, check: Check) -> Check:
-    """Whether an object is ``value``, or equals it, or passes ``check``.
+    """Return a check that an object is ``value``, or equals it, or passes ``check``.
 
     A Python function would cost a frame for each call of a guard; this compares identities in C.
     """
@@ -335,7 +336,7 @@ def global_rank() -> int:
 
 
 def is_custom_op(name: str) -> bool:
-    """Whether ``torch.library.custom_op`` made the operator, so that its schema is checked.
+    """Return whether ``torch.library.custom_op`` made the operator, so that its schema is checked.
 
     Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.11 to 2.15.
     """

@@ -120,7 +120,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
-    """Whether ``enable()`` is in force in this process."""
+    """Return whether ``enable()`` is in force in this process."""
     return bool(_applied)
 
 

@@ -62,5 +62,5 @@ def _explain() -> None:
 
 
 def log_names_are_in_time(internal: ModuleType) -> bool:
-    """Whether TORCH_LOGS is still unread, seen by the handler that torch gives its logger then."""
+    """Return whether TORCH_LOGS is still unread, seen by the handler that torch gives its logger then."""
     return not any(internal._is_torch_handler(h) for h in logging.getLogger("torch").handlers)

@@ -1,4 +1,4 @@
-"""What ``enable()`` reads from the environment, once."""
+"""The settings that ``enable()`` reads from the environment, once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AGREEMENT_SECONDS = SECONDS
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """How long a rank waits for others to compile the same graph; 0 settles and compares nothing.
+    """Return the seconds that a rank waits for others to compile the same graph; 0 settles and compares nothing.
 
     Raises ConfigError for what is no number of at least 0.
     """

@@ -70,7 +70,7 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What ``doctor`` prints; the module's docstring explains the fields."""
+    """The findings that ``doctor`` prints; the module's docstring explains the fields."""
 
     supported: bool
     enabled: bool

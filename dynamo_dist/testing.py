@@ -64,7 +64,7 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
 
 
 def fake_group_fills_results() -> bool:
-    """Whether every collective of this torch's fake group writes to what it returns.
+    """Return whether every collective of this torch's fake group writes to what it returns.
 
     Up to 2.12 a reduce-scatter, a scatter or an all-to-all leaves memory as it was: compare no numbers.
     """

@@ -1,4 +1,4 @@
-"""Which torch versions this package works with."""
+"""The torch versions that this package works with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse(version: str) -> tuple[int, int] | None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether a torch of this version is among those we support."""
+    """Return whether a torch of this version is among those we support."""
     parsed = parse(version)
     return parsed is not None and OLDEST <= parsed < FIRST_UNTESTED
 

@@ -100,7 +100,7 @@ def inductor_config() -> Any:
 
 
 def has_config(key: str) -> bool:
-    """Whether this torch's Inductor knows the dotted configuration key."""
+    """Return whether this torch's Inductor knows the dotted configuration key."""
     return key in inductor_config().get_config_copy()
 
 
@@ -118,7 +118,7 @@ def config_keys() -> frozenset[str]:
 
 
 def is_config_set(key: str) -> bool:
-    """Whether the dotted key has another value in this process than torch gives it.
+    """Return whether the dotted key has another value in this process than torch gives it.
 
     Torch's own record of who set what is no help: a patch leaves behind that everything in it was set.
     ``_config`` was seen in 2.11 to 2.15.
@@ -127,7 +127,7 @@ def is_config_set(key: str) -> bool:
 
 
 def is_inductor_key(key: str) -> bool:
-    """Whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
+    """Return whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
     return key.replace("-", "_") in config_keys()
 
 
@@ -167,7 +167,7 @@ def reorder_for_locality(graph: fx.Graph) -> None:
 
 @functools.cache
 def can_pin_order() -> bool:
-    """Whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
+    """Return whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
     try:
         from torch._inductor.fx_passes import control_dependencies
     except ImportError:
@@ -245,7 +245,7 @@ def compile_again() -> None:
 
 
 def trace_in_work() -> Any:
-    """What stands for one trace from Dynamo to its last backward graph, or None outside of one."""
+    """Return torch's context of one trace, from Dynamo to its last backward graph, or None outside of one."""
     from torch._guards import TracingContext
 
     return TracingContext.try_get()
@@ -267,7 +267,7 @@ def sharded_inputs() -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def is_aot_inductor() -> bool:
-    """Whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
+    """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
     from torch._inductor.virtualized import V
 
     return bool(getattr(V, "aot_compilation", False))
@@ -455,7 +455,7 @@ def default_group() -> Any:
 
 
 def reads_default_group() -> Callable[[], Any]:
-    """What gives the default process group, without the checks of ``default_group``: it is asked by each call.
+    """Return a getter of the default process group without the checks of ``default_group``: each call asks it.
 
     ``_world.default_pg`` was seen in 2.11 to 2.15.
     """
@@ -466,7 +466,7 @@ def reads_default_group() -> Callable[[], Any]:
 
 
 def moves_data(group: object) -> bool:
-    """Whether a group's ranks are processes of their own."""
+    """Return whether a group's ranks are processes of their own."""
     import torch.distributed as dist
 
     try:
@@ -687,7 +687,7 @@ def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) ->
 
 
 def compiles_autograd() -> bool:
-    """Whether backward passes are traced anew by compiled autograd, so that no backward graph of their forward runs.
+    """Return whether compiled autograd traces backward passes anew: no backward graph of their forward runs.
 
     ``compiled_autograd_enabled`` was seen in 2.11 to 2.15.
     """

@@ -123,15 +123,15 @@ class Attachment:
         return offer.carry_out(decision.plan)
 
     def looks_only(self) -> bool:
-        """Whether no pass of these options can change what a graph launches."""
+        """Return whether no pass of these options can change what a graph launches."""
         return self.options.passes == () and self.options.schedule == "off"
 
     def ranks_differ(self) -> bool:
-        """Whether other ranks may hold another graph than the one in work."""
+        """Return whether other ranks may hold another graph than the one in work."""
         return self.uneven or has_uneven_inputs() or is_rank_dependent()
 
     def uuid(self, side: str) -> str | None:
-        """What Inductor's caches take for these passes; None, if a chained pass has none."""
+        """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""
         parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
         parts.append(
             f"{self.locality} {self.locality_in_training} {self.ranks_differ()} {self.place}"
@@ -220,7 +220,7 @@ def _pass_classes() -> tuple[type, type]:
 
 
 def _is_inference(told: bool | None) -> bool:
-    """What Inductor says; torch 2.11 does not say it to passes, but to the graph's name."""
+    """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but to the graph's name."""
     return "inference" in _torch.graph_being_compiled() if told is None else told
 
 

@@ -1,4 +1,4 @@
-"""What a pass is: one class, one idea, checked before and after it runs."""
+"""A pass: one class, one idea, checked before and after it runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from inductor_passes.schedule.options import ScheduleOptions
 
 
 class Numerics(enum.Enum):
-    """What a pass may do to the numbers of a program."""
+    """Changes that a pass may make to the numbers of a program."""
 
     BITWISE = "bitwise"  # every bit as before
     REASSOCIATING = "reassociating"  # sums in another order
@@ -25,7 +25,7 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """What one run of a pass did. ``counters`` are non-negative integers, named in the pass's docstring.
+    """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's docstring.
 
     ``schedule``: the decision of a pass that settles the order of the whole graph, so that the passes
     that are a ``fallback`` have nothing left to do. ``notes``: decisions worth a line each.
@@ -39,7 +39,7 @@ class PassStats:
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What a pass may be built from.
+    """Inputs that a pass may be built from.
 
     ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
     ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph.

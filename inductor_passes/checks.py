@@ -1,4 +1,4 @@
-"""What cannot run, said while compiling and with the user's line, instead of a crash or a hang later."""
+"""Checks for launches that cannot run: an error while compiling, with the user's line, not a crash or a hang later."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def _op(node: fx.Node) -> torch._ops.OpOverload | None:
 
 
 def is_wait(node: fx.Node) -> bool:
-    """Whether ``node`` is a ``wait_tensor``."""
+    """Return whether ``node`` is a ``wait_tensor``."""
     op = _op(node)
     return op is not None and op.namespace in NAMESPACES and op._opname.startswith("wait_tensor")
 
 
 def is_launch(node: fx.Node) -> bool:
-    """Whether ``node`` starts a collective that a ``wait_tensor`` ends."""
+    """Return whether ``node`` starts a collective that a ``wait_tensor`` ends."""
     op = _op(node)
     return op is not None and op.namespace in NAMESPACES and not is_wait(node) and kind(node) != ""
 
@@ -143,7 +143,7 @@ def payloads(node: fx.Node) -> list[int]:
 
 
 def is_coalesced(node: fx.Node) -> bool:
-    """Whether one call launches several collectives, each of one tensor."""
+    """Return whether one call launches several collectives, each of one tensor."""
     op = _op(node)
     return op is not None and "coalesced" in op._opname
 

@@ -52,7 +52,7 @@ def compile_graph(
     on_graph: Callable[[GraphRecord], None] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """What a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
+    """Compile a graph as a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
 
     ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
@@ -145,7 +145,7 @@ def _as_they_are() -> Iterator[None]:
 
 
 def as_settled(make: Callable[[], T]) -> T:
-    """What ``make`` compiles or loads, in the order of launches that all ranks have settled.
+    """Return what ``make`` compiles or loads, in the order of launches that all ranks have settled.
 
     Code from a cache was made by what ranks had settled then; where that is something else now, it is made anew.
     """

@@ -1,4 +1,4 @@
-"""What must hold after every pass, and postconditions that passes share."""
+"""Invariants that must hold after every pass, and postconditions that passes share."""
 
 from __future__ import annotations
 

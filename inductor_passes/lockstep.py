@@ -34,7 +34,7 @@ def run_in_lockstep(
     inputs: Sequence[Sequence[Any]],
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> list[Any]:
-    """What each rank's graph returns for its inputs.
+    """Run the ranks' graphs in lockstep, and return what each rank's graph returns for its inputs.
 
     ``graphs`` has a graph per rank, ``inputs`` its placeholders' values (local shapes), ``groups`` the
     ranks of each group by name; the default is one group ``"0"`` of all. Knows all_gather, all_reduce,

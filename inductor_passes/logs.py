@@ -1,4 +1,4 @@
-"""What was decided on each graph, for ``TORCH_LOGS`` and for tlparse; on a warm cache too.
+"""Logs of the decisions on each graph, for ``TORCH_LOGS`` and for tlparse; on a warm cache too.
 
 ``TORCH_LOGS=dist_schedule,dist_collectives,dist_fuse`` where torch knows these names (from 2.13 on, with
 the package installed), and the modules' names everywhere: ``+inductor_passes.schedule`` and so on.

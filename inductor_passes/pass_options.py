@@ -23,7 +23,7 @@ NO_PASSES = (pin.NAME, DIRECT_GRADIENTS, BELOW_AUTOGRAD)
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """What a user chose.
+    """Options that a user chose.
 
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
@@ -62,7 +62,7 @@ class PassOptions:
             load_topology(self.topology)
 
     def digest(self) -> str:
-        """What of these options changes a compiled graph. ``report`` does not."""
+        """Return these options as far as they change a compiled graph. ``report`` does not."""
         return repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "report"])
 
 

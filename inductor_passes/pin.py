@@ -54,7 +54,7 @@ REDUCTIONS = frozenset(
 
 
 def has_own_kernel(node: fx.Node) -> bool:
-    """Whether Inductor gives the node a kernel call of its own (a matrix product, attention ...)."""
+    """Return whether Inductor gives the node a kernel call of its own (a matrix product, attention ...)."""
     if getattr(node.target, "namespace", "") == FUSED_NAMESPACE:
         return True
     return getattr(node.target, "overloadpacket", None) in OWN_KERNEL
@@ -91,7 +91,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
 
 
 def _reads(node: fx.Node, some: set[fx.Node]) -> bool:
-    """Whether the node's value is made, in a few steps, of one of ``some``: then it runs after it anyway."""
+    """Return whether the node's value is made, in a few steps, of one of ``some``: then it runs after it anyway."""
     stack, seen = list(node.all_input_nodes), set[fx.Node]()
     while stack and len(seen) < SEARCH_STEPS:
         source = stack.pop()
@@ -135,7 +135,7 @@ def _reduce_in_place(graph: fx.Graph) -> None:
 
 
 def _is_last_reader(launch: fx.Node, value: object) -> bool:
-    """Whether ``value`` is fresh memory of this graph, read by the launch alone."""
+    """Return whether ``value`` is fresh memory of this graph, read by the launch alone."""
     while isinstance(value, fx.Node) and value.op == "call_function" and len(value.users) == 1:
         if not is_view(value):
             return isinstance(value.target, torch._ops.OpOverload) and not is_wait(value)

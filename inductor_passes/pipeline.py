@@ -106,7 +106,7 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
-    """What the passes of one compile are built from."""
+    """Return the context that the passes of one compile are built from."""
     schedule = options.schedule
     return PassContext(
         cost,

@@ -1,4 +1,4 @@
-"""Where graph records go, and how they survive a warm cache.
+"""Graph records: where they go, and how they survive a warm cache.
 
 On a warm cache Inductor runs no pass. But a cached graph brings the counters of its compile with
 it: the pipeline stores each record in a file beside the cache, named by its content, and counts
@@ -88,7 +88,7 @@ def compiling() -> Iterator[list[tuple[str, GraphRecord]]]:
 
 
 def is_followed() -> bool:
-    """Whether this thread compiles inside ``compiling()``."""
+    """Return whether this thread compiles inside ``compiling()``."""
     return _compiling.get() is not None
 
 

@@ -1,4 +1,4 @@
-"""What the passes did to one graph, as plain data that survives JSON.
+"""Records of what the passes did to one graph, as plain data that survives JSON.
 
 A warm compile cache runs no pass, so these records are stored beside the cache and read back
 (``record_store.py``); reports, logs and the demo are made from nothing else.
@@ -43,7 +43,7 @@ class CollectiveRecord:
     cause: str = ""
 
     def agreed(self) -> str:
-        """What every rank of the group must launch alike, as text; "" if that is nothing.
+        """Describe what every rank of the group must launch alike, as text; "" if that is nothing.
 
         A send has a receive on the other side; shares of an all_to_all, gather or scatter may differ.
         """
@@ -56,7 +56,7 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExposedRecord:
-    """Why a launch of a scheduled graph is not hidden: ``reason`` as ``schedule.solution.Exposed`` has it."""
+    """A launch of a scheduled graph that is not hidden: ``reason`` as ``schedule.solution.Exposed`` has it."""
 
     name: str
     exposed_us: float
@@ -65,7 +65,7 @@ class ExposedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRecord:
-    """What the scheduler decided on one graph: predicted, not measured.
+    """Decision of the scheduler on one graph: predicted, not measured.
 
     ``decision``: what was applied, or why nothing was. ``bound_us``: no schedule is shorter under the
     model; ``gap``: how far above it the makespan is, as a share of it. ``fixed``: nodes whose effects
@@ -89,7 +89,7 @@ class ScheduleRecord:
 
     @property
     def left_alone(self) -> bool:
-        """Whether the program's order stayed, because no other gains enough."""
+        """Return whether the program's order stayed, because no other gains enough."""
         return self.decision.startswith(LEFT_ALONE)
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class GraphRecord:
 
     @property
     def schedule(self) -> ScheduleRecord | None:
-        """What the global scheduler decided; None where it did not run."""
+        """Decision of the global scheduler; None where it did not run."""
         return next((p.schedule for p in self.passes if p.schedule is not None), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class GraphRecord:
 
 
 def known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a record is made of; others are of a later version, or computed."""
+    """Return the entries that a record is made of; others are of a later version, or computed."""
     names = _names(cls)
     return {key: value for key, value in data.items() if key in names}
 

@@ -1,4 +1,4 @@
-"""Who writes reports: found by entry point, so that this package knows nothing of how they look."""
+"""Writers of reports: found by entry point, so that this package knows nothing of how they look."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def frames_of(node: fx.Node) -> list[re.Match[str]]:
 
 
 def cause(node: fx.Node) -> str:
-    """What was noted while the program was traced, such as a DTensor's change of placement, or ""."""
+    """Return the note made while the program was traced, such as a DTensor's change of placement, or ""."""
     return str(node.meta.get(CAUSE, ""))
 
 

@@ -80,7 +80,7 @@ def trace(
 
 
 def run_on_ranks(graph: fx.Graph, *inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What the graph returns on each rank, with collectives that move true numbers, in one process.
+    """Return the graph's results on each rank, with collectives that move true numbers, in one process.
 
     ``inputs`` has one entry for each graph input: its local value on every rank. Needs a fake group of
     as many ranks to be initialised.

@@ -53,7 +53,7 @@ class ThreadClock(WallClock):
 
 
 class _Link:
-    """What all groups of the process share: how long a collective takes, on which clock."""
+    """Settings that all groups of the process share: how long a collective takes, on which clock."""
 
     us: LinkTime = staticmethod(lambda kind, payloads, ranks: 0.0)
     clock = WallClock()

@@ -1,4 +1,4 @@
-"""Whether ranks compile different graphs: a DTensor's shards differ in size, or the program reads its rank.
+"""Signs that ranks compile different graphs: a DTensor's shards differ in size, or the program reads its rank.
 
 Every rank comes to the same answer, whatever its own shard and its own rank are: sizes are read off global
 shapes and placements, and that the rank was asked for counts, not what it is.
@@ -17,7 +17,7 @@ from inductor_passes import _torch
 
 
 def is_rank_dependent() -> bool:
-    """Whether the program in work has asked for its rank, which its graph holds as a constant.
+    """Return whether the program in work has asked for its rank, which its graph holds as a constant.
 
     ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs too. Whoever
     traces says so with an attribute of torch's ``TracingContext``.
@@ -26,7 +26,7 @@ def is_rank_dependent() -> bool:
 
 
 def has_uneven_values(gm: fx.GraphModule) -> bool:
-    """Whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes."""
+    """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
@@ -42,13 +42,13 @@ def has_uneven_inputs() -> bool:
 
 
 def is_uneven(value: object) -> bool:
-    """Whether ``value`` is a DTensor whose shards differ in size."""
+    """Return whether ``value`` is a DTensor whose shards differ in size."""
     spec = getattr(value, "_spec", None)
     return isinstance(value, torch.Tensor) and spec is not None and shards_differ(value.shape, spec)
 
 
 def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:
-    """Whether a dimension of ``global_shape`` does not divide by the ranks that share it.
+    """Return whether a dimension of ``global_shape`` does not divide by the ranks that share it.
 
     ``spec`` has ``mesh`` and ``placements``. A symbolic size may divide or not: it counts as uneven.
     """

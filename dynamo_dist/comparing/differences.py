@@ -1,4 +1,4 @@
-"""How far two sets of tensors are apart."""
+"""The distance between two sets of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one step costs: time, launches, memory."""
+"""The cost of one step: time, launches, memory."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
 
 
 def _reset_resident_peak() -> bool:
-    """Whether the kernel let us start the high-water mark anew (Linux, /proc writable)."""
+    """Return whether the kernel let us start the high-water mark anew (Linux, /proc writable)."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

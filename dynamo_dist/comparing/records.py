@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data.
+"""The findings of a comparison, as plain data.
 
 JSON schema, version 1 (``Comparison.to_json``). Times are milliseconds unless the name says
 otherwise, sizes bytes. A reader ignores fields that it does not know.
@@ -145,7 +145,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether ours ran in one piece, within tolerance of eager, on every rank."""
+        """Return whether ours ran in one piece, within tolerance of eager, on every rank."""
         ours = self.merged["ours"]
         return ours.within_tolerance and not ours.error and ours.graph_breaks == 0
 

@@ -1,4 +1,4 @@
-"""What a model and its inputs were, and how to bring it back."""
+"""The state of a model and its inputs, and how to bring it back."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Saved:
             self._device_module().set_rng_state(self.device_rng)
 
     def drew_random_numbers(self) -> bool:
-        """Whether the random state moved since it was last restored."""
+        """Return whether the random state moved since it was last restored."""
         if not torch.equal(torch.get_rng_state(), self.rng):
             return True
         if self.device_rng is None:

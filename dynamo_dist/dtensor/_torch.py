@@ -72,7 +72,7 @@ def storage_key(tensor: torch.Tensor) -> Any:
 
 
 def has_tensors(tree: Any) -> bool:
-    """Whether any leaf is a tensor."""
+    """Return whether any leaf is a tensor."""
     return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
 
 
@@ -80,7 +80,7 @@ tree_map = _pytree.tree_map
 
 
 def can_partition(kind: type) -> bool:
-    """Whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
+    """Return whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
     own: Any = getattr(kind, "_partition_value", None)
     return TRACES_PLACEMENTS or own is None or inspect.unwrap(own) is _partition_value
 
@@ -359,7 +359,7 @@ def dtensor_op_handlers() -> dict[Any, Any]:
 
 
 def dtensor_state(tx: Any) -> dict[str, Any]:
-    """What the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
+    """Return the state that the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
     found: dict[str, Any] = vars(tx.output).setdefault("_dynamo_dist_dtensor", {})
     return found
 
@@ -369,18 +369,18 @@ _HOOK_GRAPHS = (MODULE_HOOK, "register_hook")  # as the tracer of a hook's graph
 
 
 def is_in_backward_hook(tx: Any) -> bool:
-    """Whether what is traced here is a hook: its gradients are examples, laid out as the forward's values."""
+    """Return whether what is traced here is a hook: its gradients are examples, laid out as the forward's values."""
     return tx.output.current_tracer.description in _HOOK_GRAPHS
 
 
 def is_tensor_of(tracker: Any, cls: type) -> bool:
-    """Whether it tracks a tensor of this class."""
+    """Return whether it tracks a tensor of this class."""
     tracker = realized(tracker)
     return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
 
 
 def requires_grad(tracker: Any) -> bool:
-    """Whether the tracked tensor requires gradients."""
+    """Return whether the tracked tensor requires gradients."""
     return bool(fake_tensor(tracker).requires_grad)
 
 
@@ -397,7 +397,7 @@ def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any
 
 
 def implicit_replication() -> bool:
-    """Whether plain tensors among DTensors count as replicated."""
+    """Return whether plain tensors among DTensors count as replicated."""
     return bool(DTensor._op_dispatcher._allow_implicit_replication)
 
 
@@ -549,7 +549,7 @@ def _is_strided_shard(placement: Any) -> bool:
 
 
 def count_strided_shards_with_real_tensors() -> list[Change]:
-    """How large a strided shard is is computed with tensors; while tracing they must not be fakes.
+    """Compute the size of a strided shard with real tensors while tracing, not with fakes.
 
     Otherwise each index becomes an unknown size of the program's graph. A symbolic size is fixed, by a guard,
     up to 2.12, which cannot count with symbols. Seen in torch 2.11 to 2.15.

@@ -1,4 +1,4 @@
-"""What a traced DTensor has: ``hasattr``, ``getattr`` with a default, ``_spec`` of an intermediate.
+"""Attributes of a traced DTensor: ``hasattr``, ``getattr`` with a default, ``_spec`` of an intermediate.
 
 Stock answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
 ``to_local`` or ``full_tensor`` takes the branch for plain tensors.
@@ -27,7 +27,7 @@ def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
 
 
 def attribute(tx: Any, tracker: Any, name: str) -> Any:
-    """What stock gets wrong: see below; None leaves the rest to stock.
+    """Return an attribute that stock gets wrong, see below; None leaves the rest to stock.
 
     ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
     that the program made cannot be built by stock. A gradient's layout breaks.
@@ -71,7 +71,7 @@ def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for attributes."""
+    """List the changes that enabling makes for attributes."""
     return [
         *_torch.on_tensor_attributes(has_attribute, attribute),
         *_torch.on_full_tensor(full_tensor),

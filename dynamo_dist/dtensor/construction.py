@@ -91,7 +91,7 @@ CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for ``from_local`` and for the sizes of new tensors."""
+    """List the changes that enabling makes for ``from_local`` and for the sizes of new tensors."""
     return [
         *_torch.on_function(DTensor.from_local, from_local),
         *_torch.on_contiguous_strides(contiguous_strides),

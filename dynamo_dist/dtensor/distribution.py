@@ -145,5 +145,5 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for ``distribute_tensor``."""
+    """List the changes that enabling makes for ``distribute_tensor``."""
     return _torch.on_function(distribute_tensor, answer)

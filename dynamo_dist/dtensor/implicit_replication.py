@@ -25,7 +25,7 @@ def turn(on: bool) -> None:
 
 @contextlib.contextmanager
 def _context() -> Iterator[None]:
-    """What is traced for the context; stock up to 2.11 would put off what it does to the switch."""
+    """Stand in for the context while tracing; stock up to 2.11 would put off what it does to the switch."""
     try:
         turn(True)
         yield
@@ -44,7 +44,7 @@ def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the context."""
+    """List the changes that enabling makes for the context."""
     return [
         *_torch.on_function(implicit_replication, _enter),
         *_torch.on_function(turn, _turn),

@@ -32,11 +32,11 @@ def once_more(run: Callable[[], Any], arguments: Any) -> Any:
 
 
 def are_distributed(arguments: Any) -> bool:
-    """Whether there are tensors, all of them DTensors."""
+    """Return whether there are tensors, all of them DTensors."""
     tensors = [each for each in _torch.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
     return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the nodes that Dynamo tries out and those that AOTAutograd traces."""
+    """List the changes that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
     return _torch.around_traced_calls(once_more)

@@ -100,7 +100,7 @@ def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the context."""
+    """List the changes that enabling makes for the context."""
     return [
         *_torch.on_function(_torch.enable_loss_ops, _set(True)),
         *_torch.on_function(_torch.disable_loss_ops, _set(False)),

@@ -18,7 +18,7 @@ from dynamo_dist.dtensor import _torch
 
 
 class _Absent(threading.local):
-    """What makes the zeros of the absent gradients of the backward that runs in this thread, in order."""
+    """The makers of the zeros for the absent gradients of the backward that runs in this thread, in order."""
 
     makers: Sequence[Callable[[], DTensor]] = ()
 
@@ -79,7 +79,7 @@ def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | Non
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for outputs that no loss uses."""
     return [
         *_torch.on_forward_with_tangents(DTensor, _watched),
         *_torch.on_plain_tangent(DTensor, _absent_gradient),

@@ -110,7 +110,7 @@ def _way(output: DTensor, base: torch.Tensor | None, args: Sequence[Any]) -> Any
 
 
 def _steps(output: DTensor, base: DTensor) -> tuple[Step, ...] | None:
-    """What autograd recorded between base and output; None if that is no chain of one tensor's views."""
+    """List the steps that autograd recorded from base to output; None if they are no chain of one tensor's views."""
     replayed, calls = _torch.recorded_views(output, base)
     if replayed is None or replayed.shape != output.shape:
         return None
@@ -182,7 +182,7 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
 
 
 def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any, Any]:
-    """What each symbol is in this call, as far as one of the sizes is that symbol alone."""
+    """Map each symbol to its value in this call, as far as one of the sizes is that symbol alone."""
     return {
         known.expression: size
         for known, size in zip(way.known, _known_sizes(base, target), strict=True)
@@ -211,5 +211,5 @@ def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for views."""
+    """List the changes that enabling makes for views."""
     return _torch.on_output_aliases(record, replay, apart_if_made_here, DTensor)

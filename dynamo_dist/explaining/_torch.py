@@ -1,4 +1,4 @@
-"""What is changed in torch while a script is explained. Imports nothing of torch that it has not yet."""
+"""Changes made in torch while a script is explained. Imports nothing of torch that it has not yet."""
 
 from __future__ import annotations
 

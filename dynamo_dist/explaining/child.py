@@ -36,7 +36,7 @@ def install() -> None:
 
 @functools.cache
 def _listen_once() -> None:
-    """Whatever is wrong with us, the script goes on."""
+    """Start to listen; whatever is wrong with us, the script goes on."""
     try:
         from dynamo_dist.explaining.listener import Listener
 

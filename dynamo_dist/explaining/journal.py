@@ -1,4 +1,4 @@
-"""What an explained process has seen so far, on disk: nothing is lost if the process dies.
+"""Records of what an explained process has seen so far, on disk: nothing is lost if the process dies.
 
 Each process appends lines of JSON to a file of its own, ``{"kind": KIND, "data": {...}}``. A later line
 about the same thing replaces the earlier; a last line that was cut off is not read.
@@ -53,7 +53,7 @@ class Journal:
         self._process: dict[str, Any] = {}
 
     def process(self, **known: Any) -> None:
-        """Who is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``, ``meeting``.
+        """Note which process is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``, ``meeting``.
 
         ``meeting`` is ``HOST:PORT`` of the store where the ranks met, "" where there is none.
         """

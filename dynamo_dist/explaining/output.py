@@ -1,4 +1,4 @@
-"""What ``explain`` and ``report`` print and write: text or JSON, a page, a trace. Imports torch late."""
+"""The output of ``explain`` and ``report``, printed and written: text or JSON, a page, a trace. Imports torch late."""
 
 from __future__ import annotations
 

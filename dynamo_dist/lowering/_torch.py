@@ -159,7 +159,7 @@ def call_before_graph(tx: Any, source: Any, method: str) -> None:
 
 
 def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
-    """What we keep for one trace; made anew when Dynamo starts over."""
+    """Return the state that we keep for one trace; made anew when Dynamo starts over."""
     state = vars(tx.output).get("_dynamo_dist")
     if state is None:
         state = tx.output._dynamo_dist = make()
@@ -167,7 +167,7 @@ def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
 
 
 def is_subclass_instance(tracker: Any) -> bool:
-    """Whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
+    """Return whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
     tracker = realized(tracker)
     if not isinstance(tracker, TensorVariable):
         return False
@@ -514,7 +514,7 @@ def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two stand-ins share memory; True where symbolic sizes or strides leave it open."""
+    """Return whether two stand-ins share memory; True where symbolic sizes or strides leave it open."""
     try:
         if not _same_storage(a, b):
             return False
@@ -547,7 +547,7 @@ def _ranges_meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
 
 
 def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether equal strides show two slices of one tensor to be disjoint, such as column blocks."""
+    """Return whether equal strides show two slices of one tensor to be disjoint, such as column blocks."""
     if a.stride() != b.stride() or _extent(a) is None or _extent(b) is None:
         return False
     at, bt = a.storage_offset(), b.storage_offset()

@@ -19,7 +19,7 @@ from dynamo_dist.lowering.reduce import coalesced_all_reduce, coalesced_reduce_s
 
 
 class Coalesced:
-    """What ``with _coalescing_manager() as cm`` gives: the launch's Work if ``async_ops``."""
+    """The object that ``with _coalescing_manager() as cm`` gives: the launch's Work if ``async_ops``."""
 
     def __init__(self) -> None:
         self.works: list[dist.Work] = []

@@ -47,7 +47,7 @@ def reduce_op_name(op: Any) -> str | None:
 
 
 def is_functional(reduce_op: str) -> bool:
-    """Whether torch's own functional collectives take this reduce op."""
+    """Return whether torch's own functional collectives take this reduce op."""
     return reduce_op in _REDUCE_OPS
 
 
@@ -148,7 +148,7 @@ def isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str, serial: int
 
 
 def irecv(buffer: torch.Tensor, src: int, tag: int, group_name: str, serial: int) -> torch.Tensor:
-    """What ``src`` sent, in the shape of ``buffer``."""
+    """Return the tensor that ``src`` sent, in the shape of ``buffer``."""
     result = _contiguous_copy(buffer)
     group = _torch.resolve_process_group(group_name)
     work = group.recv_anysource([result], tag) if src == NO_PEER else group.recv([result], src, tag)

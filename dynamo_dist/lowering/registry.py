@@ -1,4 +1,4 @@
-"""Which functions of torch.distributed are lowered to what, and the changes that put this in place."""
+"""The functions of torch.distributed and what each is lowered to, and the changes that put this in place."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def lowered(name: str) -> Callable[..., Any]:
 
 
 def _is_outside(group: Any) -> bool:
-    """Whether the group argument says that this rank is no member; the call then gives None."""
+    """Return whether the group argument says that this rank is no member; the call then gives None."""
     if group is None:
         return False
     try:

@@ -21,7 +21,7 @@ def seconds(timeout: timedelta | float | None) -> float:
 
 
 def barrier_device(group: dist.ProcessGroup, device_ids: list[int] | None) -> torch.device:
-    """Where eager's barrier of this group runs."""
+    """Return the device on which eager's barrier of this group runs."""
     # A CUDA build names its accelerator on a machine without one too.
     accelerator = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device_ids:
@@ -33,5 +33,5 @@ def barrier_device(group: dist.ProcessGroup, device_ids: list[int] | None) -> to
 
 
 def coalesces(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether the group's backend makes one launch of a batch of sends and receives."""
+    """Return whether the group's backend makes one launch of a batch of sends and receives."""
     return type(group) is dist.ProcessGroup and group._get_backend(device).supports_coalescing

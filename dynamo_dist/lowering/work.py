@@ -82,7 +82,7 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self) -> Any:
-        """What the collective, or the callback, gave. A callback runs once, at the first ask."""
+        """Return the value of the collective, or of the callback. A callback runs once, at the first ask."""
         if not super().done():
             self._of.wait()
             if self._callback is not None:
@@ -116,7 +116,7 @@ def end(
     outputs: list[torch.Tensor],
     async_op: bool,
 ) -> dist.Work | None:
-    """What a c10d function returns: a Work in flight, or None after waiting."""
+    """Return the result of a c10d function: a Work in flight, or None after waiting."""
     if async_op:
         return start(finish, launched, outputs)
     finish(launched, outputs)
@@ -167,7 +167,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def payload(tensor: torch.Tensor) -> torch.Tensor:
-    """What of ``tensor`` is sent: plain, its elements one after the other in memory."""
+    """Return ``tensor`` as it is sent: plain, its elements one after the other in memory."""
     tensor = plain(tensor)
     # No needless alias: up to 2.11 Dynamo returns one from an autograd function, which loses gradients.
     # Later ones do not ask: what asks for strides of a gradient, in a hook, cannot be traced there.

@@ -88,12 +88,12 @@ def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
 
 
 def is_tensor(tracker: Any) -> bool:
-    """Whether it tracks a tensor."""
+    """Return whether it tracks a tensor."""
     return isinstance(realized(tracker), TensorVariable)
 
 
 def requires_grad(tracker: Any) -> bool:
-    """Whether it tracks a tensor that requires gradients."""
+    """Return whether it tracks a tensor that requires gradients."""
     return is_tensor(tracker) and bool(fake_tensor(tracker).requires_grad)
 
 
@@ -146,7 +146,7 @@ def traced_apart(
 
 
 def computes_nothing(graph: Any) -> bool:
-    """Whether a graph has inputs and an output only, but for switching gradients off and on."""
+    """Return whether a graph has inputs and an output only, but for switching gradients off and on."""
     return all(
         node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled
         for node in graph.nodes
@@ -182,7 +182,7 @@ def on_backward(refuse: Callable[[], None]) -> list[Change]:
 
 
 def fsdp_hooks() -> list[Any]:
-    """What FSDP2 runs around a sharded module's forward."""
+    """List the hooks that FSDP2 runs around a sharded module's forward."""
     return [_FSDPState._pre_forward, _FSDPState._post_forward]
 
 

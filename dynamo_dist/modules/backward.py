@@ -26,5 +26,5 @@ def refuse() -> NoReturn:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for backward inside."""
+    """List the changes that enabling makes for ``backward()`` inside a compiled function."""
     return _torch.on_backward(refuse)

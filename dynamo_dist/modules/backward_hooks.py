@@ -196,5 +196,5 @@ def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> Module
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for module hooks; under compiled autograd they stay stock's."""
+    """List the changes that enabling makes for module hooks; under compiled autograd they stay stock's."""
     return _torch.on_module_backward_hooks(create)

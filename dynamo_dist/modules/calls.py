@@ -19,7 +19,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_traced_hooks(module: nn.Module) -> bool:
-    """Whether the module has hooks of its own that belong in the graph.
+    """Return whether the module has hooks of its own that belong in the graph.
 
     Those of FSDP2 and other composable APIs do not: they run around it.
     """
@@ -38,5 +38,5 @@ def whole_call(module: nn.Module) -> Callable[..., Any]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the hooks of a compiled module."""
+    """List the changes that enabling makes for the hooks of a compiled module."""
     return _torch.on_module_compiled(has_traced_hooks, whole_call)

@@ -25,5 +25,5 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the states of modules."""
+    """List the changes that enabling makes for the states of modules."""
     return _torch.on_function(_torch.module_state, answer)

@@ -46,7 +46,7 @@ def refuse_fsdp_call() -> NoReturn:
 
 
 def refuse_fsdp_method(name: str) -> Callable[[], NoReturn]:
-    """How to break the graph where the program gathers or frees parameters itself."""
+    """Return a function that breaks the graph where the program gathers or frees parameters itself."""
 
     def refuse() -> NoReturn:
         _torch.graph_break(
@@ -71,7 +71,7 @@ def explain_state_dict(text: str) -> None:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for modules of DDP and FSDP2."""
+    """List the changes that enabling makes for modules of DDP and FSDP2."""
     refused: dict[Any, Callable[[], NoReturn]] = {
         DistributedDataParallel.forward: refuse_ddp,
         FSDPModule.unshard: refuse_fsdp_method("unshard"),

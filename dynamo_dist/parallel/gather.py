@@ -32,7 +32,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """What the parameter was before: a DTensor of these global sizes and placements on ``mesh``."""
+    """The parameter as it was before data parallel: a DTensor of these global sizes and placements on ``mesh``."""
 
     mesh: DeviceMesh
     placements: Sequence[Placement]
@@ -42,7 +42,7 @@ class TensorParallel:
 
 @dataclass(frozen=True, eq=False)
 class Gather:
-    """How one parameter is read in forward.
+    """The way in which one parameter is read in forward.
 
     ``rows`` is the size of dimension 0 of the whole (local to tensor parallel ranks) parameter,
     ``shard`` the group that holds a chunk of them each (None: every rank has all), ``replicate``

@@ -20,7 +20,7 @@ _LAYOUTS = "_localized_parameters"
 
 
 class _Layout:
-    """Where the local tensors of a parameter lie; ``shape`` and ``stride`` are global."""
+    """The layout of a parameter's local tensors; ``shape`` and ``stride`` are global."""
 
     def __init__(self, param: DTensor) -> None:
         self.mesh: DeviceMesh = param.device_mesh
@@ -29,7 +29,7 @@ class _Layout:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells layouts apart; valid as long as this one lives."""
+        """A key that tells layouts apart; valid as long as this one lives."""
         # A mesh that counts as equal may have other groups.
         return id(self.mesh), self.placements, self.shape, self.stride
 

@@ -20,7 +20,7 @@ _INPUT_DTYPE = "_data_parallel_input_dtype"
 
 
 class _Inside(threading.local):
-    """How many forwards of managed modules this thread runs in eager mode."""
+    """The number of forwards of managed modules that this thread runs in eager mode."""
 
     depth = 0
 
@@ -29,7 +29,7 @@ _inside = _Inside()
 
 
 def is_managed(module: nn.Module) -> bool:
-    """Whether parameters of this very module are data parallel, or forward begins with it."""
+    """Return whether parameters of this very module are data parallel, or forward begins with it."""
     return _GATHERS in vars(module)
 
 

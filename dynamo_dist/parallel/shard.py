@@ -16,7 +16,7 @@ from dynamo_dist.parallel.gather import Gather, Ranks, TensorParallel
 
 @dataclass(frozen=True)
 class Layout:
-    """Where data parallel ranks are and what they hold: the arguments of ``data_parallel``, resolved."""
+    """The mesh of data parallel ranks and what they hold: the arguments of ``data_parallel``, resolved."""
 
     mesh: DeviceMesh
     placements: tuple[Placement, ...]  # per dimension of ``mesh``: Shard(0) or Replicate()

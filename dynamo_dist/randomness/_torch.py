@@ -159,17 +159,17 @@ def on_factory(wrap: Callable[[Any], Any]) -> list[Change]:
 
 
 def draws_at_offsets(mesh: Any) -> bool:
-    """Whether torch gives the shards of a mesh's devices numbers of their own."""
+    """Return whether torch gives the shards of a mesh's devices numbers of their own."""
     return hasattr(_get_device_handle(mesh.device_type), "set_rng_state")
 
 
 def is_sharded(placement: Any) -> bool:
-    """Whether ranks along the mesh dimension hold different parts."""
+    """Return whether ranks along the mesh dimension hold different parts."""
     return placement.is_shard() or isinstance(placement, _StridedShard)
 
 
 def coordinate(mesh: Any, mesh_dim: int) -> Any:
-    """Where this rank stands along a dimension of its mesh; symbolic where one rank compiles for all.
+    """Return this rank's coordinate along a dimension of its mesh; symbolic where one rank compiles for all.
 
     ``_sym_get_coordinate`` is there from 2.12 on.
     """
@@ -178,7 +178,7 @@ def coordinate(mesh: Any, mesh_dim: int) -> Any:
 
 
 def is_eager(args: Iterable[Any]) -> bool:
-    """Whether an operator on these would compute at once: no tensor is fake, traced or without data."""
+    """Return whether an operator on these would compute at once: no tensor is fake, traced or without data."""
     return get_proxy_mode() is None and all(
         type(each) in (torch.Tensor, torch.nn.Parameter) and not each.is_meta
         for each in args

@@ -1,4 +1,4 @@
-"""Whether ranks that hold replicas draw the same numbers, asked when a graph that draws is compiled.
+"""A check that ranks with replicas draw the same numbers, made when a graph that draws is compiled.
 
 A draw of a replicated DTensor is made on every rank from its own generator. Equal states give equal
 numbers from then on; unequal ones let replicas drift apart without a word.
@@ -81,5 +81,5 @@ def _different(
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does to know of draws."""
+    """List the changes that enabling makes to know of draws."""
     return _torch.on_traced_draw(note)

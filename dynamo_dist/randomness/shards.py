@@ -47,7 +47,7 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 
 
 def position(mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
-    """Which of the shards of a layout this rank holds, counted over the mesh dimensions that shard it.
+    """Return the index of the shard of a layout that this rank holds, counted over the mesh dimensions that shard it.
 
     None for a layout without shards: replicas draw as on one device.
     """
@@ -60,7 +60,7 @@ def position(mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
 
 
 def holds_parts(placement: Any) -> bool:
-    """Whether ranks along the mesh dimension hold different parts, not replicas or summands."""
+    """Return whether ranks along the mesh dimension hold different parts, not replicas or summands."""
     return _torch.is_sharded(placement)
 
 
@@ -109,7 +109,7 @@ def _drawn(op: Any, shard: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @contextmanager
 def _of_shard(generator: torch.Generator, shard: int) -> Iterator[None]:
-    """What ``generator`` draws in the block is the shard's; afterwards it has drawn one number."""
+    """Let ``generator`` draw the shard's numbers in the block; afterwards it has drawn one number."""
     number = _torch.next_number(generator)
     after = generator.get_state()
     try:
@@ -202,7 +202,7 @@ def _factory(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does: shards draw by their positions, in Python and in Inductor's graphs."""
+    """List the changes that enabling makes: shards draw by their positions, in Python and in Inductor's graphs."""
     names = [name for name in (*_NAMES, *_FACTORIES) if _stock(name) is not None]
     operators = {_stock(name): _operator(name) for name in names}
     return [

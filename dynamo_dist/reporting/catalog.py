@@ -1,4 +1,4 @@
-"""Why a program breaks, and what to write instead: from Dynamo's message to advice.
+"""Causes of a program's graph breaks, and what to write instead: from Dynamo's message to advice.
 
 The causes are data (``CATALOG``) and the first that matches wins. To add causes of one's own, put
 them in front: ``collect(catalog=(*MINE, *CATALOG))``. A break that no cause fits keeps Dynamo's words.
@@ -20,7 +20,7 @@ __all__ = ["CATALOG", "Advice", "Cause", "advise"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a report says about one break. ``cause`` is "" if no entry of the catalog matched."""
+    """The advice that a report gives about one break. ``cause`` is "" if no entry of the catalog matched."""
 
     cause: str
     why: str
@@ -30,7 +30,7 @@ class Advice:
 def advise(
     message: BreakMessage, calls: Sequence[str] = (), catalog: Sequence[Cause] = CATALOG
 ) -> Advice:
-    """Why this break happens and what to write instead.
+    """Explain why this break happens and what to write instead.
 
     ``calls`` are lines ``file: function: code`` from the user's line inwards.
     """

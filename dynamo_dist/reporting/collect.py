@@ -39,7 +39,7 @@ Seen = GraphRecord | BreakRecord | RecompileRecord | PlanRecord
 
 
 class Collector:
-    """What was seen so far. Safe to read at any time, from any thread.
+    """The graphs, breaks, recompiles and plans seen so far. Safe to read at any time, from any thread.
 
     ``on_change`` is called with each record that is new or replaces an earlier one.
     """

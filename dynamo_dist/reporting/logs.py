@@ -59,7 +59,7 @@ def _log_break(record: Seen) -> None:
 
 
 def _log_plan(record: PlanRecord) -> None:
-    """What the plan is worth, and a line for each operation whose inputs it puts elsewhere."""
+    """Log what the plan is worth, and a line for each operation whose inputs it puts elsewhere."""
     lines = [
         f"{record.graph}: {len(record.changes)} of {record.steps} steps changed by {record.method}, "
         f"{record.stock_us:.0f} -> {record.planned_us:.0f} us, bound {record.bound_us:.0f} us, modelled"

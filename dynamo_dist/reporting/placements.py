@@ -1,4 +1,4 @@
-"""Which change of placement caused a collective, noted on the node while DTensor is traced."""
+"""The change of placement that caused a collective, noted on the node while DTensor is traced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inductor_passes.source_lines import CAUSE
 
 
 def changes() -> list[Change]:
-    """What enabling does, so that a cached graph's record has it too."""
+    """List the changes that enabling makes, so that a cached graph's record has the cause too."""
     return [*_torch.redistribute_changes(describe, CAUSE)]
 
 

@@ -1,4 +1,4 @@
-"""What one run did, as plain data: the only thing that text, JSON, HTML and trace are made from.
+"""The record of one run, as plain data: the only thing that text, JSON, HTML and trace are made from.
 
 JSON schema, version 1 (``RunReport.to_json``). Times are microseconds, sizes bytes; every list keeps
 the order in which things were seen. A reader ignores fields it does not know; the version rises when

@@ -105,7 +105,7 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
 
 
 def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
-    """What hovering over a box says; its first line is the label where there is room."""
+    """Return the text shown when hovering over a box; its first line is the label where there is room."""
     collective = collectives.get(box.span.name)
     if box.count > 1:
         head = f"{box.count} spans"

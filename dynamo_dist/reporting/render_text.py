@@ -229,7 +229,7 @@ def _exposure(group: Collectives) -> str:
 
 
 def schedule_text(schedule: ScheduleRecord) -> str:
-    """What the global scheduler did, and how far from the best it may be."""
+    """Tell what the global scheduler did, and how far from the best it may be."""
     return (
         f"{schedule.decision}; {_us(schedule.makespan_before_us)} -> {_us(schedule.makespan_after_us)}, "
         f"bound {_us(schedule.bound_us)}, gap {100 * schedule.gap:.1f} %, "
@@ -238,7 +238,7 @@ def schedule_text(schedule: ScheduleRecord) -> str:
 
 
 def _passes(records: Sequence[PassRecord]) -> list[str]:
-    """What passes did, a line each with their decisions; those that did nothing, by reason."""
+    """Tell what passes did, a line each with their decisions; those that did nothing, by reason."""
     lines: list[str] = []
     idle: dict[str, list[str]] = {}
     for record in records:

@@ -50,7 +50,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_of_rank() -> dict[str, Any]:
-    """What a reader asks of one rank's report: what later versions added may be missing."""
+    """Return the schema that a reader asks of one rank's report: what later versions added may be missing."""
     definitions: dict[str, Any] = {}
     return {
         **_reference(records.RunReport, definitions, is_read=True),

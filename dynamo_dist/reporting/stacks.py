@@ -1,4 +1,4 @@
-"""Which of the frames that led to a break is the user's own line."""
+"""The user's own line among the frames that led to a break."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def summarize(report: RunReport) -> Summary:
 
 
 def why_no_graph(report: RunReport) -> str:
-    """What a reader should know of a report without a graph; "" if it has one."""
+    """Return the reason why a report has no graph; "" if it has one."""
     if report.graphs:
         return ""
     if not report.torch_version:
@@ -94,7 +94,7 @@ def why_no_graph(report: RunReport) -> str:
 
 
 def is_only_observed(report: RunReport) -> bool:
-    """Whether stock Inductor compiled all graphs: they were looked at, and before and after are one."""
+    """Return whether stock Inductor compiled all graphs: they were looked at, and before and after are one."""
     return bool(report.graphs) and not any(graph.passes for graph in report.graphs)
 
 
@@ -141,7 +141,7 @@ def graph_titles(graphs: Sequence[GraphRecord]) -> list[str]:
 
 
 def order_text(graph: GraphRecord) -> str:
-    """Whether the generated code keeps the order that the passes chose."""
+    """Say whether the generated code keeps the order that the passes chose."""
     if graph.order_kept is None:
         return "generated code not looked at"
     if graph.order_kept:

@@ -115,7 +115,7 @@ _IMPORTED = "__import_"  # and the module's name, with "_dot_" for each dot
 
 
 def is_on_code(guard: Any) -> bool:
-    """Whether it guards that a module, a class, a function or an operator is the same."""
+    """Return whether it guards that a module, a class, a function or an operator is the same."""
     return guard.create_fn_name() in _CODE_MATCHES
 
 
@@ -151,13 +151,13 @@ def function_of(cell: Any) -> Any:
 
 
 def index_of(cell: Any) -> int:
-    """Which of the function's cells it is."""
+    """Return the index of a cell among the function's cells."""
     index: int = cell.base.index
     return index
 
 
 def is_code_match(guard: Any) -> bool:
-    """Whether the guard is on a function, that it has the same code."""
+    """Return whether the guard is on a function, that it has the same code."""
     return bool(guard.create_fn_name() == "CLOSURE_MATCH")
 
 
@@ -170,7 +170,7 @@ def attribute_above(source: Any, members: Collection[str]) -> Any:
 
 
 def is_on_size_or_type(guard: Any) -> bool:
-    """Whether it guards a dictionary's type, its size, or that a key is not in it."""
+    """Return whether it guards a dictionary's type, its size, or that a key is not in it."""
     return guard.create_fn_name() in _SIZE_OR_TYPE
 
 
@@ -188,7 +188,7 @@ def member_names(source: Any) -> set[str]:
 
 
 def is_on(guard: Any, member: str) -> bool:
-    """Whether the guard is on an attribute of this name."""
+    """Return whether the guard is on an attribute of this name."""
     return getattr(guard.originating_source, "member", None) == member
 
 
@@ -208,7 +208,7 @@ def _chain(source: Any) -> Iterator[Any]:
 
 
 def value_of(source: Any) -> Any:
-    """What ``source`` is in the frame that is being compiled; LookupError if it cannot be told."""
+    """Return the value of ``source`` in the frame that is being compiled; LookupError if it cannot be told."""
     root = InstructionTranslator.current_tx().output.root_tx
     name = source.name if isinstance(source.name, str) else source.name()
     try:
@@ -232,7 +232,7 @@ def CHECK_MATCH(builder: Any, guard: Any, *, check: Check) -> None:
 
 
 def inputs_follow(gm: fx.GraphModule) -> bool:
-    """Whether Dynamo will load what placeholders ``gm`` has once the backend is done with it.
+    """Return whether Dynamo will load what placeholders ``gm`` has once the backend is done with it.
 
     ``OutputGraph.graphargs`` reads them off the graph, which was seen in 2.11 to 2.15.
     """
@@ -244,7 +244,7 @@ def inputs_follow(gm: fx.GraphModule) -> bool:
 
 
 def source_of_input(placeholder: fx.Node) -> Any:
-    """Where Dynamo loads an input of its graph from; None if it does not say."""
+    """Return the source from which Dynamo loads an input of its graph; None if it does not say."""
     return getattr(placeholder.meta.get("grapharg"), "source", None)
 
 
@@ -331,7 +331,7 @@ def on_what_is_left_to_python(
 
 
 def is_deprecated_collective(frame: types.FrameType) -> bool:
-    """Whether a frame only warns before it calls a collective of ``torch.distributed``.
+    """Return whether a frame only warns before it calls a collective of ``torch.distributed``.
 
     Dynamo leaves those to Python where Python calls them, but not the wrapper that ``typing_extensions.deprecated`` puts around
     some, from 2.13 on: a graph of one launch, and known by lines that no graph of its caller has. ``arg`` is a name there.
@@ -389,7 +389,7 @@ class WrappedGradient(NamedTuple):
 
 
 class GradientLayout(NamedTuple):
-    """Where a backward graph's outputs go: number of ``inputs``, those that get a tensor as it is, and DTensors."""
+    """Targets of a backward graph's outputs: number of ``inputs``, those that get a tensor as it is, and DTensors."""
 
     inputs: int
     plain: tuple[tuple[int, int], ...]
@@ -500,7 +500,7 @@ def all_will_run(nodes: Sequence[Any]) -> bool:
 
 
 def will_run(node: Any) -> bool:
-    """Whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its input."""
+    """Return whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its input."""
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:
@@ -523,7 +523,7 @@ def _register_or_tell(hooks: Any, hook: Any) -> Any:
 
 
 def has_hooks(node: Any) -> bool:
-    """Whether hooks from Python are on an autograd node, which does not say; nothing is registered."""
+    """Return whether hooks from Python are on an autograd node, which does not say; nothing is registered."""
     for register in (node.register_hook, node.register_prehook):
         try:
             register(_ASK)

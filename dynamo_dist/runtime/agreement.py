@@ -27,7 +27,7 @@ _AGREED = "agreed"
 
 
 class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
+    """The part of ``torch.distributed.Store`` that is used."""
 
     def set(self, key: str, value: str | bytes) -> object: ...
     def get(self, key: str) -> bytes: ...
@@ -39,7 +39,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupStates:
-    """What one rank has on one group, in order. ``ranks``: the group's global ranks."""
+    """The states that one rank has on one group, in order. ``ranks``: the group's global ranks."""
 
     name: str
     ranks: tuple[int, ...]

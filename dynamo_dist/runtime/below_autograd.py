@@ -26,13 +26,13 @@ _KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor",
 
 
 def changes() -> list[Change]:
-    """What to apply while the plugin is enabled; code that is made or loaded inside ``wanted()`` gains by it."""
+    """List the changes that enabling makes; code that is made or loaded inside ``wanted()`` gains by them."""
     return _torch.wrap_compiled_code(_lower)
 
 
 @contextlib.contextmanager
 def wanted(yes: bool) -> Iterator[None]:
-    """Whether graphs that are compiled, or loaded from a cache, in the block call below autograd."""
+    """Let graphs that are compiled, or loaded from a cache, in the block call below autograd, or not."""
     token = _wanted.set(yes)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What module hooks close over, compared in one go.
+"""The objects that module hooks close over, compared in one go.
 
 Stock guards a hook leaf by leaf down to the placements in its closure, for every hook of a tensor
 parallel style. Next to nothing of it can change while the closure's cells hold the same objects.
@@ -80,7 +80,7 @@ class Closures:
         self.implied |= set(map(id, under))
 
     def are_as_they_were(self) -> bool:
-        """Whether nothing was bound anew or changed in place in the hooks that were traced.
+        """Return whether nothing was bound anew or changed in place in the hooks that were traced.
 
         Asked before every call, about all of them: by identity first, which costs no Python frame.
         """
@@ -95,12 +95,12 @@ class Closures:
 
 
 def are(before: Iterable[Any], now: Iterable[object]) -> bool:
-    """Whether the objects of two equally long iterables are the same ones; asked in C."""
+    """Return whether the objects of two equally long iterables are the same ones; asked in C."""
     return all(map(operator.is_, before, now))
 
 
 def is_same_hook(code: CodeType, held: Mapping[int, object], hook: Any) -> bool:
-    """Whether a function has this code and its cells, by index, hold what these are."""
+    """Return whether a function has this code and its cells, by index, hold what these are."""
     if type(hook) is not FunctionType or hook.__code__ is not code:
         return False
     cells = _cells(hook)
@@ -115,7 +115,7 @@ def _cells(function: FunctionType) -> tuple[CellType, ...]:
 
 
 def is_settled(value: object) -> bool:
-    """Whether nothing that tracing reads from ``value`` can change while it is the same object.
+    """Return whether nothing that tracing reads from ``value`` can change while it is the same object.
 
     Numbers and strings count only inside another value: on their own, stock's guard is one comparison.
     """
@@ -134,7 +134,7 @@ def _is_constant(value: object) -> bool:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Whether ``b`` is what the settled ``a`` is; functions made anew by the same line are equal."""
+    """Return whether ``b`` is what the settled ``a`` is; functions made anew by the same line are equal."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -149,7 +149,7 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 def _is_bare(*functions: FunctionType) -> bool:
-    """Whether their code and globals alone say what they do."""
+    """Return whether their code and globals alone say what they do."""
     return not any(
         function.__closure__
         or function.__dict__

@@ -29,13 +29,13 @@ _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("direct_gradients
 
 
 def changes() -> list[Change]:
-    """What to apply while the plugin is enabled; graphs compiled inside ``direct()`` gain by it."""
+    """List the changes that enabling makes; graphs compiled inside ``direct()`` gain by them."""
     return _torch.wrap_gradients(_make)
 
 
 @contextlib.contextmanager
 def direct(wanted: bool) -> Iterator[None]:
-    """Whether graphs compiled in the block add their gradients themselves."""
+    """Let graphs compiled in the block add their gradients themselves, or not."""
     token = _wanted.set(wanted)
     try:
         yield
@@ -48,7 +48,7 @@ def _make(stock: _torch.Wrap, layout: _torch.GradientLayout) -> _torch.Wrap:
 
 
 class _Known(NamedTuple):
-    """What an output of the backward graph is, as long as mesh and parameter spec are the same."""
+    """Properties of an output of the backward graph, valid as long as mesh and parameter spec are the same."""
 
     mesh: object
     parameter_spec: object  # held, so that its identity is not given to another
@@ -232,7 +232,7 @@ def _are_distinct(tensors: list[Any]) -> bool:
 
 
 def _in_order(device: torch.device) -> bool:
-    """Whether work queued now is seen by whoever reads ``.grad`` after backward.
+    """Return whether work queued now is seen by whoever reads ``.grad`` after backward.
 
     Autograd waits for the streams of its accumulators, which may not be the stream of this node.
     """

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def changes() -> list[Change]:
-    """What to apply while the plugin is enabled."""
+    """List the changes to apply while the plugin is enabled."""
     return [
         _torch.leave_out(is_on_own_code),
         *(_torch.wrap_checks(name, identity_first) for name in _torch.VALUE_GUARDS),
@@ -30,7 +30,7 @@ def changes() -> list[Change]:
 
 
 def is_on_own_code(guard: Any) -> bool:
-    """Whether it guards what stands in our own modules and stays: functions, constants, imported modules.
+    """Return whether it guards what stands in our own modules and stays: functions, constants, imported modules.
 
     What is read by way of a module that ours import, such as the default group, is guarded.
     """

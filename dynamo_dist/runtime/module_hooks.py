@@ -87,7 +87,7 @@ class _Hooks:
         self.versions = _versions(module)
 
     def are_same(self, module: Any) -> bool:
-        """Whether another module, or this one later, has hooks that do the same."""
+        """Return whether another module, or this one later, has hooks that do the same."""
         versions = _versions(module)
         if versions == self.versions:
             return True

@@ -23,7 +23,7 @@ _told: set[int] = set()
 
 
 def changes() -> list[Change]:
-    """What to apply while the plugin is enabled."""
+    """List the changes to apply while the plugin is enabled."""
     return [
         *_torch.ask_before_giving_up(stays_compiled),
         *_torch.on_what_is_left_to_python(left_to_python, stays_in_python),
@@ -37,12 +37,12 @@ def left_to_python(code: types.CodeType) -> None:
 
 
 def stays_in_python(code: types.CodeType) -> bool:
-    """Whether a function was left to Python before, in this job."""
+    """Return whether a function was left to Python before, in this job."""
     return (job := orders.current()) is not None and job.is_left_to_python(code)
 
 
 def stays_compiled(frame_id: int | None, limit: str) -> bool:
-    """Whether a function, by Dynamo's number in this process, is compiled again beyond a limit."""
+    """Return whether a function, by Dynamo's number in this process, is compiled again beyond a limit."""
     job = orders.current()
     if job is None or frame_id is None or not job.is_unlike_python(frame_id):
         return False

@@ -33,7 +33,7 @@ _made: dict[int, _Made] = {}
 
 
 def changes() -> list[Change]:
-    """What to apply while the plugin is enabled."""
+    """List the changes to apply while the plugin is enabled."""
     return [_torch.wrap_with(unflatten), _Forget()]
 
 

@@ -1,4 +1,4 @@
-"""How operators run on DTensors: strategies that stock lacks, or has wrong, and yours.
+"""Strategies by which operators run on DTensors: those that stock lacks, or has wrong, and yours.
 
 ``enable()`` puts them in place and ``disable()`` takes them out.
 """

@@ -83,7 +83,7 @@ Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def redistribute_costs(source: OpStrategy, target: DTensorSpec) -> list[float]:
-    """What it costs to bring an input from where it is to ``target``."""
+    """Return the costs of bringing an input from where it is to ``target``."""
     return generate_redistribute_costs(source, target)
 
 
@@ -109,12 +109,12 @@ def mask_partial(shape: Sequence[int], dim: int) -> _MaskPartial:
 
 
 def is_masked(placement: Placement) -> bool:
-    """Whether it is a placement of ``mask_partial``."""
+    """Return whether it is a placement of ``mask_partial``."""
     return isinstance(placement, _MaskPartial)
 
 
 def is_norm(placement: Placement) -> bool:
-    """Whether parts of a norm are pending there."""
+    """Return whether parts of a norm are pending there."""
     return isinstance(placement, _NormPartial)
 
 
@@ -135,17 +135,17 @@ def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement],
 
 
 def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any:
-    """What torch makes of an operator's local results."""
+    """Wrap an operator's local results as torch does."""
     return dispatcher().wrap(local, specs)
 
 
 def is_here(mesh: DeviceMesh) -> bool:
-    """Whether this rank is one of the mesh's."""
+    """Return whether this rank is one of the mesh's."""
     return mesh.get_coordinate() is not None
 
 
 def is_observed() -> bool:
-    """Whether somebody traces, or looks at what is dispatched."""
+    """Return whether somebody traces, or looks at what is dispatched."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -163,7 +163,7 @@ def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTenso
 
 
 def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two local tensors are in the same memory, under functionalization too."""
+    """Return whether two local tensors are in the same memory, under functionalization too."""
     if isinstance(one, LocalTensor) and isinstance(other, LocalTensor):
         rank = min(one._ranks)
         one, other = one._local_tensors[rank], other._local_tensors[rank]
@@ -182,7 +182,7 @@ def random_states() -> list[torch.Tensor]:
 
 
 def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing was drawn in between."""
+    """Return whether nothing was drawn in between."""
     with _disable_current_modes():
         return all(map(torch.equal, before, after))
 
@@ -212,7 +212,7 @@ def group_and_reduction(
 
 @functools.lru_cache(maxsize=256)
 def is_beside(mesh: DeviceMesh, ranks: tuple[int, ...]) -> bool:
-    """Whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of one root."""
+    """Return whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of one root."""
     with _disable_current_modes():
         root, mine = mesh._get_root_mesh().mesh, mesh.mesh
         places = dict(zip(root.flatten().tolist(), _indices(root), strict=True))
@@ -312,7 +312,7 @@ class ProveAsked:
 
 
 def adjusts_shapes(op: OpOverload) -> bool:
-    """Whether torch rewrites arguments of ``op`` that are global shapes, so that local ones differ."""
+    """Return whether torch rewrites arguments of ``op`` that are global shapes, so that local ones differ."""
     return op in propagator().op_to_shape_and_stride_idx
 
 
@@ -397,14 +397,14 @@ def on_clipping(clip: Callable[..., None]) -> list[Change]:
 
 
 def decided_operators() -> list[OpOverload]:
-    """Those for which torch has a strategy, in its order, and no handler."""
+    """List the operators for which torch has a strategy, in its order, and no handler."""
     tables = propagator()
     known = {**tables.op_strategy_funcs, **tables.op_single_dim_strategy_funcs}
     return [op for op in known if op not in dispatcher()._custom_op_handlers]
 
 
 def stock_strategy(op: OpOverload) -> Strategy | None:
-    """What decides for ``op`` in torch, if it is a strategy; one of a single mesh dimension comes first.
+    """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension comes first.
 
     Reductions are of the latter kind from torch 2.14 on.
     """
@@ -429,7 +429,7 @@ def stock_strategy(op: OpOverload) -> Strategy | None:
 
 
 def is_decided(op: OpOverload) -> bool:
-    """Whether torch has a strategy or a rule for ``op``."""
+    """Return whether torch has a strategy or a rule for ``op``."""
     tables = propagator()
     return any(
         op in table
@@ -487,7 +487,7 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
 
 
 def moves_what_is_written(op: OpOverload, args: Sequence[Any], found: object) -> bool:
-    """Whether a decision has the operator write to a redistributed copy of an argument.
+    """Return whether a decision has the operator write to a redistributed copy of an argument.
 
     Up to 2.11 that is a decision like others: the copy is dropped for lists, and refused after the fact else.
     """
@@ -559,7 +559,7 @@ def without_derived_strategies() -> list[Change]:
 
 
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:
-    """How torch computes ``op`` by other operators, or None."""
+    """Return torch's computation of ``op`` by other operators, or None."""
     if op in decomposition_table:
         return decomposition_table[op]
     return op.decompose if op._can_decompose() else None
@@ -799,7 +799,7 @@ def _give_back(buffer: Any) -> None:
 
 
 def _this_trace() -> int | None:
-    """What tells one look at a program from another; None in eager mode."""
+    """Return a number that tells one look at a program from another; None in eager mode."""
     functional = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
     mode = functional or detect_fake_mode()
     return None if mode is None else id(mode)

@@ -43,11 +43,11 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _stays_inside(tensor: DTensor, size: Any, stride: Any, offset: int | None = None) -> bool:
-    """Whether all that is asked for are elements of the tensor itself."""
+    """Return whether all that is asked for are elements of the tensor itself."""
     reach = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
     return not offset and tensor.is_contiguous() and reach < tensor.numel()
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for it."""
+    """List the changes that enabling makes for ``as_strided``."""
     return _torch.on_dispatch(torch.ops.aten.as_strided.default, handler)

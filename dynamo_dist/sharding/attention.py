@@ -112,7 +112,7 @@ def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for ``context_parallel``."""
+    """List the changes that enabling makes for ``context_parallel``."""
     return _torch.in_context_parallel(
         dict.fromkeys(_torch.overloads(KERNEL), in_context_parallel), output_by_query
     )

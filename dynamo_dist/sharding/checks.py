@@ -1,4 +1,4 @@
-"""Whether what a user's strategy returns can be right: meshes, numbers of specs, local shapes."""
+"""Checks that what a user's strategy returns can be right: meshes, numbers of specs, local shapes."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _is_pending(placement: object) -> bool:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for collectives that are given DTensors."""
     return [
         *(
             change

@@ -53,7 +53,7 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _placements(op: _torch.OpOverload, whole: DTensor | None, mesh_dims: int) -> list[Placement]:
-    """Those of the argument, but for what pends and, by rows, what splits one; replicas without it."""
+    """Return the argument's placements, but for what pends and, by rows, what splits one; replicas without it."""
     if whole is None:
         return [Replicate()] * mesh_dims
 
@@ -96,7 +96,7 @@ def _wrapped(op: _torch.OpOverload, value: Any, spec: Any, args: tuple[Any, ...]
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for these operators."""
     return [
         change
         for name in (*_IN_PLACE, *_FUNCTIONAL, _BY_ROWS)

@@ -1,4 +1,4 @@
-"""What runs where no strategy decides: other operators on the DTensors, or whole tensors.
+"""Ways to run an operator for which no strategy decides: other operators on the DTensors, or whole tensors.
 
 An operator's decomposition runs on the DTensors themselves, so that every size in it is global, and
 each operator in it has a strategy of its own. What has none, or cannot be decomposed so, runs on
@@ -107,12 +107,12 @@ def draw_in_place(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 
 def is_pending(value: object) -> bool:
-    """Whether it is a DTensor of which ranks hold summands, or parts of another reduction."""
+    """Return whether it is a DTensor of which ranks hold summands, or parts of another reduction."""
     return isinstance(value, DTensor) and any(isinstance(p, Partial) for p in value.placements)
 
 
 def is_known(op: _torch.OpOverload) -> bool:
-    """Whether the schema of ``op`` is one that torch checks."""
+    """Return whether the schema of ``op`` is one that torch checks."""
     if op.namespace in collectives.NAMESPACES:
         return False  # torch makes one of them with torch.library.custom_op
     return op.namespace in ("aten", "prims") or core.is_custom_op(op._schema.name)
@@ -134,7 +134,7 @@ def random(
 
 
 def writes_or_views(op: _torch.OpOverload) -> bool:
-    """Whether results of ``op`` share memory with its arguments."""
+    """Return whether results of ``op`` share memory with its arguments."""
     return any(argument.alias_info is not None for argument in op._schema.arguments)
 
 

@@ -64,5 +64,5 @@ def checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes to check placements."""
     return [_torch.SetAttribute(DTensor, "redistribute", checked(DTensor.redistribute))]

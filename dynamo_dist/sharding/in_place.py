@@ -60,7 +60,7 @@ times_number.forwards = True  # type: ignore[attr-defined]  # the planner plans 
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for calls that are answered before any strategy."""
     return [
         *(
             change

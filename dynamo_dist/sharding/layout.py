@@ -1,4 +1,4 @@
-"""What a row of placements is on one mesh dimension, and its expansion to a whole mesh.
+"""A row of placements on one mesh dimension, and its expansion to a whole mesh.
 
 A row lists, for one mesh dimension, the placement of every tensor result and then of every tensor
 argument of an operator: the local operator on arguments placed so gives results placed so. Rows are
@@ -175,7 +175,7 @@ def _strided(rows: Sequence[Row], placements: Sequence[Placement]) -> list[Row]:
 
 
 def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
-    """Whether torch can redistribute so: not into another pending reduction, nor from shards into one.
+    """Return whether torch can redistribute so: not into another pending reduction, nor from shards into one.
 
     A product or a bitwise reduction cannot be pending of what every rank has.
     """
@@ -209,7 +209,7 @@ def _fixed(schema: _torch.OpSchema, inputs: Sequence[_torch.OpStrategy]) -> tupl
 
 
 def mixes_partials(placements: Sequence[Placement | None]) -> bool:
-    """Whether sums would be pending beside other reductions, which do not commute with them.
+    """Return whether sums would be pending beside other reductions, which do not commute with them.
 
     Nor do two masks: each takes its own mesh dimension's part of the indices for the whole.
     """
@@ -227,7 +227,7 @@ def mixes_partials(placements: Sequence[Placement | None]) -> bool:
 def is_whole(
     mesh: DeviceMesh, placements: Sequence[Placement | None], shape: Sequence[int]
 ) -> bool:
-    """Whether every rank holds at least one element along each sharded dimension."""
+    """Return whether every rank holds at least one element along each sharded dimension."""
     smallest = list(shape)
     for size, placement in zip(mesh.shape, placements, strict=True):
         dim = getattr(placement, "dim", None)
@@ -250,7 +250,7 @@ def is_whole(
 
 
 def is_even(spec: Any, shape: Sequence[int]) -> bool:
-    """Whether all ranks hold equally much of a tensor of this global shape."""
+    """Return whether all ranks hold equally much of a tensor of this global shape."""
     shards: dict[int, int] = {}
     for size, placement in zip(spec.mesh.shape, spec.placements, strict=True):
         if placement.is_shard() or hasattr(placement, "split_factor"):
@@ -260,7 +260,7 @@ def is_even(spec: Any, shape: Sequence[int]) -> bool:
 
 
 def elements(spec: Any, shape: Sequence[int]) -> list[Any]:
-    """How many elements each rank holds of a tensor of this global shape; Shard and Replicate alone."""
+    """Count the elements that each rank holds of a tensor of this global shape; Shard and Replicate alone."""
     counts = []
     for coordinate in itertools.product(*map(range, spec.mesh.shape)):
         local = list(shape)

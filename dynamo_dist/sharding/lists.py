@@ -102,7 +102,7 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for every operator on lists of which each entry is computed for itself."""
+    """List the changes that enabling makes for every operator on lists of which each entry is computed for itself."""
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
     undecided.append("aten._foreach_add.ScalarList")  # by torch 2.11
     ops = dict.fromkeys(_torch.decided_operators())

@@ -95,7 +95,7 @@ def _unwrap(
 
 
 def _told(value: Any) -> Any:
-    """What of an argument besides its spec decides of what type a result is."""
+    """Return the part of an argument that, besides its spec, decides the type of a result."""
     if isinstance(value, list):
         is_numbers = bool(value) and isinstance(value[0], _NUMBERS)
         return frozenset(map(type, value)) if is_numbers else list
@@ -117,12 +117,12 @@ def _learned(op: _torch.OpOverload, specs: list[list[Any]], results: Any) -> _An
 
 
 def _is_settled(spec: Any) -> bool:
-    """Whether each rank of the mesh, this one among them, has numbers of its own or whole ones."""
+    """Return whether each rank of the mesh, this one among them, has numbers of its own or whole ones."""
     return all(type(p) in (Shard, Replicate) for p in spec.placements) and _torch.is_here(spec.mesh)
 
 
 def _goes_with(specs: list[Any], first: list[Any]) -> bool:
-    """Whether these lie as the entries do, or are a number for each, or one for all."""
+    """Return whether these lie as the entries do, or are a number for each, or one for all."""
     mesh = first[0].mesh
     is_number = all(
         not spec.shape and spec.mesh == mesh and all(type(p) is Replicate for p in spec.placements)

@@ -66,14 +66,14 @@ def of_sums(stock: _torch.Strategy) -> _torch.Strategy:
 
 
 def _is_split(strategy: Any, classes: int | None = None) -> bool:
-    """Whether ranks have other elements along a dimension that is not the classes'."""
+    """Return whether ranks have other elements along a dimension that is not the classes'."""
     spec = strategy.strategies[0].output_spec
     dims = {getattr(placement, "dim", None) for placement in spec.placements}
     return len(spec.shape) > 0 and bool(dims - {None, classes if len(spec.shape) > 1 else 0})
 
 
 def mean(op: _torch.OpOverload) -> Callable[..., Any]:
-    """What computes a mean by ``op`` from sums: the loss, and the weight of all labels on every rank."""
+    """Return a function for a mean by ``op`` from sums: the loss, and the weight of all labels on every rank."""
 
     def run(self: Any, target: Any, weight: Any, reduction: int, ignore_index: Any) -> Any:
         loss, total = op(self, target, weight, SUM, ignore_index)

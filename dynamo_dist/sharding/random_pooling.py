@@ -53,7 +53,7 @@ ROWS: dict[str, Rows] = {
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for fractional pooling."""
     return [
         change
         for name in POOLS

@@ -65,7 +65,7 @@ def no_empty_shard(decide: _torch.Strategy) -> _torch.Strategy:
 
 
 def is_extreme(order: object) -> bool:
-    """Whether nothing is the norm of this order of no elements."""
+    """Return whether nothing is the norm of this order of no elements."""
     return isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
 
 

@@ -57,7 +57,7 @@ def register_strategy(
 
 
 def changes(ops: Sequence[_torch.OpOverload] | None = None) -> list[_torch.Change]:
-    """What enabling does for the registered strategies, of these operators or of all."""
+    """List the changes that enabling makes for the registered strategies, of these operators or of all."""
     found: list[_torch.Change] = [_torch.ClearCaches()]
     for op in _registered if ops is None else ops:
         function, info = _registered[op]

@@ -36,7 +36,7 @@ def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_cut_off(view: DTensor) -> bool:
-    """Whether a view of a DTensor has memory of its own."""
+    """Return whether a view of a DTensor has memory of its own."""
     base = view._base
     return isinstance(base, DTensor) and not _torch.share_memory(
         view._local_tensor, base._local_tensor
@@ -102,7 +102,7 @@ def methods() -> list[str]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for them."""
+    """List the changes that enabling makes for DTensor's writes."""
     return [
         *(
             _torch.SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name)))

@@ -1,4 +1,4 @@
-"""How Dynamo sees process groups, device meshes and placements while this package is enabled."""
+"""Dynamo's view of process groups, device meshes and placements while this package is enabled."""
 
 from __future__ import annotations
 

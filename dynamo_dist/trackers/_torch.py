@@ -47,7 +47,7 @@ def _optional(module: str, *names: str) -> Any:
 
 
 def probes() -> dict[str, bool]:
-    """What this torch has, by the names that ``doctor`` explains."""
+    """Tell what this torch has, by the names that ``doctor`` explains."""
     entry = _compiler_config._config["cache_key_tag"]  # type: ignore[attr-defined]
     return {
         "opaque_types": HAS_OPAQUE_TYPES,
@@ -494,7 +494,7 @@ def build(tx: Any, value: object, source: Any = None) -> Any:
 
 
 def attribute_source(tracker: Any, name: str) -> Any:
-    """Where ``tracker.name`` comes from; None if that of ``tracker`` is not known."""
+    """Return the source of ``tracker.name``; None if that of ``tracker`` is not known."""
     return AttrSource(tracker.source, name) if tracker.source is not None else None
 
 
@@ -543,7 +543,7 @@ def note_rank_dependent() -> None:
 
 
 def is_literal(value: object) -> bool:
-    """Whether stock's ``ConstantVariable`` may hold this value."""
+    """Return whether stock's ``ConstantVariable`` may hold this value."""
     return bool(ConstantVariable.is_literal(value))
 
 
@@ -554,7 +554,7 @@ _MESH_MEMBERS_OF_2_11 = frozenset(
 
 
 def is_stocks_member(tracker: Any, name: str) -> bool:
-    """Whether stock knows this member of a mesh.
+    """Return whether stock knows this member of a mesh.
 
     From 2.12 on torch registers them. Up to 2.11 stock folds operators, and everything of a mesh without
     a source, as constants of a mesh that is guarded as a whole, and cannot trace the methods' code.
@@ -568,7 +568,7 @@ def is_stocks_member(tracker: Any, name: str) -> bool:
 
 
 def is_inlined_member(value: object, name: str) -> bool:
-    """Whether torch registered this member as Python code to be traced, not as a constant."""
+    """Return whether torch registered this member as Python code to be traced, not as a constant."""
     info = _opaque.get_opaque_obj_info(type(value))
     return info is not None and info.members.get(name) is _opaque.MemberType.INLINED
 
@@ -691,7 +691,7 @@ def register_guards() -> list[Change]:
 
 
 def is_registered_group(group: Any) -> bool:
-    """Whether a process group is alive: c10d still gives it for its name."""
+    """Return whether a process group is alive: c10d still gives it for its name."""
     try:
         return resolve_process_group(group.group_name) is group
     except (RuntimeError, ValueError, KeyError, LookupError, AttributeError):
@@ -730,7 +730,7 @@ def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Ch
 
 
 def keeps_order_of_ranks(mesh: Any) -> bool:
-    """Whether groups of the mesh have their ranks in its order, not sorted; new in 2.15."""
+    """Return whether groups of the mesh have their ranks in its order, not sorted; new in 2.15."""
     return getattr(mesh, "_preserve_rank_order", False)
 
 

@@ -38,13 +38,13 @@ def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
 
 
 def is_python_property(real: object, name: str) -> bool:
-    """Whether reading ``real.name`` runs Python code of its class."""
+    """Return whether reading ``real.name`` runs Python code of its class."""
     found = inspect.getattr_static(type(real), name, None)
     return isinstance(found, property) and isinstance(found.fget, FunctionType)
 
 
 def is_data(real: object, name: str) -> bool:
-    """Whether ``real.name`` is a value and no method: in its ``__dict__``, or computed by its class."""
+    """Return whether ``real.name`` is a value and no method: in its ``__dict__``, or computed by its class."""
     if name in getattr(real, "__dict__", {}):
         return True
     return inspect.isdatadescriptor(inspect.getattr_static(type(real), name, None))

@@ -21,7 +21,7 @@ def boxed(group_name: str) -> Any:
 
 
 def is_boxed_group(value: object) -> bool:
-    """Whether it is the box of a process group."""
+    """Return whether it is the box of a process group."""
     return isinstance(value, torch.ScriptObject) and value._type().qualified_name() == _TYPE
 
 
@@ -69,7 +69,7 @@ def _comparing(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for boxes that come from outside; ``group.boxed()`` is the group's own member.
+    """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member.
 
     Boxes of one group are equal: torch keeps an operator's fake results by its arguments, and a box has
     a hash but no equality.

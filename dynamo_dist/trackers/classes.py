@@ -21,5 +21,5 @@ def has_attribute(cls: Any, name: str) -> bool | None:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling any tracker does for the classes."""
+    """List the changes that enabling any tracker makes for the classes."""
     return _torch.extend_class_tracker(has_attribute)

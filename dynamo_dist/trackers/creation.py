@@ -36,7 +36,7 @@ Made = dict[Hashable, Any]
 
 
 class Memory:
-    """What was made since ``enable()``. The first of equal ones stays as long as it is alive."""
+    """The groups and meshes made since ``enable()``. The first of equal ones stays as long as it is alive."""
 
     def __init__(self) -> None:
         self.groups: Made = {}
@@ -138,7 +138,7 @@ def _answer(
     find: Callable[[Mapping[str, Any]], Any],
     known: tuple[str, ...] | None = None,
 ) -> Any:
-    """What a traced call of ``function`` gives, as ``find`` knows it from the arguments.
+    """Return a function that answers a traced call of ``function``, as ``find`` knows it from the arguments.
 
     With ``known`` nothing is found for a call that gives any other argument than by default.
     """
@@ -204,7 +204,7 @@ CONSTRUCTED: dict[type, Callable[..., Any]] = {
 def flattened(
     mesh: DeviceMesh, name: str | None = None, backend_override: object = None
 ) -> DeviceMesh | None:
-    """What ``mesh._flatten(name)`` gives where nothing needs to be made, or None."""
+    """Return the mesh that ``mesh._flatten(name)`` gives where nothing needs to be made, or None."""
     names = tuple(mesh.mesh_dim_names or ())
     name = name or "_".join(names)
     if mesh.ndim == 1 and name in names:

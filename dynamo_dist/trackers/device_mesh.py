@@ -76,5 +76,5 @@ class DeviceMeshVariable(_torch.MeshTracker):
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for meshes besides tracking them."""
+    """List the changes that enabling makes for meshes besides tracking them."""
     return _torch.derive_by_overload(DeviceMesh)

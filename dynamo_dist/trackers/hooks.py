@@ -41,7 +41,7 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling does for the functions that were registered."""
+    """List the changes that enabling makes for the functions that were registered."""
     return [change for pair in _hooks.values() for change in _change(*pair)]
 
 

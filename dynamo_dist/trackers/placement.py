@@ -58,7 +58,7 @@ class PlacementVariable(_torch.PlacementTracker):
 
 
 def is_torchs_own(placement: Placement) -> bool:
-    """Whether torch defines this class: its objects then cannot change."""
+    """Return whether torch defines this class: its objects then cannot change."""
     return type(placement).__module__.startswith("torch.distributed.tensor")
 
 
@@ -74,7 +74,7 @@ def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def load(tracker: Any) -> tuple[Any, bool]:
-    """How the compiled function gets a placement that was made while tracing: itself, or how to make it.
+    """Tell how the compiled function gets a placement that was made while tracing: itself, or how to make it.
 
     Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new one.
     """
@@ -87,7 +87,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling this tracker does, besides ``registry.retracked``."""
+    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *_torch.on_codegen(PlacementVariable, load),
         *_torch.on_function(copy.copy, copied),

@@ -188,7 +188,7 @@ _REGISTERED = functools.partial(_torch.VALUE_MATCH, what="registration", read=_i
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling this tracker does, besides ``registry.retracked``."""
+    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *boxed_group.changes(),
         *(

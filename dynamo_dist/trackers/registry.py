@@ -1,4 +1,4 @@
-"""Which trackers there are, and the changes in torch that put them in place."""
+"""The trackers, and the changes in torch that put them in place."""
 
 from __future__ import annotations
 

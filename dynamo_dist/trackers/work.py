@@ -27,7 +27,7 @@ FUTURE_METHODS = frozenset({"wait", "value", "done", "then"})
 
 @dataclass(slots=True)
 class Traced:
-    """What the lowering keeps for one trace."""
+    """The state that the lowering keeps for one trace."""
 
     serials: int = 0
     works: list[WorkVariable] = field(default_factory=list)
@@ -268,7 +268,7 @@ def after_end(tx: Any) -> None:
 
 
 def changes() -> list[_torch.Change]:
-    """What enabling work in flight does."""
+    """List the changes that enabling makes for work in flight."""
     return [
         *_torch.on_values(dist.Work, _is_work, from_outside),
         *_torch.on_graph_end(before_end, after_end),

@@ -63,7 +63,7 @@ def fit_for_all_ranks() -> Iterator[None]:
 
 
 def are_all_ranks_here() -> bool:
-    """Whether this process stands for every rank; a plain local tensor is then that of all of them."""
+    """Return whether this process stands for every rank; a plain local tensor is then that of all of them."""
     return local_tensor_mode() is not None
 
 

@@ -1,4 +1,4 @@
-"""Whether two results are the same, and how far apart they are."""
+"""A comparison of two results: whether they are the same, and how far apart they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def difference(
     tolerance: float | None = None,
     same_replicas: bool = True,
 ) -> str:
-    """What differs between a result on all ranks and that of one device; empty if nothing does.
+    """Tell what differs between a result on all ranks and that of one device; empty if nothing does.
 
     ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree. Without
     ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest value; by default

@@ -23,7 +23,7 @@ Outputs = Any
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``verify`` found.
+    """The findings of ``verify``.
 
     ``operators`` is each operator in each layout that the step used, in order; ``differences`` names
     each output and each gradient that differs, and says how.
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every operator and the whole step are right."""
+        """Return whether every operator and the whole step are right."""
         return self.first is None and not self.differences
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What was settled for a graph, carried by the code that was made of it.
+"""Stream and settled plan of a graph, carried by the code that was made of it.
 
 Inductor's caches bring compiled code without calling a pass, but count again what was counted while it was
 compiled. So the stream and the plan of a graph are the name of such a count: they cannot be lost apart from the code.
@@ -42,7 +42,7 @@ class Counts:
         self._before = _now()
 
     def since(self) -> list[Carried]:
-        """What the code carries that was made or loaded since. Damaged counts are left out, with a line."""
+        """List streams and plans of code that was made or loaded since. Damaged counts are left out, with a line."""
         found = []
         for name, number in _now().items():
             if number > self._before.get(name, 0) and (carried := _read(name)) is not None:

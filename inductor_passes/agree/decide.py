@@ -15,18 +15,18 @@ from inductor_passes.errors import CannotFollowError, RanksDifferError
 
 
 class Offer(Protocol):
-    """What this rank's graph can do."""
+    """Offer of this rank's graph: the plan that it would choose, and whether it can follow another."""
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
 
     def can_follow(self, plan: str) -> bool:
-        """Whether its graph can launch as a plan says."""
+        """Return whether its graph can launch as a plan says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided for a graph.
+    """Decision for a graph: the plan that it launches by, and how it came about.
 
     ``plan``: a plan's text. ``how``: for reports and logs. ``given_up``: whether other graphs lost their plans by
     it. ``missing``: ranks that did not come in time.

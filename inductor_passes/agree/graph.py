@@ -93,7 +93,7 @@ def place_of(traced: fx.Graph) -> str:
 
 
 def what(launch: fx.Node) -> str:
-    """What ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
+    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
         parts.append(op)
@@ -105,7 +105,7 @@ def what(launch: fx.Node) -> str:
 
 
 def plan_of(graph: fx.Graph) -> LaunchPlan:
-    """What the graph launches now on groups of several ranks."""
+    """Return the plan by which the graph launches now on groups of several ranks."""
     found = []
     for node in graph.nodes:
         if is_launch(node) and (members := node.meta.get(MEMBERS)):

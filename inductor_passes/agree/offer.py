@@ -1,4 +1,4 @@
-"""What one rank's graph can launch: its passes, run freely, as a plan says, or without touching a launch."""
+"""Ways in which one rank's graph can launch: its passes, run freely, as a plan says, or without touching a launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GraphOffer:
         return text
 
     def can_follow(self, plan: str) -> bool:
-        """Whether this rank's graph can launch as a plan says."""
+        """Return whether this rank's graph can launch as a plan says."""
         if plan in self._tried or plan == PROGRAM:
             return True
         try:
@@ -87,7 +87,7 @@ class CachedOffer:
         return self._cached
 
     def can_follow(self, plan: str) -> bool:
-        """Whether it can launch so. The code is made anew for another plan, and if it cannot, that says so."""
+        """Return whether it can launch so. The code is made anew for another plan, and if it cannot, that says so."""
         return True
 
 

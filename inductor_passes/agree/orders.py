@@ -27,7 +27,7 @@ PREFIX = "dynamo_dist/order/"
 
 
 def seconds(environ: Mapping[str, str] | None = None) -> float:
-    """How long a rank waits for others to compile the same graph; 0 settles nothing.
+    """Return the seconds for which a rank waits for others to compile the same graph; 0 settles nothing.
 
     Raises OptionError, naming the variable, for what is no number of at least 0.
     """
@@ -46,7 +46,7 @@ def seconds(environ: Mapping[str, str] | None = None) -> float:
 
 
 class Orders:
-    """What was settled in one job: as long as its default process group lives.
+    """Streams and plans settled in one job: as long as its default process group lives.
 
     ``store``: None where ranks cannot meet; then every graph keeps the program's order.
     """
@@ -60,7 +60,7 @@ class Orders:
         self._left_to_python: set[tuple[str, types.CodeType]] = set()
 
     def is_current(self) -> bool:
-        """Whether the job is still the one that this was made for."""
+        """Return whether the job is still the one that this was made for."""
         return _torch.default_group() is self._default_group
 
     def decide(self, stream: Stream, offer: Offer) -> Decision:
@@ -133,12 +133,12 @@ class Orders:
         self._left_to_python.add((code.co_filename, code))
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
-        """Whether this rank has left a function to Python, as its peers know for as long as the job lasts."""
+        """Return whether this rank has left a function to Python, as its peers know for as long as the job lasts."""
         # Code of two files may be equal. To hash it takes time, in each call that is traced.
         return bool(self._left_to_python) and (code.co_filename, code) in self._left_to_python
 
     def is_unlike_python(self, frame: int) -> bool:
-        """Whether a function, by Dynamo's number in this process, has a graph that launches otherwise than Python would."""
+        """Return whether a function, by Dynamo's number in this process, has a graph that launches unlike Python."""
         return frame in self._frames_unlike_python
 
     def still_holds(self) -> Callable[[], bool]:
@@ -155,7 +155,7 @@ class Orders:
         return check
 
     def digest(self) -> str:
-        """What a cache key takes: whether ranks settle anything at all."""
+        """Return the part of a cache key that tells whether ranks settle anything at all."""
         return "settled" if self._store is not None and seconds() > 0 else "program"
 
 
@@ -179,12 +179,12 @@ def compiled_apart(decisions: Iterable[str]) -> Iterator[None]:
 
 
 def salt() -> str:
-    """What the compile in work adds to its cache keys."""
+    """Return the text that the compile in work adds to its cache keys."""
     return _salt.get()
 
 
 def current() -> Orders | None:
-    """What was settled in the job of this process; None where no group moves data between processes."""
+    """Return the orders settled in the job of this process; None where no group moves data between processes."""
     group = _torch.default_group()
     if group is None or not _torch.moves_data(group):
         _orders.clear()

@@ -1,4 +1,4 @@
-"""What a graph launches once its passes have run, said so that another graph of the program can do the same."""
+"""Launches of a graph once its passes have run, written so that another graph of the program can do the same."""
 
 from __future__ import annotations
 

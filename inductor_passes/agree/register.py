@@ -1,4 +1,4 @@
-"""What this process knows of the job's streams: which plan each has, and which may meet which."""
+"""Streams of the job that this process knows: which plan each has, and which may meet which."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Known:
 
     @property
     def is_reordered(self) -> bool:
-        """Whether its launches are others, or in another order, than the program's."""
+        """Return whether its launches are others, or in another order, than the program's."""
         return self.plan != PROGRAM
 
 
@@ -47,7 +47,7 @@ class Register:
         self._left_here: set[str] = set()  # as this rank does
 
     def get(self, stream: Stream, key: str) -> Known | None:
-        """What was settled for this stream, or for the same one seen from elsewhere."""
+        """Return the entry of this stream, or of the same one seen from elsewhere; None if it is not settled."""
         if (exact := self._known.get(key)) is not None:
             return exact
         if key != stream.key:
@@ -56,7 +56,7 @@ class Register:
         return next((known for known in same if is_same(known.stream, stream)), None)
 
     def has(self, key: str) -> bool:
-        """Whether this very stream was settled, by this rank or others."""
+        """Return whether this very stream was settled, by this rank or others."""
         return key in self._known
 
     def add(
@@ -83,7 +83,7 @@ class Register:
         ]
 
     def keeps_order(self, stream: Stream, key: str) -> bool:
-        """Whether ``stream`` is launched in the program's order, because ranks may cut the program differently there."""
+        """Return whether ``stream`` launches in the program's order, because ranks may cut the program there."""
         # A backward graph is compiled before its forward one runs. Where ranks cut a function differently, who
         # has these launches in a later piece comes to them only behind others, which would wait for this rank.
         # And a function that ranks cut differently in training may be cut so in an evaluation as well, later.
@@ -147,11 +147,11 @@ class Register:
         self._in_python.add(root)
 
     def is_left_to_python(self, stream: Stream) -> bool:
-        """Whether ``stream`` is of a function, or holds launches of one, that some rank leaves to Python."""
+        """Return whether ``stream`` is of a function, or holds launches of one, that some rank leaves to Python."""
         return any(stream.is_of(root) for root in self._in_python)
 
     def is_behind_python(self, stream: Stream) -> bool:
-        """Whether a function that this rank has left to Python leads to ``stream``."""
+        """Return whether a function that this rank has left to Python leads to ``stream``."""
         return any(stream.is_called_from(root) for root in self._left_here)
 
     def give_up(self, known: Known) -> None:

@@ -1,4 +1,4 @@
-"""How ranks settle on one order of launches for a graph that each of them compiles, through the job's store.
+"""Agreement of ranks on one order of launches for a graph that each of them compiles, through the job's store.
 
 Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph of the same
 stream votes whether its graph can follow; once all ranks have voted that are connected by groups, the last
@@ -39,7 +39,7 @@ Why = Literal["agreed", "one cannot", "streams differ", "ranks differ", "too lat
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was settled for a stream.
+    """Outcome for a stream: the plan to launch by, and why.
 
     ``plan``: a plan's text. ``why``: ``agreed``, or what left the program's order: a rank's graph could not follow
     the plan (``one cannot``), ranks came with different streams (``streams differ``) or with launches that do not match
@@ -54,7 +54,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """What the first rank that came with a stream put down."""
+    """Entry of the first rank that came with a stream: the rank, the stream and the rank's plan."""
 
     rank: int
     stream: Stream
@@ -239,7 +239,7 @@ class Settling:
         return (yield from self._end(why, message))
 
     def _difference(self, group: Group, board: _Board, put: _Put) -> str:
-        """What shows that the program's ranks do not match; "" if they may."""
+        """Return a message that shows that the program's ranks do not match; "" if they may."""
         number, other = self.numbers.get(group.id, -1), put.stream
         # A rank that runs a function in Python compiles what it calls: launches before that are in no graph.
         if any(
@@ -288,7 +288,7 @@ class Settling:
         return (yield from self._outcome(fate))
 
     def _outcome(self, fate: str) -> Steps[Outcome]:
-        """What a fate means for this rank; whoever waits beside it for the same is told."""
+        """Return the outcome of a fate for this rank; whoever waits beside it for the same is told."""
         if _is_agreed(fate, [self.me]):
             put = _Put.unpack((yield from read(f"put/{self.key}")))
             return Outcome(put.plan, "agreed")
@@ -342,7 +342,7 @@ def _parsed(text: str) -> Any:
 
 
 def _is_settled(fate: str, ranks: Iterable[int]) -> bool:
-    """Whether a fate says something for these ranks: a plan that all of them agreed on, or an end."""
+    """Return whether a fate says something for these ranks: a plan that all of them agreed on, or an end."""
     return _is_agreed(fate, ranks) or any(entry[0] != "agreed" for entry in _entries(fate))
 
 
@@ -352,7 +352,7 @@ def _is_agreed(fate: str, ranks: Iterable[int]) -> bool:
 
 
 def _is_one_call(one: Stream, other: Stream) -> bool:
-    """Whether both are of one function as it is called in one place.
+    """Return whether both are of one function as it is called in one place.
 
     A function that calls others of its own kind, as a container of layers does, may be compiled from outside on one rank
     and from inside on another: then no path is the same.

@@ -16,7 +16,7 @@ class StoreFailedError(PassesError):
 
 
 class Store(Protocol):
-    """What is used of ``torch.distributed.Store``."""
+    """The part of ``torch.distributed.Store`` that is used."""
 
     def get(self, key: str) -> bytes: ...
     def set(self, key: str, value: str) -> object: ...

@@ -57,7 +57,7 @@ class Launch:
 
     @property
     def is_one_sided(self) -> bool:
-        """Whether another rank's launch stands against it, instead of the same one."""
+        """Return whether another rank's launch stands against it, instead of the same one."""
         return self.what.split()[0] in ONE_SIDED
 
     def text(self) -> str:
@@ -104,12 +104,12 @@ class Stream:
 
     @property
     def is_one_sided(self) -> bool:
-        """Whether any launch is a send or a receive: ranks then launch differently on purpose."""
+        """Return whether any launch is a send or a receive: ranks then launch differently on purpose."""
         return any(launch.is_one_sided for launch in self.launches)
 
     @property
     def gathers(self) -> bool:
-        """Whether any launch gathers shards."""
+        """Return whether any launch gathers shards."""
         return any(launch.what.startswith("all_gather") for launch in self.launches)
 
     def on(self, number: int) -> list[Launch]:
@@ -117,11 +117,11 @@ class Stream:
         return [x for x in self.launches if x.group == number and not x.is_one_sided]
 
     def is_of(self, root: str) -> bool:
-        """Whether a function was compiled for this stream, or holds one of its launches."""
+        """Return whether a function was compiled for this stream, or holds one of its launches."""
         return self.root == root or any(True for _ in self._calls(root))
 
     def may_be_in_place_of(self, root: str, callers: Collection[str]) -> bool:
-        """Whether ranks may run this stream for a call of a function that this rank makes now.
+        """Return whether ranks may run this stream for a call of a function that this rank makes now.
 
         ``callers``: ``function:line`` of what is on the stack. What the stream calls from elsewhere is another call.
         """
@@ -130,7 +130,7 @@ class Stream:
         )
 
     def is_called_from(self, root: str) -> bool:
-        """Whether a function was on the stack when this was compiled."""
+        """Return whether a function was on the stack when this was compiled."""
         return any(_holds(root, "", caller) for caller in self.callers or ())
 
     def _calls(self, root: str) -> Iterator[tuple[Launch, int]]:
@@ -189,12 +189,12 @@ class Stream:
 
 
 def shares_launch(one: Stream, other: Stream) -> bool:
-    """Whether both hold the same launch of the program, be it seen from further outside or inside."""
+    """Return whether both hold the same launch of the program, be it seen from further outside or inside."""
     return any(True for _ in _shared(one, other))
 
 
 def may_meet(one: Stream, other: Stream) -> bool:
-    """Whether ranks may run the one while others run the other, for the same launches of the program.
+    """Return whether ranks may run the one while others run the other, for the same launches of the program.
 
     So it is if they share a launch and one of them is part of what Python runs in between (a graph
     break), or one was compiled from further inside. Two whole frames of one function, as of training and
@@ -221,7 +221,7 @@ def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Whether another call than that in ``path`` leads to a launch of ``one``, which is seen from further inside.
+    """Return whether another call than that in ``path`` leads to a launch of ``one``, seen from further inside.
 
     A function of a library that is compiled by itself, because its caller runs in Python, stands in all programs that call
     it. With a graph break of its own it may come to stand in the place of the other call later.
@@ -234,7 +234,7 @@ def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...
 
 
 def is_same(one: Stream, other: Stream) -> bool:
-    """Whether both are the same launches, seen from further outside or inside."""
+    """Return whether both are the same launches, seen from further outside or inside."""
     if one.content != other.content or len(one.launches) != len(other.launches):
         return False
     pairs = [(a.path, b.path) for a, b in zip(one.launches, other.launches, strict=True)]
@@ -247,7 +247,7 @@ def is_same(one: Stream, other: Stream) -> bool:
 
 
 def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> int | None:
-    """Where two sequences on one group part; None if one is the beginning of the other."""
+    """Return the index at which two sequences on one group part; None if one is the beginning of the other."""
     for i, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a.what != b.what:
             return i
@@ -261,7 +261,7 @@ _ROOT = re.compile(r"(?P<function>.+) \((?P<file>.+):(?P<first>\d+)-(?P<last>\d+
 
 @functools.lru_cache(4096)
 def _holds(root: str, file: str, line: str) -> bool:
-    """Whether ``function:line`` of a file, "" if nobody noted it, is in a function named as ``name (file:first-last)``."""
+    """Return whether ``function:line`` of a file, "" if nobody noted it, is in a function named as ``name (file:first-last)``."""
     name, _, number = line.rpartition(":")
     found = _ROOT.fullmatch(root)
     if found is None or found["function"] != name or file not in ("", found["file"]):
@@ -270,7 +270,7 @@ def _holds(root: str, file: str, line: str) -> bool:
 
 
 def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Whether the shorter path is the end of the longer; a path that nobody noted is the end of any."""
+    """Return whether the shorter path is the end of the longer; a path that nobody noted is the end of any."""
     length = min(len(one), len(other))
     return length == 0 or one[-length:] == other[-length:]
 

@@ -1,4 +1,4 @@
-"""Which values share memory: views, in-place results, waits, and the parts of a several-output node.
+"""Values that share memory: views, in-place results, waits, and the parts of a several-output node.
 
 Read off operator schemas, so it holds for any aten or custom op that declares its aliases truthfully.
 """
@@ -24,7 +24,7 @@ _UNDECLARED_VIEWS = frozenset({"_unsafe_view"})
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """What an operator's schema says of memory: arguments by position and name."""
+    """Facts about memory in an operator's schema: arguments by position and name."""
 
     view: bool = False
     aliased: tuple[tuple[int, str], ...] = ()
@@ -66,7 +66,7 @@ def op_facts(target: object) -> OpFacts:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether ``node`` only looks at its input's memory: no read, no write, no new bytes.
+    """Return whether ``node`` only looks at its input's memory: no read, no write, no new bytes.
 
     A ``getitem`` is a view where it picks from views (``split``); a ``wait_tensor`` is not one here,
     because it marks a point in time.

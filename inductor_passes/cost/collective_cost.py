@@ -29,7 +29,7 @@ _roles: dict[int, tuple[object, Role]] = {}
 
 
 def role(node: fx.Node) -> Role:
-    """What a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
+    """Tell what a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
     if node.op != "call_function":
         return ""
     entry = _roles.get(id(node.target))
@@ -69,7 +69,7 @@ def node_us(
 
 
 def has_one_peer(launch: fx.Node) -> bool:
-    """Whether an all_to_all is a permutation: it sends to exactly one rank.
+    """Return whether an all_to_all is a permutation: it sends to exactly one rank.
 
     Every rank of a permutation sends to one peer, so every rank comes to the same answer.
     """

@@ -25,7 +25,7 @@ _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention",
 
 
 def is_attention(node: fx.Node) -> bool:
-    """Whether ``node`` is a fused attention kernel, forward or backward."""
+    """Return whether ``node`` is a fused attention kernel, forward or backward."""
     return op_name(node).startswith(_ATTENTION)
 
 

@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
-    """What a formula is made of, read from one graph: microseconds of its kernels by kind, its collectives."""
+    """Parts of a formula, read from one graph: microseconds of its kernels by kind, its collectives."""
 
     kernels: tuple[tuple[str, sympy.Expr], ...]
     calls: tuple[Call, ...]

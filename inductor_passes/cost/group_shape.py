@@ -1,4 +1,4 @@
-"""How a process group lies on the nodes of a cluster: the part of a group that sets its speed.
+"""Layout of a process group on the nodes of a cluster: the part of a group that sets its speed.
 
 Rank-invariant: derived from size and from the distances between ranks, never from which group of a
 mesh dimension this process is in, so all ranks of a homogeneous mesh get one answer.
@@ -30,7 +30,7 @@ class GroupShape:
 
     @property
     def crosses_nodes(self) -> bool:
-        """Whether some traffic has to leave a node."""
+        """Return whether some traffic has to leave a node."""
         return self.nodes > 1
 
 

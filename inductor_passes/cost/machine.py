@@ -1,4 +1,4 @@
-"""What anything takes on one machine: the one place where work becomes microseconds.
+"""Durations on one machine: the one place where work becomes microseconds.
 
 The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for operations on
 shards, the fusions and formulas for what they would put in a graph: each knows its work in bytes, operations
@@ -27,7 +27,7 @@ class Machine:
 
     @property
     def compute_stretch(self) -> float:
-        """How many times as long a kernel takes while a collective is on its way."""
+        """Factor on a kernel's time while a collective is on its way."""
         return self.topology.compute_stretch
 
     @property
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def kernel_start_us(self) -> float:
-        """What a kernel takes besides its work."""
+        """Microseconds that a kernel takes besides its work."""
         return self.topology.kernel_us
 
     @property

@@ -1,4 +1,4 @@
-"""What every cost model answers: how long a node computes, how long a collective holds its link."""
+"""Interface of every cost model: how long a node computes, how long a collective holds its link."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CostModel(Protocol):
 
     @property
     def compute_stretch(self) -> float:
-        """How many times as long a kernel takes while a collective is on its way; 1.0: none is slowed."""
+        """Factor on a kernel's time while a collective is on its way; 1.0: none is slowed."""
 
     def digest(self) -> str:
         """A stable hash of everything that changes a prediction; part of the cache key."""

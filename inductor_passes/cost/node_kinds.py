@@ -1,4 +1,4 @@
-"""How Inductor will treat each node of a graph: free, part of a loop, or a kernel of its own.
+"""Kinds of nodes, by how Inductor will treat each node of a graph: free, part of a loop, or a kernel of its own.
 
 The first half of the rule that ``traffic.py`` states. Looks at edges only, never at the order of nodes.
 """
@@ -65,7 +65,7 @@ class NodeKind:
 
     @property
     def fusible(self) -> bool:
-        """Whether the node is a loop that can share a kernel with others."""
+        """Return whether the node is a loop that can share a kernel with others."""
         return self.pointwise or self.reduction
 
     @property
@@ -99,7 +99,7 @@ def node_kinds(graph: fx.Graph) -> dict[fx.Node, NodeKind]:
 
 @per_operator
 def loop_of(target: object) -> Loop:
-    """What kind of loop Inductor makes of an operator, told by its tags and its name."""
+    """Return the kind of loop that Inductor makes of an operator, told by its tags and its name."""
     if not isinstance(target, torch._ops.OpOverload):
         return "none"
     name, tags = target._opname, target.tags

@@ -82,7 +82,7 @@ class TopologyCostModel:
 
     @property
     def compute_stretch(self) -> float:
-        """How many times as long a kernel takes while a collective is on its way."""
+        """Factor on a kernel's time while a collective is on its way."""
         return self.machine.compute_stretch
 
     def digest(self) -> str:

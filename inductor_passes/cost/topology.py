@@ -98,7 +98,7 @@ class Topology:
         return rates.get(key, rates[_FALLBACK_DTYPE])
 
     def measured_collective(self, kind: str, ranks: int, nodes: int) -> MeasuredCollective | None:
-        """What was measured of one kind of collective on groups of one shape, if anything."""
+        """Return the measurements of one kind of collective on groups of one shape, if there are any."""
         wanted = (kind, ranks, nodes)
         return next((c for c in self.collectives if (c.kind, c.ranks, c.nodes) == wanted), None)
 

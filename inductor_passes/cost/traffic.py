@@ -112,7 +112,7 @@ def value_behind(node: fx.Node) -> fx.Node:
 
 
 def _fused(value: fx.Node, reader: fx.Node, size: int, kinds: dict[fx.Node, NodeKind]) -> bool:
-    """Whether ``reader`` gets ``value`` inside one kernel, without memory in between."""
+    """Return whether ``reader`` gets ``value`` inside one kernel, without memory in between."""
     producer, consumer = kinds[value], kinds[reader]
     if not producer.fusible or producer.depth != consumer.depth or size < producer.bytes:
         return False

@@ -159,7 +159,7 @@ def _operands(product: fx.Node) -> list[object]:
 
 
 def _reads(product: fx.Node, rows: fx.Node) -> bool:
-    """Whether ``rows`` is the left operand, and only that, of a product that the kernel can make."""
+    """Return whether ``rows`` is the left operand, and only that, of a product that the kernel can make."""
     operands = _operands(product)
     if product.kwargs or _left(product) is not rows or rows in operands:
         return False
@@ -173,7 +173,7 @@ def _reads(product: fx.Node, rows: fx.Node) -> bool:
 
 
 def _layout(product: fx.Node) -> tuple[bool, bool]:
-    """Which of the weight's strides are one: the kernel reads weights of one layout."""
+    """Tell which of the weight's strides are one: the kernel reads weights of one layout."""
     weight = tensor(_operands(product)[0])
     assert weight is not None
     return weight.stride(0) == 1, weight.stride(1) == 1

@@ -1,4 +1,4 @@
-"""What fusions share: find a launch and its consumers, ask whether it can run and pays, say so, rewrite."""
+"""Steps that fusions share: find a launch and its consumers, ask whether it can run and pays, say so, rewrite."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Fusion(GraphPass):
         )
 
     def _obstacle(self, launch: fx.Node) -> str:
-        """Why no kernel can run on this launch's group and tensor; "" if one can."""
+        """Tell why no kernel can run on this launch's group and tensor; "" if one can."""
         (tensor,) = input_tensors(launch)
         if is_aot_inductor():
             return "AOTInductor's libraries cannot call operators written in Python"
@@ -144,7 +144,7 @@ class Fusion(GraphPass):
 
 
 def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:
-    """Whether ``nodes`` stand above ``anchor``, or could with the views and casts that lead to them."""
+    """Return whether ``nodes`` stand above ``anchor``, or could with the views and casts that lead to them."""
     order = {node: i for i, node in enumerate(anchor.graph.nodes)}
 
     def can(node: object) -> bool:

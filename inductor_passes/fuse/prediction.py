@@ -36,7 +36,7 @@ class Prediction:
 
     @property
     def pays(self) -> bool:
-        """Whether it saves enough to be worth the change."""
+        """Return whether it saves enough to be worth the change."""
         return self.gain >= LEAST_GAIN
 
 

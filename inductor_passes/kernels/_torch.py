@@ -8,7 +8,7 @@ import torch
 
 
 def has_symmetric_memory() -> bool:
-    """Whether this torch can allocate memory that peers map. Seen in 2.11 to 2.15, CUDA builds."""
+    """Return whether this torch can allocate memory that peers map. Seen in 2.11 to 2.15, CUDA builds."""
     if not torch.cuda.is_available():
         return False
     try:

@@ -46,7 +46,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was compiled. ``narrow_loads`` are loads of 16 bits or fewer from global memory."""
+    """Facts of a compiled kernel. ``narrow_loads`` are loads of 16 bits or fewer from global memory."""
 
     name: str
     capability: int
@@ -104,7 +104,7 @@ def compile_build(build: Build, capability: int) -> tuple[Facts, Any]:
 
 
 def gate(build: Build, facts: Facts) -> list[str]:
-    """What is wrong with a compiled kernel; empty if nothing is."""
+    """List the faults of a compiled kernel; empty if it has none."""
     problems = [problem for problem in (facts.hoisted, facts.early_signal) if problem]
     if facts.spill_bytes:
         problems.append(f"{facts.spill_bytes} bytes a thread are spilled")

@@ -391,7 +391,7 @@ def _(
 
 
 def can_read(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether the kernel reads these weights where they lie: one of the two strides is 1, alike in all."""
+    """Return whether the kernel reads these weights where they lie: one of the two strides is 1, alike in all."""
     return all(w.stride(0) == 1 for w in weights) or all(w.stride(1) == 1 for w in weights)
 
 
@@ -445,7 +445,7 @@ def products(
     biases: Sequence[torch.Tensor],
     activation: str,
 ) -> list[torch.Tensor]:
-    """What follows the gather."""
+    """Compute the products that follow the gather, with biases and activation."""
     outs = [gathered @ weight for weight in weights]
     if biases:
         outs = [out + bias for out, bias in zip(outs, biases, strict=True)]

@@ -227,7 +227,7 @@ def reference(
 
 
 def grouped(came: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """What follows the exchange; ``came`` is ``[ranks * experts, capacity, K]`` by source."""
+    """Compute the products that follow the exchange; ``came`` is ``[ranks * experts, capacity, K]`` by source."""
     experts, k, _ = weights.shape
     rows = came.view(-1, experts, came.shape[1], k).transpose(0, 1)
     return torch.bmm(rows.reshape(experts, -1, k), weights)

@@ -1,4 +1,4 @@
-"""Whether fused kernels can run on a group, and if not, why not. Imports neither triton nor CUDA.
+"""Availability of fused kernels on a group, and the reason where there is none. Imports neither triton nor CUDA.
 
 The answer is the same on every rank of a homogeneous job: it depends on the installation, the kind of
 device, and how groups lie on hosts, never on which group a rank is in.
@@ -22,7 +22,7 @@ NO_TRITON = "triton is not installed (pip install dynamo-dist[triton])"
 
 
 def why_not(group_name: str, device_type: str) -> str:
-    """Why fused kernels cannot run on a group's tensors; "" if they can."""
+    """Tell why fused kernels cannot run on a group's tensors; "" if they can."""
     if device_type != "cuda":
         return f"tensors are on {device_type}: fused kernels run on CUDA devices"
     reason = why_not_here()
@@ -44,7 +44,7 @@ def why_not(group_name: str, device_type: str) -> str:
 
 
 def why_not_here() -> str:
-    """Why no fused kernel can run in this process, whatever the group; "" if it can."""
+    """Tell why no fused kernel can run in this process, whatever the group; "" if one can."""
     if not is_installed():
         return NO_TRITON
     if not torch.cuda.is_available():
@@ -57,7 +57,7 @@ def why_not_here() -> str:
 
 
 def is_installed() -> bool:
-    """Whether triton can be imported, without importing it."""
+    """Return whether triton can be imported, without importing it."""
     return importlib.util.find_spec("triton") is not None
 
 
@@ -74,7 +74,7 @@ def ranks_per_host() -> int | None:
 
 @functools.cache
 def peer_access_missing() -> str:
-    """Which two devices of this host cannot map each other's memory; "" if all can."""
+    """Name two devices of this host that cannot map each other's memory; "" if all can."""
     count = torch.cuda.device_count()
     for one in range(count):
         for other in range(count):

@@ -1,4 +1,4 @@
-"""Whether compiled code loads what peers have sent before the wait for it, or signals before it has stored.
+"""Checks for compiled code that loads what peers have sent before the wait for it, or signals before it has stored.
 
 Two kinds of kernel wait. A product waits for each tile: its loop over tiles holds waits and loads, and
 Triton's pipeliner may start a copy an iteration early. A sum over ranks waits once or twice, and then reads
@@ -26,7 +26,7 @@ CARRIED = re.compile(r"(%\w+) = (%\w+)")
 
 
 def hoisted_load(ttgir: str, sass: str) -> str:
-    """Why a load of what peers have sent may run before its wait; "" if none may, or if nothing waits."""
+    """Tell why a load of what peers have sent may run before its wait; "" if none may, or if nothing waits."""
     lines, code = ttgir.splitlines(), sass.splitlines()
     acquires = [n for n, line in enumerate(lines) if ACQUIRE.search(line)]
     if not acquires:
@@ -38,7 +38,7 @@ def hoisted_load(ttgir: str, sass: str) -> str:
 
 
 def early_signal(ttgir: str) -> str:
-    """Why a flag may be set before what it stands for is stored; "" if none may.
+    """Tell why a flag may be set before what it stands for is stored; "" if none may.
 
     One thread sets the flag, and releases what it has written itself: a barrier must stand before it. And what
     is stored at a peer, or for a peer, must have a signal behind it.

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _obstacle(kernel: KernelRow, obstacle: str) -> str:
-    """Why a kernel cannot run here; one that meets no peer asks for less."""
+    """Tell why a kernel cannot run here; one that meets no peer asks for less."""
     if kernel.needs[: len(PEERS)] == PEERS or obstacle == NO_TRITON or "CUDA" in obstacle:
         return obstacle
     return ""

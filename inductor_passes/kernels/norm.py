@@ -1,4 +1,4 @@
-"""What follows a sum over ranks: a bias, a residual, and the norm of the total."""
+"""Steps that follow a sum over ranks: a bias, a residual, and the norm of the total."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Norm(NamedTuple):
 
     @property
     def quantised(self) -> bool:
-        """Whether rows have scales."""
+        """Return whether rows have scales."""
         return self.out_dtype == torch.float8_e4m3fn
 
     def rows(self) -> dict[str, torch.Tensor | None]:

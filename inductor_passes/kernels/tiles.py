@@ -82,7 +82,7 @@ class Tiles:
     stages: int
 
     def is_even(self, k: int, *widths: int) -> bool:
-        """Whether no tile reaches over the end of K or of a matrix's columns."""
+        """Return whether no tile reaches over the end of K or of a matrix's columns."""
         return k % self.k == 0 and all(width % self.n == 0 for width in widths)
 
 

@@ -97,7 +97,7 @@ class Workspace:
         return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
 
     def serves(self, group: object) -> bool:
-        """Whether it was made for this process group, and not for one that bore the name before."""
+        """Return whether it was made for this process group, and not for one that bore the name before."""
         return self._group is None or self._group() is group
 
     def raise_if_failed(self) -> None:

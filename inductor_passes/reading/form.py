@@ -1,4 +1,4 @@
-"""What a format of files is: its name, its schema, its limits, and how its errors are made."""
+"""A format of files: its name, its schema, its limits, and how its errors are made."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _unpacks(node: fx.Node, floating: set[fx.Node]) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the op returns a view of its input, by its schema."""
+    """Return whether the op returns a view of its input, by its schema."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
         return False
@@ -114,7 +114,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def _crossed(before: Sequence[fx.Node], after: Sequence[fx.Node]) -> int:
-    """How many waits have a node that does not float above them now, and had it below."""
+    """Count the waits that have a node that does not float above them now, and had it below."""
     old = {node: index for index, node in enumerate(before)}
     latest, crossed = -1, 0
     for node in after:

@@ -1,4 +1,4 @@
-"""What the rewrites share: they need a functional graph, and they leave true values behind."""
+"""Base of the rewrites: they need a functional graph, and they leave true values behind."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _all_to_all(
     chunk: OwnChunk,
     ranks: int,
 ) -> fx.Node:
-    """What ``chunk`` holds, brought by an all_to_all from the shards of all ranks."""
+    """Insert an all_to_all that brings what ``chunk`` holds from the shards of all ranks."""
     with graph.inserting_before(launch):
         sent = cut_first(graph, shard, chunk.dim, ranks, launch)
         each = [sent.meta["val"].shape[0] // ranks] * ranks

@@ -74,7 +74,7 @@ class DowncastBeforeGather(Rewrite):
 
 
 def _casts_below(waits: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:
-    """What lies between the waits and the casts that read them, in order, and the casts.
+    """Return the nodes between the waits and the casts that read them, in order, and the casts.
 
     None unless every path from a wait ends in a cast, and all casts are to one type.
     """

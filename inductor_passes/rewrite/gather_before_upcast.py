@@ -67,7 +67,7 @@ class GatherBeforeUpcast(Rewrite):
 
 
 def _is_widening(node: fx.Node) -> bool:
-    """Whether the node is a cast to a larger type that keeps every value exactly."""
+    """Return whether the node is a cast to a larger type that keeps every value exactly."""
     wide = tensor(node)
     if node.target is not CAST or wide is None:
         return False
@@ -78,7 +78,7 @@ def _is_widening(node: fx.Node) -> bool:
 
 
 def keeps_values(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether every value of ``narrow`` is one of ``wide``."""
+    """Return whether every value of ``narrow`` is one of ``wide``."""
     if narrow.is_complex or wide.is_complex:
         return False
     if narrow is torch.bool:
@@ -96,7 +96,7 @@ def keeps_values(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def _pads_value(node: fx.Node) -> bool:
-    """Whether a node pads with something other than zero, which a cast may change."""
+    """Return whether a node pads with something other than zero, which a cast may change."""
     if node.target is not aten.constant_pad_nd.default:
         return False
     fill = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)

@@ -95,7 +95,7 @@ def _turned(shard: object, dim: int) -> tuple[fx.Node, list[int]] | None:
 
 
 def _order(node: fx.Node, rank: int) -> list[int]:
-    """Which dimension of the input each dimension of a transposed tensor is."""
+    """Tell which dimension of the input each dimension of a transposed tensor is."""
     if node.target is aten.permute.default:
         return [int(i) % rank for i in node.args[1]]  # type: ignore[union-attr, arg-type]
     a, b = (0, 1) if node.target is aten.t.default else node.args[1:3]

@@ -1,4 +1,4 @@
-"""How a dimension that is no first one goes through collectives that cut and join the first."""
+"""Cuts and joins of a dimension that is not the first, around collectives that cut and join the first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gathered:
 
 
 def gathered(wait: fx.Node, count: int) -> Gathered:
-    """What an all_gather over ``count`` ranks brought: joined by a split and a cat, or as it came."""
+    """Return the value that an all_gather over ``count`` ranks brought: joined by a split and a cat, or as it came."""
     shape = static_shape(wait)
     users = list(wait.users)
     plain = Gathered(wait, 0)
@@ -82,7 +82,7 @@ def join_at(graph: fx.Graph, node: fx.Node, dim: int, count: int, like: fx.Node)
 
 
 def joins_as_view(shape: Sequence[int], dim: int, count: int) -> bool:
-    """Whether what came as ``shape`` is joined along ``dim`` as it lies: only ones stand before ``dim``."""
+    """Return whether what came as ``shape`` is joined along ``dim`` as it lies: only ones stand before ``dim``."""
     return shape[0] == count and all(size == 1 for size in shape[1:dim])
 
 

@@ -133,7 +133,7 @@ def _needs_any(
     needs: dict[fx.Node, frozenset[fx.Node]],
     bucket_of: dict[fx.Node, list[fx.Node]],
 ) -> bool:
-    """Whether ``launch`` needs one of ``bucket``, given that a merged launch needs what its parts need."""
+    """Return whether ``launch`` needs one of ``bucket``, given that a merged launch needs what its parts need."""
     pending, seen = list(needs[launch]), set(needs[launch])
     while pending:
         for member in bucket_of[pending.pop()]:

@@ -1,4 +1,4 @@
-"""Which slice of a gathered or reduced value is this rank's own, on every rank alike.
+"""The slice of a gathered or reduced value that is this rank's own, on every rank alike.
 
 Rank 0 cannot see from its graph whether all ranks take their own chunk or all take the first one, and
 ranks that decide differently hang. So a slice counts only where DTensor made it, while it went from

@@ -1,4 +1,4 @@
-"""What was gathered once need not be gathered again."""
+"""Reuse of launches: a value gathered once need not be gathered again."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def apply(
 
 
 def is_coalescing_faster(members: Sequence[fx.Node], cost: CostModel) -> bool:
-    """Whether one call without copies is predicted to beat one large launch with them."""
+    """Return whether one call without copies is predicted to beat one large launch with them."""
     name, sizes = kind(members[0]), [payload_bytes(member) for member in members]
     if name not in COALESCED:
         return False

@@ -1,4 +1,4 @@
-"""Which launches are worth merging: what the link saves against what copying costs."""
+"""Launches that are worth merging: what the link saves against what copying costs."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(problem: Problem, solution: Solution, seconds: float) -> dict[str, Any]:
-    """What ``--json`` prints. Times in microseconds, predicted by the rules of ``problem.py``."""
+    """Return the object that ``--json`` prints. Times in microseconds, predicted by the rules of ``problem.py``."""
     return {
         "problem": problem.name,
         "nodes": len(problem.nodes),

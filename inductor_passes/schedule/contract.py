@@ -1,4 +1,4 @@
-"""Which nodes of a problem always move together.
+"""Groups of a problem's nodes that always move together.
 
 Four kinds of node never profit from standing apart: views and waits join what they view or wait for;
 cheap compute that waits for nothing and has one reader (the cast of a parameter in front of its gather)

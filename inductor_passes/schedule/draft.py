@@ -1,4 +1,4 @@
-"""What a list scheduler may use, and what it gives back."""
+"""Limits of what a list scheduler may use, and the draft that it gives back."""
 
 from __future__ import annotations
 

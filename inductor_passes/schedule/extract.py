@@ -143,7 +143,7 @@ def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
 
 
 def can_merge(launch: fx.Node) -> bool:
-    """Whether a launch may share a bucket: one dense tensor in, one wait, equal shares for all ranks."""
+    """Return whether a launch may share a bucket: one dense tensor in, one wait, equal shares for all ranks."""
     return (
         kind(launch) in MERGED_OPS
         and not is_coalesced(launch)
@@ -157,7 +157,7 @@ def can_merge(launch: fx.Node) -> bool:
 
 
 def _splits_evenly(launch: fx.Node) -> bool:
-    """Whether an all_to_all gives every rank the same share of its rows; true for other collectives."""
+    """Return whether an all_to_all gives every rank the same share of its rows; true for other collectives."""
     for name in ("input_split_sizes", "output_split_sizes"):
         sizes = argument(launch, name)
         if isinstance(sizes, (list, tuple)) and (

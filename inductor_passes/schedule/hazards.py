@@ -1,4 +1,4 @@
-"""What must keep its order in a graph although no value flows: memory, effects, random numbers, ranks.
+"""Order that a graph must keep although no value flows: memory, effects, random numbers, ranks.
 
 - Whoever writes memory comes after everything that used it, and before everything that uses it later.
   A launch uses what it reads until its wait: the link may take it as late as that.
@@ -34,7 +34,7 @@ def fences(graph: fx.Graph) -> list[fx.Node]:
 
 
 def is_fence(node: fx.Node) -> bool:
-    """Whether a node has effects that its schema does not declare."""
+    """Return whether a node has effects that its schema does not declare."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     if node.op != "call_function":
@@ -53,7 +53,7 @@ def is_fence(node: fx.Node) -> bool:
 
 
 def shows_that_ranks_differ(graph: fx.Graph) -> bool:
-    """Whether the graph itself says that other ranks may decide differently by what sizes they see.
+    """Return whether the graph itself says that other ranks may decide differently by what sizes they see.
 
     Symbolic sizes count: their hints are what this rank happened to see.
     """
@@ -66,7 +66,7 @@ def shows_that_ranks_differ(graph: fx.Graph) -> bool:
 
 
 def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
-    """Whether a launch is of a kind that is another one on another rank, or splits unevenly."""
+    """Return whether a launch is of a kind that is another one on another rank, or splits unevenly."""
     return any(
         role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node))
         for node in graph.nodes
@@ -153,7 +153,7 @@ def _splits_unevenly(launch: fx.Node) -> bool:
 
 
 def _communicates(node: fx.Node) -> bool:
-    """Whether a subgraph that the node calls holds a collective."""
+    """Return whether a subgraph that the node calls holds a collective."""
     module = node.graph.owning_module
     for source in node.all_input_nodes:
         inner = getattr(module, str(source.target), None) if source.op == "get_attr" else None

@@ -1,4 +1,4 @@
-"""What a schedule costs, by the rules of ``problem.py``: validity, makespan, exposed time, peak memory.
+"""Costs of a schedule, by the rules of ``problem.py``: validity, makespan, exposed time, peak memory.
 
 Independent of the solver: it takes a problem and a schedule and runs them through the simulator.
 """

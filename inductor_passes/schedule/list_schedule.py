@@ -114,7 +114,7 @@ class _Run:
         return stretched(us, max(self.free, default=0.0) - self.clock, self.stretch)
 
     def _queued(self, c: int, at: float) -> bool:
-        """Whether channel c, free from ``at``, is busy while launches queue for it."""
+        """Return whether channel c, free from ``at``, is busy while launches queue for it."""
         return at > self.clock and any(
             not self.done[t] for queue in (self.bound[c], self.loose[c]) for _, t in queue
         )
@@ -210,7 +210,7 @@ class _Run:
         return chosen
 
     def _fits(self, t: int) -> bool:
-        """What the program does next runs if no launch in flight will free memory; all else needs room."""
+        """Return whether ``t`` may run: what fits, or the program's next task if no launch in flight frees memory."""
         room = self.limit - self.memory.live
         return self.tasks.transient[t] <= room or (t == self.frontier and not self.keeping)
 
@@ -346,7 +346,7 @@ class _Run:
             self._complete(bucket.members[0], self.free[c])
 
     def _keeps(self, bucket: Bucket) -> bool:
-        """Whether memory is free only after the wait, which so is a step of its own."""
+        """Return whether memory is free only after the wait, which so is a step of its own."""
         tasks = self.tasks
         return any(tasks.kept[t] or tasks.kept_inside[t] for t in bucket.members)
 

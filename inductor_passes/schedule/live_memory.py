@@ -52,7 +52,7 @@ class LiveMemory:
 
 
 class RiseAhead:
-    """How far the program's own order would rise above its live bytes from some task on.
+    """Rise of the program's own order above its live bytes, from some task on.
 
     Computed once a problem; ``within`` looks a given time of compute ahead. A scheduler that keeps
     live bytes under the cap less this can always fall back to the program's order.

@@ -1,4 +1,4 @@
-"""What a user may set of the scheduler: ``options={"schedule": {...}}``."""
+"""Options of the scheduler that a user may set: ``options={"schedule": {...}}``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EFFORTS = ("default", "high")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """How hard to look, and what a schedule may cost.
+    """Options of the scheduler: how hard to look, and what a schedule may cost.
 
     effort: ``default``: seconds for 10,000 nodes. ``high``: up to a minute a graph.
     extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order by the

@@ -55,7 +55,7 @@ class Node:
 
     @property
     def blocks(self) -> bool:
-        """Whether it is a collective that holds the compute stream."""
+        """Return whether it is a collective that holds the compute stream."""
         return self.kind == "compute" and bool(self.group)
 
     @property

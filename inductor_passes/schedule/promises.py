@@ -1,4 +1,4 @@
-"""What a scheduled graph must still be: the same program, in an order that the old one allows.
+"""Promises that a scheduled graph must keep: the same program, in an order that the old one allows.
 
 Independent of how a schedule was found and applied: everything is read off the graph again.
 """
@@ -166,7 +166,7 @@ def _packed_slot(launch: fx.Node, result: fx.Node) -> tuple[int, int, int] | Non
 
 
 def _coalesced_slot(launch: fx.Node, result: fx.Node) -> int | None:
-    """Which of the launch's results ``result`` waits for."""
+    """Return the index of the launch's result that ``result`` waits for."""
     part = result.args[0]
     if not isinstance(part, fx.Node) or part.target is not operator.getitem:
         return None

@@ -1,4 +1,4 @@
-"""Why each exposed collective of a schedule is exposed."""
+"""The reason why each exposed collective of a schedule is exposed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def explain_exposed(
 
 
 def _inputs_ready(tasks: Tasks, judged: Judgement, launch: int) -> float:
-    """When all that a launch's task depends on had finished."""
+    """Return the time at which all that a launch's task depends on had finished."""
     t = tasks.task_of[launch]
     ready = 0.0
     for p in tasks.preds[t]:
@@ -56,7 +56,7 @@ def _inputs_ready(tasks: Tasks, judged: Judgement, launch: int) -> float:
 
 
 class _Channel:
-    """When one group's channel was busy."""
+    """Busy times of one group's channel."""
 
     def __init__(self, tasks: Tasks, schedule: Schedule, judged: Judgement, group: str) -> None:
         nodes = tasks.problem.nodes
@@ -71,7 +71,7 @@ class _Channel:
         self._busy = [0.0, *accumulate(end - start for start, end in spans)]
 
     def idle_us(self, begin: float, end: float) -> float:
-        """How long the channel was idle between two times."""
+        """Return how long the channel was idle between two times."""
         return end - begin - (self._busy_until(end) - self._busy_until(begin))
 
     def _busy_until(self, time: float) -> float:

@@ -1,4 +1,4 @@
-"""What a list scheduler is told to do, and the portfolio of such rules."""
+"""Rules that a list scheduler is told to follow, and their portfolio."""
 
 from __future__ import annotations
 

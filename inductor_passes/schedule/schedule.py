@@ -157,7 +157,7 @@ class Schedule(GraphPass):
 def _exposed(
     extracted: Extracted, solution: Solution, buckets: Sequence[Bucket]
 ) -> tuple[ExposedRecord, ...]:
-    """Why launches of the scheduled graph are exposed, by the names that they have there."""
+    """List the exposed launches of the scheduled graph and why they are, by the names that they have there."""
     merged = {member: bucket.launch for bucket in buckets for member in bucket.members}
     found = []
     for item in solution.reasons:

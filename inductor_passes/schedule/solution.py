@@ -9,7 +9,7 @@ from inductor_passes.schedule.problem import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Exposed:
-    """Why a collective is not hidden.
+    """A collective that is not hidden, and why.
 
     ``launch``: node id, the first of a bucket. ``us``: how long the compute stream waits for it.
     ``reason``: "data" (it starts as soon as what it depends on has finished), "channel" (its channel was
@@ -48,7 +48,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far the makespan may be from the best possible one; 0 where it is the best."""
+        """Most that the makespan may be above the best possible one, as a share of the bound; 0 where it is best."""
         return self.makespan_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
 
     @property

@@ -125,7 +125,7 @@ class Tasks:
         ]
 
     def _named_by_wait(self, t: int) -> set[int]:
-        """What the launch of a task reads and its wait names."""
+        """Return the nodes that the launch of a task reads and its wait names."""
         nodes, launch = self.problem.nodes, self.launch[t]
         waits = [i for i in self.behind[t] if nodes[i].launch == launch]
         return (
@@ -162,7 +162,7 @@ def _split(problem: Problem, members: list[int]) -> tuple[list[int], int, list[i
 
 
 def _last(problem: Problem, parts: tuple[list[int], int, list[int]]) -> int:
-    """Where a task stands in the program: at its launch, or at its last node that is no view."""
+    """Return the place of a task in the program: its launch, or its last node that is no view."""
     before, launch, _ = parts
     if launch >= 0:
         return launch

@@ -19,7 +19,7 @@ COMPUTE_LANE = "compute"
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What one rank does when: predicted, not measured.
+    """Timeline of what one rank does: predicted, not measured.
 
     ``spans`` are in program order. Lane ``compute`` has spans of kind ``compute`` and, where the stream
     stands still, ``wait``; the lane of a process group has one span per collective, of its kind.

@@ -1,4 +1,4 @@
-"""What several ranks launch, compared: equal sequences in every group, and an order without a cycle.
+"""Comparison of what several ranks launch: equal sequences in every group, and an order without a cycle.
 
 Ranks match the collectives of a group by order alone, so two members whose sequences differ hang, or
 mix up their data. Across groups, ranks may interleave as they like, as long as the launches together
@@ -66,7 +66,7 @@ def by_group(launches: Sequence[Launch]) -> dict[tuple[int, ...], list[Launch]]:
 def first_difference(
     graph: str, group: tuple[int, ...], sequences: Mapping[int, Sequence[Launch]]
 ) -> Difference | None:
-    """Where the members' sequences on one group part, or None. ``sequences``: by rank."""
+    """Return the first launch at which the members' sequences on one group part, or None. ``sequences``: by rank."""
     columns = itertools.zip_longest(*sequences.values())
     for index, column in enumerate(columns):
         said: dict[Launch | None, list[int]] = {}

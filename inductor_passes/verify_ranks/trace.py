@@ -13,7 +13,7 @@ from inductor_passes.verify_ranks.compare import Launch
 
 @dataclass
 class Traced:
-    """What one rank did. ``graphs``: id -> launches in order. ``error``: what stopped the script, or ""."""
+    """Trace of one rank. ``graphs``: id -> launches in order. ``error``: what stopped the script, or ""."""
 
     rank: int
     graphs: dict[str, list[Launch]] = field(default_factory=dict)

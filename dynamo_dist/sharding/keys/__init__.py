@@ -1,1 +1,1 @@
-"""What eager's cache of sharding decisions takes for one call."""
+"""Calls that eager's cache of sharding decisions takes for one and the same."""

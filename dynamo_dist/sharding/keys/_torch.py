@@ -61,7 +61,7 @@ def one_decision_for_numbers() -> list[Change]:
 
 
 def _takes_numbers(op: OpOverload) -> bool:
-    """Whether a number may stand where the schema of ``op`` has a tensor, and each element is by itself."""
+    """Return whether a number may stand where the schema of ``op`` has a tensor, and each element is by itself."""
     name = op._schema.name.partition("::")[2]
     return torch.Tag.pointwise in op.tags and torch._C._should_allow_numbers_as_tensors(name)
 

@@ -63,7 +63,7 @@ def placement(text: str) -> Placement:
 
 
 def can_lie(tensor: DTensor, spec: Spec) -> bool:
-    """Whether there is a place for each mesh dimension, and a dimension for each place."""
+    """Return whether there is a place for each mesh dimension, and a dimension for each place."""
     dims = [int(text[1:]) for text in spec if text[0] == "S"]
     return len(spec) == tensor.device_mesh.ndim and all(dim < tensor.ndim for dim in dims)
 
@@ -147,7 +147,7 @@ class Interception:
             table[op] = mine
 
     def has_own_rules(self, op: Any) -> bool:
-        """Whether DTensor runs the op by a handler of its own, which chooses placements itself."""
+        """Return whether DTensor runs the op by a handler of its own, which chooses placements itself."""
         return op in self.before
 
 
@@ -185,7 +185,7 @@ def schema_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def propagated(schema: Any) -> Choice | None:
-    """Where DTensor would take the inputs of ``schema``, and where the outputs would lie.
+    """Return where DTensor would take the inputs of ``schema``, and where the outputs would lie.
 
     None if it refuses.
     """
@@ -295,7 +295,7 @@ def steered(choice: Choice | None) -> Iterator[None]:
 
 
 def is_spec(value: object) -> bool:
-    """Whether ``value`` stands for a DTensor in a schema."""
+    """Return whether ``value`` stands for a DTensor in a schema."""
     return isinstance(value, DTensorSpec)
 
 
@@ -346,7 +346,7 @@ def output_metas(schema: Any) -> Any:
 
 
 def is_random(op: Any) -> bool:
-    """Whether numbers depend on the placement: those of random ops do."""
+    """Return whether numbers depend on the placement: those of random ops do."""
     tags: Sequence[Any] = getattr(op, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 

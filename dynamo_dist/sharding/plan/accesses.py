@@ -1,4 +1,4 @@
-"""What each operation reads and writes of memory, as Inductor will fuse it with its neighbours.
+"""The memory that each operation reads and writes, as Inductor will fuse it with its neighbours.
 
 The program is laid out as a graph of whole tensors, and the scheduler's own rule
 (``inductor_passes/cost/traffic.py``) says what reaches memory there. Shares of tensors carry over to any

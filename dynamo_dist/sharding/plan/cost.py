@@ -1,4 +1,4 @@
-"""What a choice costs: moving tensors between placements, and computing on what lies where.
+"""The cost of a choice: moving tensors between placements, and computing on what lies where.
 
 The planner knows machines by the ``Prices`` protocol alone. All in microseconds.
 """
@@ -66,7 +66,7 @@ def _holders(words: Sequence[str], dim: int) -> list[int]:
 
 
 def is_partial(word: str) -> bool:
-    """Whether the word stands for sums not yet added up."""
+    """Return whether the word stands for sums not yet added up."""
     return word[0] == "P"
 
 
@@ -172,7 +172,7 @@ class Costs:
         )
 
     def apart_us(self, index: int, argument: int, source: Spec, target: Spec) -> float:
-        """What an input costs that has to be moved and so cannot stay inside a kernel: a write and a read."""
+        """Return the cost of an input that has to be moved and so cannot stay inside a kernel: a write and a read."""
         step = self.program.steps[index]
         if step.kind != "op" or is_view(step.text):
             return 0.0
@@ -199,10 +199,10 @@ _VIEWS = (
 
 
 def is_matmul(text: str) -> bool:
-    """Whether the step's op is a matrix product."""
+    """Return whether the step's op is a matrix product."""
     return text.startswith(_MATMULS)
 
 
 def is_view(text: str) -> bool:
-    """Whether the step's op moves nothing."""
+    """Return whether the step's op moves nothing."""
     return text.startswith("aten.") and text.split(".")[1] in _VIEWS

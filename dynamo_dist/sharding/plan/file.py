@@ -85,7 +85,7 @@ class StoredPlan:
 
     @classmethod
     def of(cls, plan: Plan) -> StoredPlan:
-        """What is kept of a plan."""
+        """Return the part of a plan that is kept."""
         rows = tuple(
             Row(step.text, step.stock_inputs, choice.inputs, choice.outputs)
             for step, choice in zip(plan.program.steps, plan.choices, strict=True)
@@ -93,7 +93,7 @@ class StoredPlan:
         return cls(rows, plan.stock_us, plan.planned_us, plan.bound_us, plan.method)
 
     def script(self) -> tuple[Line, ...]:
-        """What carries the plan out."""
+        """Return the lines that carry the plan out."""
         return tuple(Line(row.text, row.inputs, row.outputs) for row in self.rows)
 
     @property
@@ -102,7 +102,7 @@ class StoredPlan:
         return sum(row.stock != row.inputs for row in self.rows)
 
     def record(self, graph: str) -> PlanRecord:
-        """What a report shows of it."""
+        """Return the record that a report shows of the plan."""
         return PlanRecord(
             graph=graph,
             method=self.method,

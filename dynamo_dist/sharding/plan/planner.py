@@ -34,7 +34,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How much cheaper than this plan another one could be, as a share."""
+        """The share by which another plan could be cheaper than this one, at most."""
         total = sum(self.planned_us)
         return max(0.0, 1.0 - self.bound_us / total) if total else 0.0
 

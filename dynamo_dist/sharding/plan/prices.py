@@ -41,7 +41,7 @@ class TopologyPrices(Machine):
 
 
 def prices_of(topology: str | None, inputs: Sequence[Any]) -> Prices:
-    """What the planner takes: the topology named, or the default for the device of the inputs."""
+    """Return the planner's prices: of the topology named, or of the default for the device of the inputs."""
     devices = (given.device.type for given in inputs if isinstance(given, torch.Tensor))
     name = topology or default_topology(next(devices, "cpu"))
     return TopologyPrices(load_topology(name), dist.get_world_size())

@@ -71,7 +71,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one operation does to memory, fused with its neighbours as long as nothing moves between them.
+    """The memory traffic of one operation, fused with its neighbours as long as nothing moves between them.
 
     ``reads``, ``writes``: the share of each input that it reads from memory, and of each output that it writes
     there; what stays inside a kernel is neither. ``starts_kernel``: whether one starts here.
@@ -100,7 +100,7 @@ class Program:
     accesses: list[Access | None] = field(default_factory=list)
 
     def access(self, index: int) -> Access:
-        """What step ``index`` does to memory."""
+        """Return the memory traffic of step ``index``."""
         known = self.accesses[index] if self.accesses else None
         if known is not None:
             return known
@@ -108,7 +108,7 @@ class Program:
         return Access((1.0,) * len(step.inputs), (1.0,) * len(step.outputs))
 
     def value(self, ref: Ref) -> Value:
-        """What ``ref`` names."""
+        """Return the value that ``ref`` names."""
         if ref.step < 0:
             return self.sources[-1 - ref.step].value
         found = self.steps[ref.step].outputs[ref.output]
@@ -118,12 +118,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Where one step's inputs go before it runs, and where its outputs come to lie."""
+    """Placements of one step: where its inputs go before it runs, and where its outputs come to lie."""
 
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec | None, ...]
 
 
 def stock_choice(step: Step) -> Choice:
-    """What DTensor does by itself."""
+    """Return the choice that DTensor makes by itself."""
     return Choice(step.stock_inputs, step.stock_outputs)

@@ -47,7 +47,7 @@ def _turn(program: Program) -> int:
 
 
 def _runs(words: Sequence[object]) -> list[tuple[int, int, int]]:
-    """Where a block of words stands three or more times in a row: its start, length and count."""
+    """List the places where a block of words stands three or more times in a row: its start, length and count."""
     ids: dict[object, int] = {}
     sequence = [ids.setdefault(word, len(ids)) for word in words]
     found, at = [], 0

@@ -32,7 +32,7 @@ class Problem:
     costs: Costs
 
     def move_us(self, index: int, argument: int, source: Spec, target: Spec) -> float:
-        """What bringing an input of a step from ``source`` to ``target`` costs."""
+        """Return the cost of bringing an input of a step from ``source`` to ``target``."""
         step = self.program.steps[index]
         if source == target:
             return 0.0
@@ -43,7 +43,7 @@ class Problem:
         return us + self.costs.apart_us(index, argument, source, target)
 
     def source_spec(self, ref: Ref, chosen: Sequence[Choice]) -> Spec:
-        """Where an input lies when a step reads it."""
+        """Return the placements in which an input lies when a step reads it."""
         if ref.step < 0:
             return self.program.sources[-1 - ref.step].spec
         found = chosen[ref.step].outputs[ref.output]

@@ -1,4 +1,4 @@
-"""Which placements each operation can run on, asked of DTensor itself.
+"""The placements that each operation can run on, asked of DTensor itself.
 
 An operation is offered placements along one mesh dimension, and every strategy that DTensor then weighs
 is a choice: the same lists, in the same place, from which a plan is carried out.
@@ -47,7 +47,7 @@ class Strategies:
         self._on_mesh: dict[object, list[Choice]] = {}
 
     def of(self, index: int) -> list[Choice]:
-        """What step ``index`` may do; what stock does comes first."""
+        """List the choices of step ``index``; stock's comes first."""
         step = self.program.steps[index]
         stock = stock_choice(step)
         if step.fixed or step.kind in ("redistribute", "local"):
@@ -62,7 +62,7 @@ class Strategies:
         return _first(stock, self._on_mesh[key])
 
     def accepts(self, index: int, choice: Choice) -> bool:
-        """Whether DTensor, given the inputs of ``choice`` on the real mesh, moves nothing and agrees."""
+        """Return whether DTensor, given the inputs of ``choice`` on the real mesh, moves nothing and agrees."""
         step = self.program.steps[index]
         if step.kind != "op" or choice == stock_choice(step):
             return True

@@ -1,4 +1,4 @@
-"""Where a plan takes effect: between DTensor and its dispatcher, while AOTAutograd traces.
+"""The place where a plan takes effect: between DTensor and its dispatcher, while AOTAutograd traces.
 
 A plan says where the inputs of each operation go before it runs. It is carried out by redistributing
 them and then letting DTensor run the operation by its own rules, which find nothing left to move.
@@ -85,14 +85,14 @@ def _items(entered: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one step of a plan is, where its inputs go before it runs, and its outputs come to lie."""
+    """One step of a plan: what it is, where its inputs go before it runs, and its outputs come to lie."""
 
     text: str
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec | None, ...]
 
     def choice(self) -> Choice:
-        """Which of the operation's strategies that is."""
+        """Return the choice among the operation's strategies that the line stands for."""
         return Choice(self.inputs, self.outputs)
 
 
@@ -290,14 +290,14 @@ class Session:
         return index, inputs, planned
 
     def _fits(self, text: str, tensors: Sequence[Any]) -> bool:
-        """Whether the plan's next line is this step."""
+        """Return whether the plan's next line is this step."""
         assert self.script is not None
         index = len(self.program.steps)
         line = self.script[index] if index < len(self.script) else None
         return line is not None and line.text == text and len(line.inputs) == len(tensors)
 
     def _strays(self, text: str, tensors: Sequence[Any]) -> bool:
-        """Whether this is what AOTAutograd does with the outputs in a trace that has no backward."""
+        """Return whether this is what AOTAutograd does with the outputs in a trace that has no backward."""
         if self.script is None or not self.left or self._fits(text, tensors):
             return False
         self.stray = self.stray or text

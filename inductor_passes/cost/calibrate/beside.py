@@ -1,4 +1,4 @@
-"""How much a collective slows the kernels beside it: it takes cores, multiprocessors and memory's bandwidth."""
+"""Slowdown of kernels beside a collective: it takes cores, multiprocessors and memory's bandwidth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def measure_stretch(
     launch_of: Callable[[int], Callable[[], torch.Tensor]],
     budget_us: float,
 ) -> float:
-    """How many times as long kernels take while a collective is on its way; at least 1.
+    """Measure how many times as long kernels take while a collective is on its way; at least 1.
 
     ``points``: microseconds of the collective by payload. ``launch_of`` gives, for a payload, what launches
     it. Products that take about as long as the collective are timed alone and beside it. Every rank of the

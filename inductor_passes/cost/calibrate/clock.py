@@ -23,7 +23,7 @@ FLUSH_BYTES = 1 << 30
 
 
 class Clock(Protocol):
-    """How one kind of device is timed.
+    """Clock of one kind of device.
 
     ``sample_us``: a sample repeats a shorter call until it lasts about so long. ``across``: what the ranks of
     a group make of their times of one collective.

@@ -123,7 +123,7 @@ def _checked(options: MeasureOptions) -> MeasureOptions:
 
 
 def _measure(options: MeasureOptions) -> None:
-    """What each rank does, inside the job if there is more than one."""
+    """Do one rank's part of the measurement, inside the job if there is more than one."""
     device, links = str(options.device), None
     clock: Clock = CpuClock() if device == "cpu" else CudaClock(job.local_rank(_rank()))
     layout = layout_of_job() if dist.is_initialized() else Layout(1, 1)

@@ -1,4 +1,4 @@
-"""What was measured, as a topology file's content; what was not comes from another topology and says so."""
+"""Measurements as a topology file's content; what was not measured comes from another topology and says so."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ ATTENTION, CUDA_ATTENTION = (1, 4, 512, 64), (2, 16, 4096, 128)
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """What one device takes. ``products``: dtype -> (batch, m, k, n) -> microseconds, slowest rank.
+    """Times of one device. ``products``: dtype -> (batch, m, k, n) -> microseconds, slowest rank.
 
     ``attention_dtype``: what attention was computed in. ``copy_bytes``: read, and as many written.
     """

@@ -68,7 +68,7 @@ def across_nodes(times: LinkTimes, start_us: float | None = None) -> LinkFit | N
 
 
 def _start_and_step(times: LinkTimes, shape: GroupShape) -> tuple[float, float]:
-    """What the smallest gather and all-reduce say, kept within what noise could have turned around."""
+    """Return start and step by the smallest gather and all-reduce, kept within what noise could have turned around."""
     gather, reduce = (times.tables[kind, shape] for kind in ("all_gather", "all_reduce"))
     small, steps = gather[min(gather)], shape.size - 1
     hops = min(max(reduce[min(reduce)] - small, 0.1 * small), 0.9 * small)

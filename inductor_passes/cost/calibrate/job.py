@@ -26,7 +26,7 @@ SAID_WHY = 1  # exit code of a rank that has printed its error
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or another launcher with its variables, has started this process as one rank."""
+    """Return whether torchrun, or another launcher with its variables, has started this process as one rank."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -43,7 +43,7 @@ def chosen_device(name: str | None) -> str:
 
 
 def rank_count(device_type: str, wanted: int | None) -> int:
-    """How many ranks start here: one a GPU, or two on a CPU. Raises CalibrationError for more than GPUs."""
+    """Return how many ranks start here: one per GPU, or two on a CPU. Raises CalibrationError for more than GPUs."""
     if device_type == "cpu":
         return wanted or CPU_RANKS
     there = torch.cuda.device_count()

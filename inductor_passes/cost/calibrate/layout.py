@@ -1,4 +1,4 @@
-"""Which ranks of a job share a host, and the shapes of group that are worth measuring on it."""
+"""Hosts that a job's ranks share, and the shapes of group that are worth measuring on them."""
 
 from __future__ import annotations
 

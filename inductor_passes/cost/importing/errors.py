@@ -1,4 +1,4 @@
-"""How far a topology's formulas are from tables of measurements."""
+"""Errors of a topology's formulas against tables of measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from inductor_passes.cost.topology import Topology
 
 
 def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
-    """How far a topology's predictions were from each table, in percent of what was measured."""
+    """Return how far a topology's predictions were from each table, in percent of what was measured."""
     rows = []
     machine = Machine(base)
     for (kind, ranks, nodes), times in found.collectives.items():
@@ -29,7 +29,7 @@ def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
 
 
 def product_us(topology: Topology, dtype: str, shape: Product) -> float:
-    """What the formulas, or what was measured, make of one product; its result has its inputs' dtype."""
+    """Return the microseconds of one product, by formulas or by what was measured; its result has its inputs' dtype."""
     b, m, k, n = shape
     size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
     return Machine(topology).product_us(dtype, shape, b * (m * k + k * n + m * n) * size)

@@ -156,7 +156,7 @@ def _collectives(
 
 
 def _is_uneven(args: Event, size: int) -> bool:
-    """Whether ranks exchange different shares: the time is not one of the payload alone then."""
+    """Return whether ranks exchange different shares: the time is not one of the payload alone then."""
     for key in ("In split size", "Out split size"):
         shares = _numbers(args.get(key))
         if len(set(shares)) > 1 or (shares and len(shares) < size):

@@ -1,4 +1,4 @@
-"""What an import has found: times of collectives by group shape, and of products by dtype."""
+"""Findings of an import: times of collectives by group shape, and of products by dtype."""
 
 from __future__ import annotations
 
