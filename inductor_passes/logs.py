@@ -18,6 +18,7 @@ from inductor_passes.records import GraphRecord
 MODULES = {
     "dist_collectives": "inductor_passes.describe",
     "dist_fuse": "inductor_passes.fuse",
+    "dist_passes": "inductor_passes.pass_log",
     "dist_schedule": "inductor_passes.schedule",
 }
 _KEPT = {True: "order kept", False: "order NOT kept", None: "order not read"}

@@ -29,6 +29,7 @@ from inductor_passes.errors import (
 )
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.invariants import Communication, check_communication
+from inductor_passes.pass_log import PassLog
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.rewrite.merge_tiny import MergeTiny
@@ -75,6 +76,7 @@ def run_passes(
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
     before = simulate(graph, cost)
     records: list[PassRecord] = []
+    told = PassLog(graph, graph_id)
     for pass_ in passes:
         settled = next((r.name for r in records if r.schedule is not None), None)
         reason = f"{settled} has set the order" if pass_.fallback and settled else ""
@@ -84,6 +86,7 @@ def run_passes(
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
             records.append(run_pass(pass_, graph, on_error=options.on_pass_error))
+        told.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
     return describe(
