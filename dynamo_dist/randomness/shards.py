@@ -49,8 +49,10 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 def position(mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
     """Return the index of the shard of a layout that this rank holds, counted over the mesh dimensions that shard it.
 
-    None for a layout without shards: replicas draw as on one device.
+    None for a layout without shards: replicas draw as on one device. None too on a rank outside of the mesh.
     """
+    if mesh.get_coordinate() is None:
+        return None
     found, sharded = 0, False
     for mesh_dim, placement in enumerate(placements):
         if holds_parts(placement) and mesh.size(mesh_dim) > 1:
@@ -147,7 +149,12 @@ def _define(name: str) -> None:
     arguments = str(op._schema).partition("(")[2].replace(" from", " low")
     _library.define(
         f"{own}(SymInt shard, {arguments}",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
+        # It reads the generator's state, which no CUDA graph records.
+        tags=(
+            torch.Tag.pt2_compliant_tag,
+            torch.Tag.nondeterministic_seeded,
+            torch.Tag.cudagraph_unsafe,
+        ),
     )
 
     def run(shard: int, *args: Any, **kwargs: Any) -> Any:
@@ -172,6 +179,13 @@ class _Draw:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return draw(self.op, self.shard, args, kwargs)
+
+    # Behind a redistribution the dispatcher calls what that was decided for, unless it is equal to this. By its
+    # hash it is not in the set of random operators.
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.op
+
+    __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.op, name)

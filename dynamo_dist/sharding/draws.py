@@ -45,6 +45,8 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     whole = next((each for each in tensors if each.shape == shape), None)
     placements = _placements(op, whole, mesh.ndim)
     spec = _torch.spec(mesh, placements, _torch.TensorMeta(shape, (), tensors[0].dtype))
+    if not _torch.is_here(mesh):
+        return args[0] if in_place else _wrapped(op, _nothing(op, tensors[0]), spec, args)
     local = [_local(each, shape, placements) for each in args]
     results = shards.draw(op, shards.position(mesh, placements), tuple(local), kwargs)
     if in_place:
@@ -63,6 +65,12 @@ def _placements(op: _torch.OpOverload, whole: DTensor | None, mesh_dims: int) ->
         return shards.holds_parts(placement) and placement.dim != row_dim
 
     return [each if fits(each) else Replicate() for each in whole.placements]
+
+
+def _nothing(op: _torch.OpOverload, tensor: DTensor) -> torch.Tensor:
+    """What a rank outside of the mesh holds of the result."""
+    dtype = torch.int64 if _is_by_rows(op) else tensor.dtype
+    return tensor._local_tensor.new_empty((0,), dtype=dtype)
 
 
 def _is_by_rows(op: _torch.OpOverload) -> bool:

@@ -11,7 +11,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes import replace_random
 from torch._inductor.virtualized import V
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -184,6 +184,29 @@ def test_factories():
     torch.manual_seed(3)
     assert torch.equal(y, torch.randn(9, 7) * torch.rand(9, 7))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_shards_beside_a_pending_sum():
+    def program(x):
+        local, layout = x.to_local(), [Partial(), Shard(0)]
+        pending = dtensor.DTensor.from_local(local, x.device_mesh, layout, run_check=False)
+        return torch.rand_like(pending)
+
+    (first, *_), (second, *_), (third, *_), _ = on_each_rank(program, [Replicate(), Shard(0)])
+    assert torch.equal(first, third) and not torch.equal(first, second[: len(first)])
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_rank_outside_of_the_mesh(rank):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
+    try:
+        mesh = DeviceMesh("cpu", [0, 1])
+        x = distribute_tensor(torch.full((4, 4), 0.5), mesh, [Shard(0)], src_data_rank=None)
+        for draw in (torch.rand_like, torch.poisson, lambda x: torch.multinomial(x, 1)):
+            assert draw(x).placements == (Shard(0),)
+        assert x.exponential_() is x
+    finally:
+        dist.destroy_process_group()
 
 
 def test_an_operator_of_others_draws_by_shards():
