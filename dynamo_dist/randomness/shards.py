@@ -67,7 +67,7 @@ def holds_parts(placement: Any) -> bool:
 
 
 def draw(op: Any, shard: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``op`` on the local tensors of one shard, or of replicas if it is None: now, or in the graph that is traced.
+    """Run ``op`` on the local tensors of one shard, or of replicas if it is None: now, or in the graph that is traced.
 
     A generator among ``kwargs`` takes the place of the device's own. No graph takes one, as in stock.
     """

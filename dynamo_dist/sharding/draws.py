@@ -48,6 +48,8 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     if not _torch.is_here(mesh):
         return args[0] if in_place else _wrapped(op, _nothing(op, tensors[0]), spec, args)
     local = [_local(each, shape, placements) for each in args]
+    if not all(_is_written(*each) for each in zip(op._schema.arguments, args, local, strict=False)):
+        raise random(op, args, kwargs, "What it writes would reach a copy in another layout alone.")
     results = shards.draw(op, shards.position(mesh, placements), tuple(local), kwargs)
     if in_place:
         return args[0]
@@ -67,8 +69,14 @@ def _placements(op: _torch.OpOverload, whole: DTensor | None, mesh_dims: int) ->
     return [each if fits(each) else Replicate() for each in whole.placements]
 
 
+def _is_written(argument: Any, value: Any, local: Any) -> bool:
+    """Return whether what the operator writes to an argument, if anything, reaches the argument itself."""
+    writes = argument.alias_info is not None and argument.alias_info.is_write
+    return not writes or local is value._local_tensor
+
+
 def _nothing(op: _torch.OpOverload, tensor: DTensor) -> torch.Tensor:
-    """What a rank outside of the mesh holds of the result."""
+    """Return the empty result of a rank outside of the mesh."""
     dtype = torch.int64 if _is_by_rows(op) else tensor.dtype
     return tensor._local_tensor.new_empty((0,), dtype=dtype)
 

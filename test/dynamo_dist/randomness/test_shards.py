@@ -241,6 +241,13 @@ def test_numbers_for_a_pending_sum_are_refused(mesh):
     assert torch.poisson(x).placements == (Replicate(), Replicate())
 
 
+def test_noise_in_another_layout_is_refused(mesh):
+    x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Replicate()], src_data_rank=None)
+    noise = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()] * 2, src_data_rank=None)
+    with pytest.raises(StrategyError, match="reach a copy in another layout"):
+        torch.ops.aten.rrelu_with_noise(x, noise, 0.1, 0.3, True)
+
+
 def test_an_error_leaves_the_generator_as_after_a_draw(mesh):
     x = distribute_tensor(torch.ones(4), mesh, [Shard(0), Replicate()], src_data_rank=None)
     torch.manual_seed(3)
