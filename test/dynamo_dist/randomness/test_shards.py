@@ -99,8 +99,21 @@ def different(found):
     return len({tuple(y.flatten().tolist()) for y, *_ in found})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", EAGER)
+OF_ALL = ("rows and columns", "replicas")
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *((name, layout) for name in EAGER for layout in OF_ALL),
+        *(
+            (name, layout)
+            for name in ("uniform", "poisson")
+            for layout in LAYOUTS
+            if layout not in OF_ALL
+        ),
+    ],
+)
 def test_shards_differ_and_replicas_agree(name, layout):
     placements, shards = LAYOUTS[layout]
     found = on_each_rank(EAGER[name], placements)
