@@ -13,10 +13,6 @@ import torch._functorch.partitioners as _partitioners
 import torch._prims.rng_prims as _rng_prims
 import torch.distributed.tensor._api as _dtensor_api
 from torch import fx
-from torch._inductor import inductor_prims
-from torch._inductor.decomposition import fast_random_decomps
-from torch._inductor.fx_passes import replace_random
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, GraphPatternEntry
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.device_mesh import _get_device_handle
@@ -214,6 +210,8 @@ class _OfShard(TorchDispatchMode):
         self.shard, self.own = shard, own
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch._inductor.decomposition import fast_random_decomps
+
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in op.tags:
             return op(*args, **kwargs)
@@ -228,8 +226,12 @@ def decompose_for_inductor(operators: Mapping[Any, Any]) -> list[Change]:
     """Each of torch's operators as ``own(shard, ...)`` in a graph, by what Inductor makes of torch's.
 
     Inductor's draws take a seed, to which the shard's position is added. Not while its ``fallback_random`` is
-    set; and what it leaves to torch, on the CPU at least, is called as it is. Seen in 2.11 to 2.15.
+    set; and what it leaves to torch, on the CPU at least, is called as it is. Imports Inductor's lowering, which
+    takes a second. Seen in 2.11 to 2.15.
     """
+    from torch._inductor.decomposition import fast_random_decomps
+    from torch._inductor.fx_passes import replace_random
+
     table, aten = fast_random_decomps(), torch.ops.aten
     left = (aten.bernoulli.p, *(getattr(aten.normal, each) for each in aten.normal.overloads()))
 
@@ -257,6 +259,9 @@ def decompose_for_inductor(operators: Mapping[Any, Any]) -> list[Change]:
 
 
 def _by_seed(stock: Any, own: Any) -> Any:
+    from torch._inductor import inductor_prims
+    from torch._inductor.pattern_matcher import CallFunctionVarArgs, GraphPatternEntry
+
     name = stock._schema.name.partition("::")[2]
 
     def replace(match: Any, shard: Any, *args: Any, **kwargs: Any) -> None:
@@ -279,7 +284,4 @@ def _by_seed(stock: Any, own: Any) -> Any:
 
 def random_state(device_type: str) -> torch.Tensor:
     """The state of the generator that operators of a device type use by default, as bytes on the CPU."""
-    if device_type == "cpu":
-        return torch.get_rng_state()
-    state: torch.Tensor = torch.get_device_module(device_type).get_rng_state()
-    return state.cpu()
+    return default_generator(torch.device(device_type)).get_state()

@@ -83,6 +83,7 @@ def draw(op: Any, shard: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     name = _functional(op) if written else _name(op)
     if name not in _NAMES:
         return op(*args, **kwargs)
+    _inductor.fill()
     args, kwargs = _bound(op, args, kwargs)
     found = _operator(name)(shard, *args, **kwargs)
     if not written:
@@ -215,13 +216,40 @@ def _factory(stock: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+def _operators() -> dict[Any, Any]:
+    names = [name for name in (*_NAMES, *_FACTORIES) if _stock(name) is not None]
+    return {_stock(name): _operator(name) for name in names}
+
+
+class _Inductor:
+    """Tell Inductor how shards draw, once a graph holds such a draw: its tables take a second to import."""
+
+    def __init__(self) -> None:
+        self._made: list[_torch.Change] = []
+
+    def apply(self) -> None:
+        pass
+
+    def fill(self) -> None:
+        """Change the tables, unless that is done."""
+        if not self._made:
+            self._made = _torch.decompose_for_inductor(_operators())
+            for change in self._made:
+                change.apply()
+
+    def undo(self) -> None:
+        while self._made:
+            self._made.pop().undo()
+
+
+_inductor = _Inductor()
+
+
 def changes() -> list[_torch.Change]:
     """List the changes that enabling makes: shards draw by their positions, in Python and in Inductor's graphs."""
-    names = [name for name in (*_NAMES, *_FACTORIES) if _stock(name) is not None]
-    operators = {_stock(name): _operator(name) for name in names}
     return [
         *_torch.on_draw(by_shard),
         *_torch.on_factory(_factory),
-        *_torch.known_as_random(operators.values()),
-        *_torch.decompose_for_inductor(operators),
+        *_torch.known_as_random(_operators().values()),
+        _inductor,
     ]

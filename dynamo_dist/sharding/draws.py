@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from dynamo_dist.randomness import shards
 from dynamo_dist.sharding import _torch, gathered
-from dynamo_dist.sharding.fallback import is_pending, random
+from dynamo_dist.sharding.fallback import INTO_A_SUM, is_pending, random
 
 _IN_PLACE = """
     bernoulli_.Tensor cauchy_.default exponential_.default geometric_.default log_normal_.default
@@ -39,8 +39,7 @@ def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     tensors = [each for each in args if isinstance(each, DTensor)]
     in_place = op._schema.name.endswith("_")
     if in_place and is_pending(args[0]):
-        why = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
-        raise random(op, args, kwargs, why)
+        raise random(op, args, kwargs, INTO_A_SUM)
     shape = torch.broadcast_shapes(*(each.shape for each in tensors))
     whole = next((each for each in tensors if each.shape == shape), None)
     placements = _placements(op, whole, mesh.ndim)

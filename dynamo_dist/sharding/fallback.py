@@ -28,6 +28,9 @@ _decomposing: ContextVar[frozenset[_torch.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
 
+# Why nothing is drawn in place there.
+INTO_A_SUM = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
+
 
 class Decompose(Exception):
     """Raised by a strategy: in this call the operator is to be computed by ``function(*args, **kwargs)``."""
@@ -55,8 +58,8 @@ def instead(
     if torch.Tag.nondeterministic_seeded in op.tags:
         if op._schema.name.endswith("_") and not is_pending(args[0]):
             return draw_in_place(op, args, kwargs)
-        why = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
-        raise random(op, args, kwargs, *[why] * op._schema.name.endswith("_")) from error
+        why = [INTO_A_SUM] * op._schema.name.endswith("_")
+        raise random(op, args, kwargs, *why) from error
     function = None if writes_or_views(op) else _torch.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
