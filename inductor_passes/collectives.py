@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import fx
@@ -158,3 +159,31 @@ def output_bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     tensors = value if isinstance(value, (list, tuple)) else (value,)
     return sum(tensor_bytes(t) for t in tensors if isinstance(t, torch.Tensor))
+
+
+# Collectives that return only when they are done: no wait follows, the compute stream stands still.
+_BLOCKING_KINDS = {"_dtensor::shard_dim_alltoall": "all_to_all"}
+
+
+def blocking_kind(node: fx.Node) -> str:
+    """Kind of a collective that has no ``wait_tensor`` of its own; "" for every other node."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return ""
+    return _BLOCKING_KINDS.get(node.target._schema.name, "")
+
+
+Role = Literal["", "launch", "wait", "blocking"]
+_roles: dict[int, tuple[object, Role]] = {}
+
+
+def role(node: fx.Node) -> Role:
+    """Tell what a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
+    if node.op != "call_function":
+        return ""
+    entry = _roles.get(id(node.target))
+    if entry is None:
+        found: Role = "launch" if is_launch(node) else "wait" if is_wait(node) else ""
+        found = "blocking" if blocking_kind(node) else found
+        # A fact of the operator, so remembered for it; see ``aliasing.per_operator``.
+        entry = _roles[id(node.target)] = (node.target, found)
+    return entry[1]

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes.collectives import group_name, is_wait, kind
-from inductor_passes.cost.collective_cost import role
+from inductor_passes.collectives import group_name, is_wait, kind, role
 from inductor_passes.errors import PassesError
 
 _REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

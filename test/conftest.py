@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
@@ -13,6 +14,10 @@ from torch._inductor.utils import fresh_cache
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import preloaded  # noqa: E402 - tools are no package
+
+# A first call that imports, on a loaded machine, says nothing of the property.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 KEPT = 3000  # characters from either end of what the ranks said
 

@@ -3,42 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import fx
 
 from inductor_passes._torch import size_hint, world_size
-from inductor_passes.collectives import argument, is_launch, is_wait, kind
+from inductor_passes.collectives import argument, blocking_kind, kind, role
 from inductor_passes.cost.group_shape import GroupShape, shape_of
 from inductor_passes.cost.machine import Machine
-
-# Collectives that return only when they are done: no wait follows, the compute stream stands still.
-_BLOCKING_KINDS = {"_dtensor::shard_dim_alltoall": "all_to_all"}
-
-
-def blocking_kind(node: fx.Node) -> str:
-    """Kind of a collective that has no ``wait_tensor`` of its own; "" for every other node."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return ""
-    return _BLOCKING_KINDS.get(node.target._schema.name, "")
-
-
-Role = Literal["", "launch", "wait", "blocking"]
-_roles: dict[int, tuple[object, Role]] = {}
-
-
-def role(node: fx.Node) -> Role:
-    """Tell what a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
-    if node.op != "call_function":
-        return ""
-    entry = _roles.get(id(node.target))
-    if entry is None:
-        found: Role = "launch" if is_launch(node) else "wait" if is_wait(node) else ""
-        found = "blocking" if blocking_kind(node) else found
-        # A fact of the operator, so remembered for it; see ``aliasing.per_operator``.
-        entry = _roles[id(node.target)] = (node.target, found)
-    return entry[1]
 
 
 def node_us(

@@ -19,9 +19,16 @@ import sympy
 from torch import fx
 
 from inductor_passes._torch import group_ranks
-from inductor_passes.collectives import argument, group_size, is_launch, kind, payloads
+from inductor_passes.collectives import (
+    argument,
+    blocking_kind,
+    group_size,
+    is_launch,
+    kind,
+    payloads,
+)
 from inductor_passes.cost.amount import Amount, Sizes, expr_of, size_symbol, symbolic_sizes
-from inductor_passes.cost.collective_cost import blocking_kind, has_one_peer
+from inductor_passes.cost.collective_cost import has_one_peer
 from inductor_passes.cost.flops import op_name
 from inductor_passes.cost.group_shape import GroupShape, shape_of
 from inductor_passes.cost.machine import Machine

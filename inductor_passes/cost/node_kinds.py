@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from inductor_passes._torch import size_hint
+from inductor_passes.collectives import role
 from inductor_passes.cost.aliasing import is_view, per_operator
-from inductor_passes.cost.collective_cost import role
 
 Loop = Literal["pointwise", "picking", "reduction", "cat", "no memory", "none"]
 

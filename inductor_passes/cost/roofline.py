@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 from inductor_passes._torch import known_groups, world_size
-from inductor_passes.collectives import payloads
-from inductor_passes.cost.collective_cost import node_us, role
+from inductor_passes.collectives import payloads, role
+from inductor_passes.cost.collective_cost import node_us
 from inductor_passes.cost.flops import flops, is_attention, product_shape
 from inductor_passes.cost.group_shape import GroupShape, shape_of_ranks
 from inductor_passes.cost.machine import Machine

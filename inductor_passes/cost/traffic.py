@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from inductor_passes.collectives import role
 from inductor_passes.cost.aliasing import is_view, mutated_inputs
-from inductor_passes.cost.collective_cost import role
 from inductor_passes.cost.flops import op_name
 from inductor_passes.cost.node_kinds import NodeKind, distinct_bytes, loop_of, node_kinds, tensors
 

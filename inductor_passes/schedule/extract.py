@@ -23,10 +23,10 @@ from inductor_passes.collectives import (
     kind,
     payload_bytes,
     reduce_op,
+    role,
 )
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.aliasing import mutated_inputs
-from inductor_passes.cost.collective_cost import role
 from inductor_passes.schedule.hazards import order_only
 from inductor_passes.schedule.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
 from inductor_passes.simulate.memory import memory_owners, value_bytes

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.collectives import argument, kind, launch_of
+from inductor_passes.collectives import argument, kind, launch_of, role
 from inductor_passes.cost.aliasing import mutated_inputs
-from inductor_passes.cost.collective_cost import role
 
 BARRIERS = frozenset(("barrier", "monitored_barrier"))
 # One rank's send is another's receive, one rank's input larger than another's.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes.collectives import group_name, kind
-from inductor_passes.cost.collective_cost import blocking_kind, role
+from inductor_passes.collectives import blocking_kind, group_name, kind, role
 from inductor_passes.cost.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute

@@ -28,7 +28,7 @@ def test_the_best_rate_of_a_link_counts_its_floor_and_its_slopes():
     assert least_us_per_mib(((4.0, 4.0), (5.0, 9.0))) == 1.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(most=4))
 def test_no_schedule_is_shorter_than_either_bound(of):
     best = optimum(of, cap_bytes=1 << 60)

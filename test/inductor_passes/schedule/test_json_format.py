@@ -2,7 +2,7 @@ import gzip
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from small_problems import layers, problems
 
 from inductor_passes.errors import ProblemError
@@ -21,7 +21,6 @@ def as_json(problem):
     return json.loads(json.dumps(problem_to_json(problem)))
 
 
-@settings(deadline=None)
 @given(problems())
 def test_a_problem_survives_json(problem):
     assert problem_from_json(as_json(problem)) == problem

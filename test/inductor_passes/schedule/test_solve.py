@@ -46,14 +46,14 @@ def check(of, solution):
     assert sum(exposed.us for exposed in solution.reasons) == pytest.approx(judged.exposed_us)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problems(most=12))
 def test_every_solution_keeps_its_promises(of):
     check(of, solve(of))
     check(of, solve(of, extra_memory_ratio=0.0, extra_memory_bytes=0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(problems(most=4))
 def test_small_problems_come_close_to_the_exact_optimum(of):
     solution = solve(of, extra_memory_bytes=1 << 40)
@@ -146,7 +146,7 @@ def test_a_cap_that_nothing_fits_returns_the_leanest():
     assert solution.peak_bytes <= solution.original_peak_bytes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(most=12))
 def test_a_draft_takes_no_more_time_and_memory_than_it_thinks(of):
     tasks = Tasks(of)
