@@ -48,9 +48,9 @@ def compile_graph(
     from dynamo_dist.runtime.guards import lighten
     from dynamo_dist.runtime.inputs import merge
     from inductor_passes.agree.graph import frame_in_work
-    from inductor_passes.compile import compile_graph as compile_with_passes
+    from inductor_passes.attach.compile import compile_graph as compile_with_passes
+    from inductor_passes.graph.source_lines import add_library
     from inductor_passes.pass_options import BELOW_AUTOGRAD, DIRECT_GRADIENTS, split
-    from inductor_passes.source_lines import add_library
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
     own, _ = split(options or {})  # an unknown option is an error before anything is done

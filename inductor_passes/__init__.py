@@ -8,13 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from inductor_passes import moved
+
 if TYPE_CHECKING:
-    from inductor_passes.attach import options as options
+    from inductor_passes.attach.options import options as options
     from inductor_passes.base import GraphPass as GraphPass
     from inductor_passes.base import Numerics as Numerics
     from inductor_passes.base import PassContext as PassContext
     from inductor_passes.base import PassStats as PassStats
-    from inductor_passes.cost.topology import register_topology as register_topology
+    from inductor_passes.machine.topology.topology import register_topology as register_topology
     from inductor_passes.pass_options import PassOptions as PassOptions
     from inductor_passes.pipeline import run_passes as run_passes
     from inductor_passes.registry import plugin_failures as plugin_failures
@@ -28,16 +30,18 @@ _HOME = {
     "PassContext": "base",
     "PassOptions": "pass_options",
     "PassStats": "base",
-    "options": "attach",
+    "options": "attach.options",
     "plugin_failures": "registry",
     "register": "registry",
-    "register_topology": "cost.topology",
+    "register_topology": "machine.topology.topology",
     "registered_passes": "registry",
     "run_passes": "pipeline",
     "unregister": "registry",
 }
 
 __all__ = sorted(_HOME)
+
+moved.install()
 
 
 def __getattr__(name: str) -> object:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 # Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
 COMMANDS = {
-    "schedule": ("inductor_passes.schedule.command", "order and bucket a schedule problem"),
+    "schedule": ("inductor_passes.cli.schedule", "order and bucket a schedule problem"),
     "verify-ranks": (
-        "inductor_passes.verify_ranks.command",
+        "inductor_passes.cli.verify_ranks.command",
         "trace a script on fake ranks and show that all launch the same, in the same order",
     ),
     "costs": (
-        "inductor_passes.cost.command",
+        "inductor_passes.cli.costs",
         "a step's time as a formula; measured times into a topology file",
     ),
-    "kernels": ("inductor_passes.kernels.listing", "fused kernels, what they need, what runs here"),
+    "kernels": ("inductor_passes.cli.kernels", "fused kernels, what they need, what runs here"),
 }
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from torch import fx
 
-from inductor_passes.cost import CostModel
+from inductor_passes.machine import CostModel
 from inductor_passes.records import ScheduleRecord
-from inductor_passes.schedule.options import ScheduleOptions
+from inductor_passes.schedule_options import ScheduleOptions
 
 
 class Numerics(enum.Enum):

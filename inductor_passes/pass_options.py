@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from inductor_passes import _torch, pin, registry
-from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
-from inductor_passes.schedule.options import ScheduleOptions
+from inductor_passes.machine import load_topology
+from inductor_passes.schedule_options import ScheduleOptions
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")

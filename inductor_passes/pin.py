@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from inductor_passes import _torch
-from inductor_passes.collectives import is_launch, is_wait, waits_of
-from inductor_passes.cost import CostModel
+from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
+from inductor_passes.machine import CostModel
 from inductor_passes.reorder.sink_waits import is_view
 
 NAME = "pin_order"

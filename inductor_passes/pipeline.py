@@ -12,14 +12,6 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.collectives import input_tensors, is_launch
-from inductor_passes.cost import (
-    CostModel,
-    TopologyCostModel,
-    default_topology,
-    load_topology,
-)
-from inductor_passes.describe import describe
 from inductor_passes.errors import (
     CannotFollowError,
     InvariantError,
@@ -28,17 +20,20 @@ from inductor_passes.errors import (
     PreconditionError,
 )
 from inductor_passes.fuse.base import Fusion
-from inductor_passes.invariants import Communication, check_communication
-from inductor_passes.pass_log import PassLog
+from inductor_passes.graph.collectives import input_tensors, is_launch
+from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.graph.invariants import Communication, check_communication
+from inductor_passes.graph.source_lines import user_line
+from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.reporting.describe import describe
+from inductor_passes.reporting.pass_log import PassLog
 from inductor_passes.rewrite.merge_tiny import MergeTiny
-from inductor_passes.schedule.follow import FollowPlan
-from inductor_passes.schedule.hazards import launches_show_that_ranks_differ
-from inductor_passes.schedule.options import ScheduleOptions
-from inductor_passes.schedule.schedule import Schedule
+from inductor_passes.schedule.graph.follow import FollowPlan
+from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
-from inductor_passes.source_lines import user_line
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
-from inductor_passes.cost.topology import forget_topologies, registered_topologies
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
+from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
 from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
-from inductor_passes.schedule.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import Schedule
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.

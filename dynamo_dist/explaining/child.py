@@ -53,6 +53,6 @@ def _adapted(backend: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(kwargs)
     if backend:
         return {**kwargs, "backend": backend}
-    from inductor_passes.attach import observed
+    from inductor_passes.attach.options import observed
 
     return {**kwargs, "mode": None, "options": observed(options or {}, mode)}

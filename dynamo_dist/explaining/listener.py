@@ -18,7 +18,7 @@ from dynamo_dist.reporting import placements
 from dynamo_dist.reporting._torch import SeenCompile, watch_dynamo
 from dynamo_dist.reporting.collect import collect
 from dynamo_dist.reporting.records import Fact
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 
 
 class Listener:

@@ -25,8 +25,8 @@ from dynamo_dist.reporting.records import (
     RecompileRecord,
     RunReport,
 )
-from inductor_passes import recorder
 from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import recorder
 
 # Dynamo leaves such frames to Python on purpose: nothing was lost.
 _NOT_FAILURES = re.compile(r"^Skip|Restart")

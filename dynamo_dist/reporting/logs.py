@@ -12,7 +12,7 @@ import os
 from dynamo_dist.reporting import _torch, plans
 from dynamo_dist.reporting.collect import Collector, Seen
 from dynamo_dist.reporting.records import BreakRecord, PlanRecord
-from inductor_passes.logs import artifact_logger, trace_artifact
+from inductor_passes.reporting.logs import artifact_logger, trace_artifact
 
 # Artifact -> the module under whose name its lines come.
 MODULES = {"dist_breaks": "dynamo_dist.reporting", "dist_plan": "dynamo_dist.sharding.plan"}

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_dist._torch import Change
 from dynamo_dist.reporting import _torch
-from inductor_passes.source_lines import CAUSE
+from inductor_passes.graph.source_lines import CAUSE
 
 
 def changes() -> list[Change]:

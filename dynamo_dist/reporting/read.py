@@ -10,7 +10,7 @@ from typing import Any
 from dynamo_dist.errors import ReportError
 from dynamo_dist.reporting.records import SCHEMA_VERSION, RunReport
 from dynamo_dist.reporting.schema import schema_of_rank
-from inductor_passes.reading import Form, checked, load
+from inductor_passes.files import Form, checked, load
 
 _FORM = Form(
     name="report",

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from inductor_passes.collectives import is_launch, is_wait, signature
+from inductor_passes.graph.collectives import is_launch, is_wait, signature
 
 
 @contextlib.contextmanager

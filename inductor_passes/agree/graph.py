@@ -10,10 +10,9 @@ import torch
 from torch import fx
 
 from inductor_passes import _torch
-from inductor_passes.agree.numbers import MEMBERS
 from inductor_passes.agree.plan import LaunchPlan, Planned
 from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream, digest
-from inductor_passes.collectives import (
+from inductor_passes.graph.collectives import (
     group_name,
     input_tensors,
     is_coalesced,
@@ -22,7 +21,8 @@ from inductor_passes.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.source_lines import frames_of, user_line
+from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.graph.source_lines import frames_of, user_line
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]

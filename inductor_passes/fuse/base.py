@@ -12,7 +12,8 @@ from torch import fx
 
 from inductor_passes._torch import is_aot_inductor
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.collectives import (
+from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
+from inductor_passes.graph.collectives import (
     argument,
     group_name,
     group_size,
@@ -22,16 +23,15 @@ from inductor_passes.collectives import (
     launches,
     waits_of,
 )
-from inductor_passes.cost import CostModel
-from inductor_passes.cost.machine import Machine
-from inductor_passes.cost.model import PREDICTED_US
-from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
-from inductor_passes.invariants import check_functional
+from inductor_passes.graph.edit import CAST, erase_unused, static_shape
+from inductor_passes.graph.invariants import check_functional
+from inductor_passes.graph.source_lines import user_line
 from inductor_passes.kernels import availability, register_operators
+from inductor_passes.machine import CostModel
+from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.reorder.sink_waits import is_view
-from inductor_passes.rewrite.edit import CAST, erase_unused, static_shape
 from inductor_passes.simulate import simulate
-from inductor_passes.source_lines import user_line
 
 log = logging.getLogger(__name__)
 

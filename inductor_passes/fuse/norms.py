@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.rewrite.edit import CAST, aten, static_shape, tensor
+from inductor_passes.graph.edit import CAST, aten, static_shape, tensor
 
 
 @dataclass(frozen=True, slots=True)

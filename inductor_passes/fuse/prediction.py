@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inductor_passes.cost.machine import Machine
+from inductor_passes.machine.prices.machine import Machine
 
 # Assumed: the share of cuBLAS's rate that a Triton product with pipelined loads reaches.
 TRITON_SHARE = 0.85

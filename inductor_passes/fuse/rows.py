@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from inductor_passes.rewrite.edit import aten, emit, static_shape
+from inductor_passes.graph.edit import aten, emit, static_shape
 
 RESHAPES = frozenset(
     {

@@ -13,8 +13,8 @@ import os
 import torch
 
 from inductor_passes._torch import group_ranks, world_size
-from inductor_passes.cost.group_shape import shape_of_ranks
 from inductor_passes.kernels import _torch
+from inductor_passes.machine.prices.group_shape import shape_of_ranks
 
 MAX_WORLD = 64
 LEAST_CAPABILITY = (8, 0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes.base import GraphPass, PassContext, PassStats
-from inductor_passes.collectives import (
+from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
     is_wait,
@@ -18,9 +18,9 @@ from inductor_passes.collectives import (
     output_bytes,
     waits_of,
 )
-from inductor_passes.cost import CostModel
-from inductor_passes.invariants import check_functional, check_permutation
-from inductor_passes.reorder.order import relink
+from inductor_passes.graph.invariants import check_functional, check_permutation
+from inductor_passes.graph.order import relink
+from inductor_passes.machine import CostModel
 
 BARRIERS = ("barrier", "monitored_barrier")
 # A launch may take this many cheap nodes (casts, views, packing) along.

@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from inductor_passes.base import GraphPass, PassStats
-from inductor_passes.collectives import is_wait, launch_of
-from inductor_passes.cost.aliasing import mutated_inputs
-from inductor_passes.invariants import check_functional, check_permutation
-from inductor_passes.reorder.order import relink
+from inductor_passes.graph.aliasing import mutated_inputs
+from inductor_passes.graph.collectives import is_wait, launch_of
+from inductor_passes.graph.invariants import check_functional, check_permutation
+from inductor_passes.graph.order import relink
 from inductor_passes.simulate.memory import memory_owners
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.collectives import (
+from inductor_passes.graph.collectives import (
     group_name,
     group_size,
     launches,
@@ -14,8 +14,8 @@ from inductor_passes.collectives import (
     reduce_op,
     waits_of,
 )
+from inductor_passes.graph.edit import emit, replace
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import emit, replace
 from inductor_passes.rewrite.layout import cut_first
 from inductor_passes.rewrite.own_chunk import erase_chunks, own_chunks
 

@@ -9,8 +9,8 @@ from torch import fx
 
 from inductor_passes.base import GraphPass
 from inductor_passes.errors import InvariantError
-from inductor_passes.invariants import check_functional
-from inductor_passes.rewrite.edit import computed
+from inductor_passes.graph.edit import computed
+from inductor_passes.graph.invariants import check_functional
 
 _NAMESPACES = ("aten", "prims", "_c10d_functional")
 

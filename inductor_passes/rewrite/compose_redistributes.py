@@ -6,15 +6,15 @@ import torch
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.collectives import (
+from inductor_passes.graph.collectives import (
     argument,
     group_size,
     launches,
     payload_bytes,
     waits_of,
 )
+from inductor_passes.graph.edit import aten, emit, replace
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import aten, emit, replace
 from inductor_passes.rewrite.layout import CONTIGUOUS, Gathered, cut_first, gathered, join_at
 from inductor_passes.rewrite.own_chunk import OwnChunk, erase_chunks, own_chunks
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
-from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import (
+from inductor_passes.graph.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
+from inductor_passes.graph.edit import (
     CAST,
     PLACING,
     aten,
@@ -20,6 +19,7 @@ from inductor_passes.rewrite.edit import (
     replace,
     tensor,
 )
+from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.gather_before_upcast import MOVING_KINDS
 
 _UNPACKING = PLACING | {

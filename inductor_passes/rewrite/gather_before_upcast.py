@@ -6,9 +6,8 @@ import torch
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
-from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import (
+from inductor_passes.graph.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
+from inductor_passes.graph.edit import (
     CAST,
     PLACING,
     again,
@@ -19,6 +18,7 @@ from inductor_passes.rewrite.edit import (
     replace,
     tensor,
 )
+from inductor_passes.rewrite.base import Rewrite
 
 # Collectives that place elements and compute nothing.
 MOVING_KINDS = ("all_gather", "all_to_all", "broadcast")

@@ -6,9 +6,14 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.collectives import group_size, launches, output_bytes, payload_bytes, waits_of
-from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import (
+from inductor_passes.graph.collectives import (
+    group_size,
+    launches,
+    output_bytes,
+    payload_bytes,
+    waits_of,
+)
+from inductor_passes.graph.edit import (
     aten,
     chain_above,
     emit,
@@ -17,6 +22,7 @@ from inductor_passes.rewrite.edit import (
     static_shape,
     tensor,
 )
+from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.layout import CONTIGUOUS, gathered, join_at, joins_as_view
 
 c10d = torch.ops._c10d_functional

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.rewrite.edit import aten, emit, static_shape
+from inductor_passes.graph.edit import aten, emit, static_shape
 
 CONTIGUOUS = {"memory_format": torch.contiguous_format}
 

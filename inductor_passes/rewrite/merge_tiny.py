@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.agree.numbers import MEMBERS, numbers_of
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.collectives import launches, payload_bytes, waits_of
-from inductor_passes.reorder.order import relink
+from inductor_passes.graph.collectives import launches, payload_bytes, waits_of
+from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
+from inductor_passes.graph.numbers import MEMBERS, numbers_of
+from inductor_passes.graph.order import relink
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import aten, emit, replace, static_shape, tensor
 
 c10d = torch.ops._c10d_functional
 _MERGED = (c10d.all_reduce.default, c10d.all_gather_into_tensor.default)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import fx
 
 from inductor_passes._torch import group_ranks, known_groups
-from inductor_passes.collectives import group_name, group_size
-from inductor_passes.rewrite.edit import aten, erase_unused, static_shape
+from inductor_passes.graph.collectives import group_name, group_size
+from inductor_passes.graph.edit import aten, erase_unused, static_shape
 
 # Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
 _NOT_SLICING = frozenset(

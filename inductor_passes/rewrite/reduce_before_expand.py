@@ -8,9 +8,8 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.collectives import launches, tensor_bytes, waits_of
-from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import (
+from inductor_passes.graph.collectives import launches, tensor_bytes, waits_of
+from inductor_passes.graph.edit import (
     again,
     aten,
     chain_above,
@@ -20,6 +19,7 @@ from inductor_passes.rewrite.edit import (
     static_shape,
     tensor,
 )
+from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional
 

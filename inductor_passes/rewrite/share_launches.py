@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.collectives import (
+from inductor_passes.graph.collectives import (
     kind,
     launches,
     output_bytes,
@@ -13,8 +13,8 @@ from inductor_passes.collectives import (
     signature,
     waits_of,
 )
+from inductor_passes.graph.edit import replace
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.edit import replace
 
 SHARED_KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.collectives import role
-from inductor_passes.cost.aliasing import alias_source
-from inductor_passes.cost.node_kinds import element_count, tensors
+from inductor_passes.graph.aliasing import alias_source
+from inductor_passes.graph.collectives import role
+from inductor_passes.graph.kinds import element_count, tensors
 from inductor_passes.simulate.peak import live_bytes
 
 

@@ -13,7 +13,7 @@ import torch
 
 from dynamo_dist import autoload, versions
 from dynamo_dist.reporting import logs
-from inductor_passes import logs as passes_logs
+from inductor_passes.reporting import logs as passes_logs
 
 INSTALLED = any(p.name == "dynamo_dist" for p in metadata.entry_points(group="torch.backends"))
 IN_TIME = versions.parse(torch.__version__) >= (2, 13)

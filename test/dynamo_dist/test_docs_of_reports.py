@@ -12,9 +12,9 @@ from dynamo_dist.reporting import logs
 from dynamo_dist.reporting.summary import WHY_EXPOSED
 from dynamo_dist.sharding import register_strategy
 from dynamo_dist.trackers import trace_instead
-from inductor_passes import logs as passes_logs
 from inductor_passes.plugins import OFF
 from inductor_passes.registry import PLUGIN_GROUP
+from inductor_passes.reporting import logs as passes_logs
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPORT = (DOCS / "reading-the-report.md").read_text()

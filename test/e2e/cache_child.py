@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dynamo_dist
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 from inductor_passes.testing import fake_group
 
 state = sys.argv[1]

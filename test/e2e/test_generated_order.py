@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import dynamo_dist
 import inductor_passes as ip
-from inductor_passes import recorder
-from inductor_passes.generated_code import order_kept, read_order
+from inductor_passes.attach.generated_code import order_kept, read_order
+from inductor_passes.reporting import recorder
 from inductor_passes.testing import fake_group
 
 pytestmark = pytest.mark.slow

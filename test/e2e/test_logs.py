@@ -54,7 +54,7 @@ def cold(folder):
 
 def modules():
     from dynamo_dist.reporting import logs
-    from inductor_passes import logs as passes_logs
+    from inductor_passes.reporting import logs as passes_logs
 
     return ",".join(f"+{m}" for m in (*logs.MODULES.values(), *passes_logs.MODULES.values()))
 

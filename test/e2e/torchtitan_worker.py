@@ -14,7 +14,7 @@ from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
 
 import dynamo_dist
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
 STEPS, BATCH, LENGTH = 3, 2, 64

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))

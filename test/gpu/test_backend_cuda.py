@@ -7,7 +7,7 @@ import torch.distributed._functional_collectives as fc
 
 import dynamo_dist
 import inductor_passes as ip
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 
 pytestmark = [
     pytest.mark.slow,

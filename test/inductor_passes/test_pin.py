@@ -3,7 +3,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes import _torch
-from inductor_passes.attachment import Attachment
+from inductor_passes.attach.hooks import Attachment
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pin import pin_order
 from inductor_passes.testing import FixedCost, dump, fake_group, trace

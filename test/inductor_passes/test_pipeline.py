@@ -3,7 +3,7 @@ import torch
 
 import inductor_passes as ip
 from inductor_passes import registry
-from inductor_passes.attachment import Attachment, attach
+from inductor_passes.attach.hooks import Attachment, attach
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import InvariantError, OptionError, PassFailedError
 from inductor_passes.pipeline import run_pass, run_passes
@@ -191,9 +191,9 @@ def test_uuid_changes_with_everything_that_changes_a_graph(registered, tmp_path)
 def test_uuid_of_a_topology_file_follows_its_content(tmp_path):
     from pathlib import Path
 
-    import inductor_passes.cost
+    import inductor_passes.machine
 
-    shipped = Path(inductor_passes.cost.__file__).parent / "data" / "h100x8.json"
+    shipped = Path(inductor_passes.machine.topology.__file__).parent / "data" / "h100x8.json"
     copy = tmp_path / "mine.json"
     copy.write_text(shipped.read_text())
     first = uuid(topology=str(copy))

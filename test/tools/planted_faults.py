@@ -44,6 +44,6 @@ def rewrite():
 
 def scheduler():
     """The order of writes is lost."""
-    from inductor_passes.schedule import hazards
+    from inductor_passes.graph import hazards
 
     hazards._Memory.of = lambda self, i: set()

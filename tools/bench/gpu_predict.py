@@ -11,9 +11,6 @@ import torch
 from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
 
 from inductor_passes._torch import fake_tensor_mode
-from inductor_passes.cost import load_topology
-from inductor_passes.cost.group_shape import GroupShape
-from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import (
     all_gather_matmul,  # noqa: F401 - registers the operator
@@ -22,6 +19,9 @@ from inductor_passes.kernels import (
 )
 from inductor_passes.kernels.ahead import gate
 from inductor_passes.kernels.builds import builds, facts_of
+from inductor_passes.machine import load_topology
+from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.machine.prices.machine import Machine
 
 NORMS = (64, 512, 4096)
 CAPABILITY = 90

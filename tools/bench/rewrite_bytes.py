@@ -20,9 +20,9 @@ import torch
 import zoo
 from torch import fx
 
+from inductor_passes.attach.capture import Captured, capturing
 from inductor_passes.base import GraphPass
-from inductor_passes.capture import Captured, capturing
-from inductor_passes.collectives import group_size, kind, launches, payload_bytes
+from inductor_passes.graph.collectives import group_size, kind, launches, payload_bytes
 from inductor_passes.pipeline import run_pass
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.testing import fake_group

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from scaling_steps import STEPS, trace_step
 
-from inductor_passes.cost import TopologyCostModel, load_topology
-from inductor_passes.cost.formula import GraphCosts, StepFormula
-from inductor_passes.schedule.extract import extract
-from inductor_passes.schedule.solution import Solution
-from inductor_passes.schedule.solve import solve
+from inductor_passes.machine import TopologyCostModel, load_topology
+from inductor_passes.machine.formula import GraphCosts, StepFormula
+from inductor_passes.schedule.graph.extract import extract
+from inductor_passes.schedule.model.solution import Solution
+from inductor_passes.schedule.solver.solve import solve
 from inductor_passes.testing import fake_group
 
 WORLDS = (8, 64, 512, 4096)

@@ -17,8 +17,8 @@ import os
 import platform
 import time
 
-from inductor_passes.schedule.problem import MIB, Node, Problem
-from inductor_passes.schedule.solve import solve
+from inductor_passes.schedule.model.problem import MIB, Node, Problem
+from inductor_passes.schedule.solver.solve import solve
 
 SIZES = (2_000, 6_000, 20_000, 60_000, 200_000)
 LINK = ((1.0, 90.0), (2.0, 115.0), (16.0, 400.0), (64.0, 1330.0), (256.0, 5000.0))

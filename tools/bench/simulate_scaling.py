@@ -19,7 +19,7 @@ import time
 import torch
 from torch import fx
 
-from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.machine import TopologyCostModel, load_topology
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import fake_group, trace
 

@@ -18,7 +18,7 @@ from progress import Progress
 from train import TURN_STEPS, Run, parse
 
 from inductor_passes.testing import leave_process
-from inductor_passes.timed_group import timed_group
+from inductor_passes.testing.timed_group import timed_group
 
 TURNS = 5
 

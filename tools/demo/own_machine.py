@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from inductor_passes.cost.calibrate import CpuClock, layout_of_job, measure_links, topology_of
-from inductor_passes.cost.calibrate.content import tables_of
-from inductor_passes.cost.importing.measurements import add_to
-from inductor_passes.cost.rescale import write_rescaled
-from inductor_passes.cost.topology_file import dump_topology
+from inductor_passes.machine.importing.measurements import add_to
+from inductor_passes.machine.measure import CpuClock, layout_of_job, measure_links, topology_of
+from inductor_passes.machine.measure.content import tables_of
+from inductor_passes.machine.topology.file import dump_topology
+from inductor_passes.machine.topology.rescale import write_rescaled
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter")
 PAYLOADS = (4, 16 << 10, 128 << 10, 1 << 20, 4 << 20)

@@ -28,9 +28,9 @@ from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.catalog import CATALOG
 from inductor_passes import pin, plugins, registry
-from inductor_passes.cost import topology_file
+from inductor_passes.machine.topology import file as topology_file
 from inductor_passes.pass_options import PassOptions
-from inductor_passes.schedule.options import ScheduleOptions
+from inductor_passes.schedule_options import ScheduleOptions
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

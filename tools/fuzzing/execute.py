@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.verifying.compare import how_far
-from inductor_passes.compile import graph_passes_only
+from inductor_passes.attach.compile import graph_passes_only
 
 NAMES = {
     "ColwiseParallel": ColwiseParallel,

@@ -19,10 +19,10 @@ from dynamo_dist import __main__ as dist_command
 from dynamo_dist.reporting.records import BreakRecord, Fact, PlannedStep, PlanRecord, RunReport
 from dynamo_dist.sharding.plan import file as plan_file
 from inductor_passes import __main__ as passes_command
-from inductor_passes import recorder
 from inductor_passes import records as r
-from inductor_passes.cost.topology import load_topology, topology_text
-from inductor_passes.schedule.json_format import load_schedule
+from inductor_passes.machine.topology.topology import load_topology, topology_text
+from inductor_passes.reporting import recorder
+from inductor_passes.schedule.model.json_format import load_schedule
 
 Outcome = tuple[int, str]
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from fuzzing.group import reduced, spoil
 from torch import fx
 
-from inductor_passes.collectives import group_name, is_launch, is_wait, kind
+from inductor_passes.graph.collectives import group_name, is_launch, is_wait, kind
 
 Group = Sequence[Sequence[int]]  # a mesh dimension: the ranks of each of its groups
 Values = list[Any]  # one a rank

@@ -22,8 +22,8 @@ from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.sharding.plan.planner import Plan
 from dynamo_dist.sharding.plan.record import Spec
 from dynamo_dist.sharding.plan.trace import Line
-from inductor_passes import reading
-from inductor_passes.whole_file import write_whole
+from inductor_passes import files
+from inductor_passes.files.whole import write_whole
 
 SCHEMA = 1
 # As dynamo_dist/sharding/plan/record.py has them; what DTensor alone knows stands behind a question mark.
@@ -38,7 +38,7 @@ def _fields(**fields: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": [*fields]}
 
 
-FORM = reading.Form(
+FORM = files.Form(
     name="plan",
     error=PlanError,
     fix="Or delete it to plan anew.",
@@ -125,7 +125,7 @@ def load(path: str) -> dict[str, StoredPlan]:
     """
     if not os.path.exists(path):
         return {}
-    plans = reading.load(path, FORM)["plans"]
+    plans = files.load(path, FORM)["plans"]
     return {name: _plan(entry, path, ("plans", name)) for name, entry in plans.items()}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dynamo_dist.reporting import live, read_report
 from dynamo_dist.testing import fake_mesh
-from inductor_passes import recorder
+from inductor_passes.reporting import recorder
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,9 @@ from rich.console import Console
 from dynamo_dist.reporting import Fact, RunReport, merge, render_text
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.reporting.summary import WHY_EXPOSED
-from inductor_passes import describe
 from inductor_passes.records import PassRecord
-from inductor_passes.schedule import reasons
+from inductor_passes.reporting import describe
+from inductor_passes.schedule.model import reasons
 
 
 def printed(report):

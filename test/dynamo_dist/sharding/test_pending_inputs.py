@@ -7,8 +7,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.verifying.ranks import join, split
-from inductor_passes.capture import capturing
-from inductor_passes.collectives import launches
+from inductor_passes.attach.capture import capturing
+from inductor_passes.graph.collectives import launches
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

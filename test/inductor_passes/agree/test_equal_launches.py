@@ -8,8 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 from inductor_passes.agree._torch import equal_launches_stay
-from inductor_passes.capture import capturing
-from inductor_passes.collectives import launches, waits_of
+from inductor_passes.attach.capture import capturing
+from inductor_passes.graph.collectives import launches, waits_of
 from inductor_passes.testing import fake_group
 
 

@@ -17,7 +17,7 @@ from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
-from inductor_passes.attachment import Attachment
+from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes

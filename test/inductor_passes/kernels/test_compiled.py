@@ -6,10 +6,11 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
 
 import inductor_passes as ip
-from inductor_passes import attachment
-from inductor_passes.compile import compile_graph, graph_passes_only
+from inductor_passes.attach import hooks as attachment
+from inductor_passes.attach.compile import compile_graph, graph_passes_only
+from inductor_passes.cli import kernels as listing
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import availability, listing, register_operators
+from inductor_passes.kernels import availability, register_operators
 from inductor_passes.kernels import workspace as spaces
 
 

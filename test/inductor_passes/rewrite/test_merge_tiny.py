@@ -1,7 +1,7 @@
 import torch
 from expecttest import assert_expected_inline
 
-from inductor_passes.collectives import launches
+from inductor_passes.graph.collectives import launches
 from inductor_passes.rewrite import MergeTiny
 from inductor_passes.testing import dump
 

@@ -20,8 +20,8 @@ from fuzzing.unlike.steps import Seen, Steps
 
 import dynamo_dist
 from dynamo_dist.verifying.compare import how_far
-from inductor_passes import recorder
 from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import recorder
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The passes at work in a compile: Inductor's hooks, one owner of the order, the order in generated code."""

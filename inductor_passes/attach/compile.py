@@ -1,0 +1,183 @@
+"""Compile one Dynamo graph through stock Inductor with our passes attached."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from inductor_passes import _torch
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree._torch import equal_launches_stay
+from inductor_passes.agree.graph import place_of
+from inductor_passes.agree.offer import CachedOffer
+from inductor_passes.attach.generated_code import order_kept
+from inductor_passes.attach.options import config_patches
+from inductor_passes.attach.uneven import has_uneven_values
+from inductor_passes.errors import RanksDifferError
+from inductor_passes.kernels import availability
+from inductor_passes.pass_options import split
+from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import recorder, reporters
+from inductor_passes.reporting.logs import log_graph
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_makes_code: contextvars.ContextVar[bool] = contextvars.ContextVar("makes_code", default=True)
+
+
+@contextlib.contextmanager
+def graph_passes_only() -> Iterator[None]:
+    """Compiles in the block stop after the graph passes: what they return runs the graph, uncompiled."""
+    token = _makes_code.set(False)
+    try:
+        with _torch.no_compile_caches():
+            yield
+    finally:
+        _makes_code.reset(token)
+
+
+def compile_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    on_graph: Callable[[GraphRecord], None] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Callable[..., Any]:
+    """Compile a graph as a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
+
+    ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
+    (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
+    Inductor's and AOTAutograd's caches work as they do in stock. ``on_graph`` is called with each graph
+    that communicates, compiled or from a cache, before it runs; what it raises ends the compile. Code is
+    made, and loaded from caches, inside ``around()``: that of a backward graph perhaps long after this returns.
+    """
+    own, inductor = split({**_torch.mode_options(mode), **(options or {})})
+    current = _torch.compile_id()
+
+    def rename(record: GraphRecord) -> str:
+        return f"{current}:{record.phase}"
+
+    ready: list[GraphRecord] = []
+
+    def finish() -> None:
+        ready.extend(recorder.publish_cached(rename))
+        if ready:
+            reporters.write(own.report)
+        while ready:
+            record = ready.pop(0)
+            log_graph(record)
+            if on_graph is not None:
+                on_graph(record)
+
+    compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
+    job = orders.current()
+    settles = job is not None and bool(_torch.real_groups())
+    failed: list[str] = []  # what backward graphs failed with
+
+    def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        try:
+            with recorder.compiling() as fresh, around(), _as_they_are():
+                code = as_settled(lambda: compile_inner(*args, **kwargs))
+        except Exception as error:
+            if kwargs.get("is_backward"):
+                failed.append(str(error))
+            raise
+        for key, record in fresh:
+            kept = order_kept(record.order, _torch.source_of(code))
+            final = dataclasses.replace(record, order_kept=kept)
+            recorder.amend(key, final)
+            ready.append(final)
+        finish()
+        return code
+
+    if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
+        inductor = {"benchmark_harness": False, **inductor}
+    place = place_of(gm.graph) if settles else ""
+    patches = config_patches(own, inductor, uneven=has_uneven_values(gm), place=place)
+    apart = equal_launches_stay() if settles else contextlib.nullcontext()
+
+    def compile_() -> Callable[..., Any]:
+        return as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
+
+    with around(), _torch.keyed_by_rank(), apart:
+        # Stock compiles a backward graph with its forward one for symbolic sizes alone, and ranks differ in these. Who
+        # waits for peers to settle it would wait for those that get to theirs behind launches of the forward one.
+        if settles and not _torch.compiles_autograd():
+            try:
+                with _torch.backward_at_once():
+                    compiled = compile_()
+            except Exception as error:
+                if not failed or isinstance(error, RanksDifferError):
+                    raise
+                log.warning("The backward graph will not compile where it is needed: %s", failed[0])
+                compiled = compile_()
+        else:
+            compiled = compile_()
+    if job is not None and settles:
+        _torch.guard_frame(job.still_holds())
+    finish()
+    return compiled if availability.why_not_here() else _watched(compiled)
+
+
+@contextlib.contextmanager
+def _as_they_are() -> Iterator[None]:
+    """Errors of ranks that differ leave the block as themselves, not as what Inductor makes of them."""
+    try:
+        yield
+    except RanksDifferError:
+        raise
+    except Exception as error:
+        inner: Any = error
+        while inner is not None:
+            if isinstance(inner, RanksDifferError):
+                raise inner from None
+            inner = getattr(inner, "inner_exception", None) or inner.__cause__
+        raise
+
+
+def as_settled(make: Callable[[], T]) -> T:
+    """Return what ``make`` compiles or loads, in the order of launches that all ranks have settled.
+
+    Code from a cache was made by what ranks had settled then; where that is something else now, it is made anew.
+    """
+    job = orders.current()
+    before = carried.Counts()
+    made = make()
+    if job is None:
+        return made
+    others = [
+        decision.plan
+        for found in before.since()
+        if (decision := job.decide(found.stream, CachedOffer(found.plan))).plan != found.plan
+    ]
+    if others:
+        _torch.compile_again()
+        with orders.compiled_apart(others):
+            made = make()
+    return made
+
+
+def _watched(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA graph runs no operator."""
+    from inductor_passes.kernels.workspace import raise_if_failed
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise_if_failed(wait=False)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+def _holds_script_objects(gm: fx.GraphModule) -> bool:
+    return any(isinstance(n.meta.get("example_value"), torch.ScriptObject) for n in gm.graph.nodes)

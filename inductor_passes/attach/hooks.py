@@ -1,0 +1,233 @@
+"""The pipeline as the two objects that Inductor calls, and their part of its cache keys."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from inductor_passes import _torch, pin, plugins, registry
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree.graph import frame_in_work, number_launches
+from inductor_passes.agree.offer import GraphOffer
+from inductor_passes.agree.plan import LaunchPlan
+from inductor_passes.attach.checks import check_groups
+from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
+from inductor_passes.base import GraphPass
+from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.kernels import availability, register_operators
+from inductor_passes.machine import TopologyCostModel, default_topology, load_topology
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import recorder, reporters
+from inductor_passes.reporting.logs import log_graph
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """The two passes of one compile, as Inductor configuration: before and after stock's post-grad."""
+
+    options: PassOptions
+    chain_pre: Any = None
+    chain_post: Any = None
+    # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
+    locality: bool = True
+    locality_in_training: bool = False
+    # Other ranks may hold another graph: some value's shards differ in size.
+    uneven: bool = False
+    # Where the graph stands in the program, if ranks settle its launches: they are known by that.
+    place: str = ""
+
+    def before(self, graph: fx.Graph, is_inference: bool) -> None:
+        """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
+        wanted = self.locality and (is_inference or self.locality_in_training)
+        if wanted and not any(is_launch(node) for node in graph.nodes):
+            _torch.reorder_for_locality(graph)
+        if self.chain_pre is not None:
+            _torch.call_pass(self.chain_pre, graph, is_inference)
+
+    def after(self, graph: fx.Graph, is_inference: bool) -> None:
+        """Run the passes, pin what they decided, and record it."""
+        if self.chain_post is not None:
+            _torch.call_pass(self.chain_post, graph, is_inference)
+        check_groups(graph)
+        name = _torch.graph_being_compiled()
+        phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
+        _torch.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
+        record = self._run(graph, phase)
+        if record is None:
+            return
+        decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
+        # Sends and receives hang in another order than the program's, whoever schedules.
+        if decided or launches_show_that_ranks_differ(graph):
+            if _torch.can_pin_order():
+                pin.pin_order(graph, cost_model(graph, self.options))
+            else:
+                log.warning(
+                    "This torch has no control_dependencies: Inductor may move launches back."
+                )
+        recorder.compiled(record)
+        if not recorder.is_followed():  # else whoever follows has more to add first
+            reporters.write(self.options.report)
+            log_graph(record)
+        log.info(
+            "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
+            record.phase,
+            record.graph_id,
+            len(record.collectives),
+            record.before.exposed_us,
+            record.after.exposed_us,
+            record.topology,
+        )
+        _torch.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
+
+    def _run(self, graph: fx.Graph, phase: str) -> GraphRecord | None:
+        """Run the passes, as this rank's job has settled or settles now."""
+        graph_id = f"{_torch.compile_id()}:{phase}"
+
+        def run(graph: fx.Graph, plan: LaunchPlan | None, keep: bool) -> GraphRecord | None:
+            return run_passes(
+                graph,
+                self.options,
+                phase=phase,
+                graph_id=graph_id,
+                ranks_differ=keep or self.ranks_differ(),
+                follow=plan,
+            )
+
+        job = orders.current()
+        if job is None or self.looks_only():
+            return run(graph, None, False)
+        stream = number_launches(
+            graph,
+            orders.ranks_of,
+            frame_in_work(),
+            phase=phase,
+            graph_id=graph_id,
+            options=self.options.digest(),
+        )
+        if not stream.launches:
+            return run(graph, None, False)
+        offer = GraphOffer(graph, stream, run)
+        decision = job.decide(stream, offer)
+        log.info("Graph %s: order of launches %s", graph_id, decision.how)
+        carried.count(stream, decision.plan)
+        return offer.carry_out(decision.plan)
+
+    def looks_only(self) -> bool:
+        """Return whether no pass of these options can change what a graph launches."""
+        return self.options.passes == () and self.options.schedule == "off"
+
+    def ranks_differ(self) -> bool:
+        """Return whether other ranks may hold another graph than the one in work."""
+        return self.uneven or has_uneven_inputs() or is_rank_dependent()
+
+    def uuid(self, side: str) -> str | None:
+        """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""
+        parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
+        parts.append(
+            f"{self.locality} {self.locality_in_training} {self.ranks_differ()} {self.place}"
+        )
+        job = orders.current()
+        parts.append("" if job is None else f"{job.digest()} {orders.salt()}")
+        topologies = (
+            (default_topology("cpu"), default_topology("cuda"))
+            if self.options.topology is None
+            else (self.options.topology,)
+        )
+        # A digest holds the shapes of all groups too: another mesh is another schedule.
+        parts += [TopologyCostModel(load_topology(name)).digest() for name in topologies]
+        # Where fused kernels cannot run, the same graph compiles otherwise.
+        parts.append(f"{availability.why_not_here()} {availability.ranks_per_host()}")
+        for pass_ in registry.ordered_passes():
+            parts.append(third_party_digest(pass_))
+        for chained in (self.chain_pre, self.chain_post):
+            if chained is not None:
+                theirs = getattr(chained, "uuid", lambda: None)()
+                if theirs is None:
+                    return None
+                parts.append(repr(theirs))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash over every file of this package: a pass's helpers count as much as the pass."""
+    hasher = hashlib.sha256()
+    root = _torch.package_dir()
+    for folder, folders, files in os.walk(root):
+        folders.sort()
+        for name in sorted(files):
+            if name.endswith((".py", ".json")):
+                path = os.path.join(folder, name)
+                hasher.update(os.path.relpath(path, root).encode())
+                with open(path, "rb") as file:
+                    hasher.update(file.read())
+    return hasher.hexdigest()
+
+
+def third_party_digest(pass_: registry.Registered) -> str:
+    """Name, sources and configuration of a registered pass; defaults are in ``source_digest``."""
+    cls = pass_ if isinstance(pass_, type) else type(pass_)
+    if cls in registry.DEFAULT_PASSES:
+        return pass_.name
+    config = pass_.digest() if isinstance(pass_, GraphPass) else ""
+    return f"{pass_.name} {config} {plugins.source_digest(cls.__module__)}"
+
+
+@functools.cache
+def _pass_classes() -> tuple[type, type]:
+    base = _torch.pass_base()
+
+    class Side(base):  # type: ignore[misc, valid-type]
+        """One side of an attachment as the object that Inductor wants."""
+
+        side = ""
+
+        def __init__(self, attachment: Attachment) -> None:
+            self.attachment = attachment
+
+        def uuid(self) -> str | None:
+            return self.attachment.uuid(self.side)
+
+        def __eq__(self, other: object) -> bool:
+            return type(self) is type(other) and self.attachment == other.attachment
+
+        def __hash__(self) -> int:
+            return hash((self.side, self.attachment.options))
+
+    class Before(Side):
+        side = "before"
+
+        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
+            self.attachment.before(graph, _is_inference(is_inference))
+
+    class After(Side):
+        side = "after"
+
+        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
+            self.attachment.after(graph, _is_inference(is_inference))
+
+    return Before, After
+
+
+def _is_inference(told: bool | None) -> bool:
+    """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but to the graph's name."""
+    return "inference" in _torch.graph_being_compiled() if told is None else told
+
+
+def attach(attachment: Attachment) -> tuple[Any, Any]:
+    """The objects for ``post_grad_custom_pre_pass`` and ``post_grad_custom_post_pass``."""
+    if not availability.why_not_here():
+        register_operators()
+    before, after = _pass_classes()
+    return before(attachment), after(attachment)

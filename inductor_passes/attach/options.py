@@ -1,0 +1,111 @@
+"""For those who keep ``backend="inductor"``: the passes as options of ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inductor_passes import _torch
+from inductor_passes.attach.hooks import Attachment, attach
+from inductor_passes.attach.owner import say_taken, take_ownership
+from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.reporting import reporters
+
+
+def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:
+    """Options for ``torch.compile(model, options=inductor_passes.options(...))``.
+
+    Takes our options (see ``PassOptions``) and any of Inductor's, as a mapping, as keywords or both.
+    Trackers and sharding strategies of ``dynamo_dist`` are not part of it. Raises OptionError,
+    naming the known ones, for an option or pass that nobody knows, and TopologyError for a bad
+    topology.
+    """
+    own, inductor = split({**(given or {}), **more})
+    return config_patches(own, inductor)
+
+
+def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any]:
+    """Inductor's options for ``mode`` and ``given``, by which each graph is recorded and none is changed.
+
+    As they are, if a post pass is among them or is set for the whole process.
+    """
+    merged = {**_torch.mode_options(mode), **given}
+    key = "post_grad_custom_post_pass"
+    if merged.get(key) is None and _torch.get_config(key) is None:
+        look_only = Attachment(options=PassOptions(passes=(), schedule="off"))
+        merged[key] = attach(look_only)[1]
+    return merged
+
+
+def config_patches(
+    own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False, place: str = ""
+) -> dict[str, Any]:
+    """Inductor configuration that runs the passes; passes the user has set keep running, first.
+
+    ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
+    ``place``: where the graph stands in the program, for what caches hold of it.
+    """
+    reporters.start(own.report)
+    patches = dict(inductor)
+
+    def value(key: str) -> Any:
+        return patches[key] if key in patches else _torch.get_config(key)
+
+    pre, post = attach(
+        Attachment(
+            options=own,
+            chain_pre=_as_one(value("post_grad_custom_pre_pass")),
+            chain_post=_as_one(value("post_grad_custom_post_pass")),
+            locality=bool(value("reorder_for_locality")),
+            locality_in_training=_torch.has_config("reorder_for_locality_in_training")
+            and bool(value("reorder_for_locality_in_training")),
+            uneven=uneven,
+            place=place,
+        )
+    )
+    patches["post_grad_custom_pre_pass"] = pre
+    patches["post_grad_custom_post_pass"] = post
+    # Stock's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
+    if value("reorder_for_locality"):
+        say_taken(
+            ["reorder_for_locality"],
+            inductor,
+            "Inductor's own pass (%s) is left out of graphs that communicate: it would bring each wait "
+            "to its launch. Other graphs have it.",
+        )
+    patches["reorder_for_locality"] = False
+    if own.schedule != "off":
+        patches.update(take_ownership(patches))
+    return patches
+
+
+def _as_one(given: Any) -> Any:
+    """A user's pass, or list of passes (torch 2.13 on), as one; ours are taken off, not run twice."""
+    if given is None:
+        return None
+    several = given if isinstance(given, (list, tuple)) else (given,)
+    passes = [p for p in several if not hasattr(p, "attachment")]
+    if not passes:
+        return None
+    return passes[0] if len(passes) == 1 else PassList(tuple(passes))
+
+
+class PassList:
+    """Several Inductor passes called in order; without a uuid if one of them has none."""
+
+    def __init__(self, passes: tuple[Any, ...]) -> None:
+        self.passes = passes
+
+    def __call__(self, graph: Any, is_inference: bool = False) -> None:
+        for pass_ in self.passes:
+            _torch.call_pass(pass_, graph, is_inference)
+
+    def uuid(self) -> str | None:
+        uuids = [getattr(p, "uuid", lambda: None)() for p in self.passes]
+        return None if None in uuids else repr(uuids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PassList) and self.passes == other.passes
+
+    def __hash__(self) -> int:
+        return hash(self.passes)

@@ -1,0 +1,123 @@
+"""``python -m inductor_passes kernels``: the fused kernels, what each needs, whether it can run here.
+
+``--json`` prints one object::
+
+    {"triton": str or null,      installed version
+     "why_not": str,             why none can run in this process; "" if they can, on groups of this host
+     "kernels": [{"name", "replaces", "fused_by", "needs": [str], "dtypes": [str], "runs": bool,
+                  "experimental": bool}]}
+
+The exit status is 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass
+from importlib import metadata
+
+from inductor_passes.kernels.availability import MAX_WORLD, NO_TRITON, is_installed, why_not_here
+from inductor_passes.reporting.entries import print_entries
+
+FLOATS = ("float32", "float16", "bfloat16")
+PEERS = (
+    "triton",
+    "a CUDA device of capability 8.0 or later",
+    "symmetric memory",
+    f"2 to {MAX_WORLD} ranks on one host, with peer access",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One operator of the namespace ``inductor_passes``. ``fused_by`` is a pass, or "" for none."""
+
+    name: str
+    replaces: str
+    fused_by: str
+    needs: tuple[str, ...]
+    dtypes: tuple[str, ...] = FLOATS
+    experimental: bool = False
+
+
+KERNELS = (
+    KernelRow("all_reduce", "all_reduce, wait (small messages)", "", PEERS),
+    KernelRow(
+        "all_reduce_add_rmsnorm",
+        "all_reduce, wait, additions, RMS norm",
+        "fuse_all_reduce_add_norm",
+        (*PEERS, "rows of at most 16384", "capability 8.9 for a float8 result"),
+    ),
+    KernelRow(
+        "all_reduce_add_layernorm",
+        "all_reduce, wait, additions, layer norm",
+        "fuse_all_reduce_add_norm",
+        (*PEERS, "rows of at most 16384", "capability 8.9 for a float8 result"),
+    ),
+    KernelRow(
+        "all_gather_matmul",
+        "all_gather, wait, one to three products",
+        "fuse_all_gather_matmul",
+        (*PEERS, "weights with one stride of 1"),
+    ),
+    KernelRow(
+        "matmul_reduce_scatter",
+        "product, reduce_scatter, wait",
+        "fuse_matmul_reduce_scatter",
+        (*PEERS, "rows that all ranks share evenly"),
+    ),
+    KernelRow(
+        "all_to_all_grouped_matmul",
+        "all_to_all, wait, one product an expert",
+        "",
+        (*PEERS, "one capacity for all experts, at most 16 experts a rank"),
+        experimental=True,
+    ),
+    KernelRow("reduce_chunks", "sum over the first dimension", "", PEERS[:2]),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``kernels``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list; the exit status."""
+    obstacle = why_not_here()
+    if arguments.json:
+        rows = [{**dataclasses.asdict(k), "runs": not _obstacle(k, obstacle)} for k in KERNELS]
+        version = metadata.version("triton") if is_installed() else None
+        print(json.dumps({"triton": version, "why_not": obstacle, "kernels": rows}, indent=1))
+    else:
+        _render(obstacle)
+    return 0
+
+
+def _obstacle(kernel: KernelRow, obstacle: str) -> str:
+    """Tell why a kernel cannot run here; one that meets no peer asks for less."""
+    if kernel.needs[: len(PEERS)] == PEERS or obstacle == NO_TRITON or "CUDA" in obstacle:
+        return obstacle
+    return ""
+
+
+def _render(obstacle: str) -> None:
+    from rich.console import Console
+
+    print_entries(
+        Console(),
+        (
+            (
+                kernel.name + (" (experimental)" if kernel.experimental else ""),
+                (
+                    f"in place of {kernel.replaces}",
+                    f"fused by {kernel.fused_by or 'hand'}",
+                    f"needs {'; '.join(kernel.needs)}",
+                    f"runs here: {_obstacle(kernel, obstacle) or 'yes'}",
+                ),
+            )
+            for kernel in KERNELS
+        ),
+    )

@@ -1,0 +1,120 @@
+"""Values that share memory: views, in-place results, waits, and the parts of a several-output node.
+
+Read off operator schemas, so it holds for any aten or custom op that declares its aliases truthfully.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.collectives import is_wait
+
+Fact = TypeVar("Fact")
+
+# Decomposed reshapes: no alias in the schema, yet Inductor lowers them to the same buffer.
+_UNDECLARED_VIEWS = frozenset({"_unsafe_view"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """Facts about memory in an operator's schema: arguments by position and name."""
+
+    view: bool = False
+    aliased: tuple[tuple[int, str], ...] = ()
+    mutated: tuple[tuple[int, str], ...] = ()
+
+
+_NO_FACTS = OpFacts()
+
+
+def per_operator(fact: Callable[[object], Fact]) -> Callable[[object], Fact]:
+    """Remember a fact of each operator. By identity: hashing an ``OpOverload`` is slow, and frequent."""
+    known: dict[int, tuple[object, Fact]] = {}
+
+    @functools.wraps(fact)
+    def remembered(target: object) -> Fact:
+        entry = known.get(id(target))
+        if entry is None:
+            # Keeping the operator keeps its id from being given to another.
+            entry = known[id(target)] = (target, fact(target))
+        return entry[1]
+
+    return remembered
+
+
+@per_operator
+def op_facts(target: object) -> OpFacts:
+    """Facts of one operator, read once. What is no operator shares and changes nothing."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return _NO_FACTS
+    arguments = [(p, a.name, a.alias_info) for p, a in enumerate(target._schema.arguments)]
+    infos = [result.alias_info for result in target._schema.returns]
+    view = bool(infos) and all(info is not None and not info.is_write for info in infos)
+    mutated = tuple((p, name) for p, name, info in arguments if info and info.is_write)
+    if view or target._opname in _UNDECLARED_VIEWS:
+        return OpFacts(True, ((0, arguments[0][1]),), mutated)
+    returned = {alias for info in infos if info for alias in info.before_set}
+    aliased = tuple((p, name) for p, name, info in arguments if info and info.before_set & returned)
+    return OpFacts(False, aliased, mutated)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether ``node`` only looks at its input's memory: no read, no write, no new bytes.
+
+    A ``getitem`` is a view where it picks from views (``split``); a ``wait_tensor`` is not one here,
+    because it marks a point in time.
+    """
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    return op_facts(node.target).view
+
+
+def mutated_inputs(node: fx.Node) -> list[fx.Node]:
+    """Inputs that the node writes to; empty for a functional op."""
+    mutated = op_facts(node.target).mutated
+    return _passed(node, mutated) if mutated else []
+
+
+def alias_source(node: fx.Node) -> fx.Node | None:
+    """The node whose memory ``node``'s value is, or is part of; None where the value is fresh."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        source, index = node.args[0], node.args[1]
+        if not isinstance(source, fx.Node):
+            return None
+        listed = _passed(source, op_facts(source.target).aliased)
+        if len(listed) > 1 and isinstance(index, int) and index < len(listed):
+            return listed[index]
+        return source
+    aliased = op_facts(node.target).aliased
+    if aliased:
+        shared = _passed(node, aliased)
+        return shared[0] if len(shared) == 1 else None
+    if is_wait(node):
+        return node.args[0] if isinstance(node.args[0], fx.Node) else None
+    return None
+
+
+def _passed(node: fx.Node, arguments: Iterable[tuple[int, str]]) -> list[fx.Node]:
+    """The nodes that stand at some arguments of a call, lists laid out."""
+    found: list[fx.Node] = []
+    for position, name in arguments:
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(name)
+        found.extend(_nodes_of(given))
+    return found
+
+
+def _nodes_of(argument: object) -> list[fx.Node]:
+    items = argument if isinstance(argument, (list, tuple)) else (argument,)
+    return [item for item in items if isinstance(item, fx.Node)]

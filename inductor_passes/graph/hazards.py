@@ -1,0 +1,170 @@
+"""Order that a graph must keep although no value flows: memory, effects, random numbers, ranks.
+
+- Whoever writes memory comes after everything that used it, and before everything that uses it later.
+  A launch uses what it reads until its wait: the link may take it as late as that.
+- A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes it.
+- Random operators keep their order, or each would draw another's numbers.
+- Where ranks may hold different graphs, launches keep the program's order: it is all that they share.
+- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
+  wait for that launch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.aliasing import mutated_inputs
+from inductor_passes.graph.collectives import argument, kind, launch_of, role
+
+BARRIERS = frozenset(("barrier", "monitored_barrier"))
+# One rank's send is another's receive, one rank's input larger than another's.
+_UNEQUAL_KINDS = frozenset(("send", "recv", "isend", "irecv", "batch_p2p", "scatter", "gather"))
+_CHECKS = ("_assert", "sym_constrain")
+_EFFECTFUL = frozenset(("with_effects", "call_torchbind"))
+
+
+def fences(graph: fx.Graph) -> list[fx.Node]:
+    """Nodes that cannot move and that nothing may pass."""
+    return [node for node in graph.nodes if is_fence(node)]
+
+
+def is_fence(node: fx.Node) -> bool:
+    """Return whether a node has effects that its schema does not declare."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return False
+    if node.op != "call_function":
+        return True
+    if role(node) == "launch":
+        return kind(node) in BARRIERS
+    if role(node) or node.target is operator.getitem or _is_random(node):
+        return False
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.target.name() in _EFFECTFUL or node.is_impure() or _communicates(node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        if mutated_inputs(node) or node.target._opname.startswith(_CHECKS):
+            return False  # what is written is known, and a check may run at any time
+        return node.is_impure() or not node.target._schema.returns
+    return node.is_impure()
+
+
+def shows_that_ranks_differ(graph: fx.Graph) -> bool:
+    """Return whether the graph itself says that other ranks may decide differently by what sizes they see.
+
+    Symbolic sizes count: their hints are what this rank happened to see.
+    """
+    for node in graph.nodes:
+        value = node.meta.get("val") if node.op == "placeholder" else None
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        if any(isinstance(size, torch.SymInt) for size in sizes):
+            return True
+    return launches_show_that_ranks_differ(graph)
+
+
+def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
+    """Return whether a launch is of a kind that is another one on another rank, or splits unevenly."""
+    return any(
+        role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node))
+        for node in graph.nodes
+    )
+
+
+def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -> list[set[int]]:
+    """For each node, by position, the positions of those that it must stay behind besides its inputs.
+
+    ``owners`` as ``memory_owners`` gives them. ``keep_launches``: launches keep their order.
+    """
+    nodes = list(graph.nodes)
+    memory = _Memory(nodes, owners)
+    pairs = keep_launches and launches_show_that_ranks_differ(graph)
+    found: list[set[int]] = []
+    fence: int | None = None
+    open_ends: dict[int, None] = {}  # since the fence: nodes that no other of them uses
+    last: dict[str, int] = {}  # what is a chain: the last link of it
+    position = {node: i for i, node in enumerate(nodes)}
+    for i, node in enumerate(nodes):
+        deps = memory.of(i)
+        if node.op != "placeholder":
+            for source in node.all_input_nodes:
+                open_ends.pop(position[source], None)
+            if fence is not None:
+                deps.add(fence)
+            if node.op == "output" or is_fence(node):
+                deps.update(open_ends)
+                fence, open_ends = i, {}
+            else:
+                open_ends[i] = None
+        chains = ["random"] if _is_random(node) else []
+        if keep_launches and role(node) in ("launch", "blocking"):
+            chains.append("launch")
+        elif pairs and role(node) == "wait" and "launch" in last:
+            deps.add(last["launch"])
+        for chain in chains:
+            deps.update([last[chain]] if chain in last else [])
+            last[chain] = i
+        found.append(deps - {position[source] for source in node.all_input_nodes})
+    return found
+
+
+class _Memory:
+    """Accesses to memory that somebody writes, in program order."""
+
+    def __init__(self, nodes: Sequence[fx.Node], owners: Sequence[int]) -> None:
+        self._nodes, self._owners = nodes, owners
+        self._position = {node: i for i, node in enumerate(nodes)}
+        self._written = {owner for node in nodes for owner in self._writes(node)}
+        self._writer: dict[int, int] = {}
+        self._readers: dict[int, set[int]] = {}
+
+    def of(self, i: int) -> set[int]:
+        """Earlier accesses that node i must come after; called once for each node, in order."""
+        node, deps = self._nodes[i], set[int]()
+        writes, used = self._writes(node), node.all_input_nodes
+        if role(node) == "wait":
+            writes.add(self._owners[i])  # until then, a launch that works in place still writes
+            launch = launch_of(node)
+            used = [*used, *(launch.all_input_nodes if launch is not None else ())]
+        reads = {self._owners[self._position[source]] for source in used}
+        for owner in sorted((reads | writes) & self._written):
+            deps.update([self._writer[owner]] if owner in self._writer else [])
+            if owner in writes:
+                deps |= self._readers.pop(owner, set())
+                self._writer[owner] = i
+            else:
+                self._readers.setdefault(owner, set()).add(i)
+        return deps
+
+    def _writes(self, node: fx.Node) -> set[int]:
+        return {self._owners[self._position[target]] for target in mutated_inputs(node)}
+
+
+def _splits_unevenly(launch: fx.Node) -> bool:
+    for name in ("input_split_sizes", "output_split_sizes"):
+        sizes = argument(launch, name)
+        if isinstance(sizes, (list, tuple)) and len(set(sizes)) > 1:
+            # One peer gets all: a permutation, in which every rank sends and gets as much.
+            if not all(isinstance(s, int) for s in sizes) or sum(s != 0 for s in sizes) != 1:
+                return True
+    return False
+
+
+def _communicates(node: fx.Node) -> bool:
+    """Return whether a subgraph that the node calls holds a collective."""
+    module = node.graph.owning_module
+    for source in node.all_input_nodes:
+        inner = getattr(module, str(source.target), None) if source.op == "get_attr" else None
+        if isinstance(inner, fx.GraphModule):
+            if any(role(n) or _communicates(n) for n in inner.graph.nodes):
+                return True
+    return False
+
+
+def _is_random(node: fx.Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )

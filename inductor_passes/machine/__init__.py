@@ -1,0 +1,19 @@
+"""Runtime of a node and of a collective, in microseconds, from a topology file."""
+
+from inductor_passes.machine.prices.model import CostModel
+from inductor_passes.machine.prices.roofline import TopologyCostModel
+from inductor_passes.machine.topology.topology import (
+    Topology,
+    default_topology,
+    load_topology,
+    shipped_topologies,
+)
+
+__all__ = [
+    "CostModel",
+    "Topology",
+    "TopologyCostModel",
+    "default_topology",
+    "load_topology",
+    "shipped_topologies",
+]

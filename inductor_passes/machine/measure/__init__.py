@@ -1,0 +1,24 @@
+"""A machine measured: its device alone and, inside an initialised job, the links between its ranks.
+
+``measure_device`` and ``measure_links`` may be called from any program; all ranks call them together, and all
+get the same answer. ``topology_of`` makes a topology file's content of what they found.
+"""
+
+from inductor_passes.machine.measure.clock import CpuClock, CudaClock
+from inductor_passes.machine.measure.content import topology_of
+from inductor_passes.machine.measure.device import DeviceTimes, measure_device
+from inductor_passes.machine.measure.layout import Layout, layout_of_job
+from inductor_passes.machine.measure.links import KINDS, LinkTimes, measure_links
+
+__all__ = [
+    "KINDS",
+    "CpuClock",
+    "CudaClock",
+    "DeviceTimes",
+    "Layout",
+    "LinkTimes",
+    "layout_of_job",
+    "measure_device",
+    "measure_links",
+    "topology_of",
+]

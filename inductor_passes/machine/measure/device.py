@@ -1,0 +1,173 @@
+"""One device: matrix products by dtype and shape, attention, copies, and the start of a kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from inductor_passes.machine.measure.clock import (
+    LEAST_SAMPLES,
+    WARM_UP,
+    Clock,
+    repeated,
+    slowest,
+    typical_us,
+)
+from inductor_passes.machine.topology.measured import Product
+
+Note = Callable[[str], None]
+DTYPES = ("float32", "float64", "bfloat16", "float16", "float8")
+# Batch, m, k, n: cubes, and what stands in models: few rows, wide and narrow, and a batch of small ones.
+PRODUCTS: tuple[Product, ...] = (
+    (1, 64, 64, 64),
+    (1, 128, 128, 128),
+    (1, 16, 512, 512),
+    (1, 256, 256, 256),
+    (8, 128, 64, 128),
+    (1, 256, 256, 1024),
+    (1, 512, 512, 512),
+    (1, 1024, 1024, 1024),
+)
+CUDA_PRODUCTS: tuple[Product, ...] = (
+    (1, 256, 256, 256),
+    (1, 512, 512, 512),
+    (1, 16, 4096, 4096),
+    (1, 1024, 1024, 1024),
+    (32, 1024, 128, 1024),
+    (1, 2048, 2048, 2048),
+    (1, 4096, 4096, 1024),
+    (1, 4096, 4096, 4096),
+    (1, 4096, 4096, 14336),
+    (1, 4096, 14336, 4096),
+    (1, 8192, 8192, 8192),
+)
+SMALL_KERNELS = 200
+COPY_BYTES, CUDA_COPY_BYTES = 64 << 20, 1 << 30
+# Batch, heads, sequence, head's width.
+ATTENTION, CUDA_ATTENTION = (1, 4, 512, 64), (2, 16, 4096, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """Times of one device. ``products``: dtype -> (batch, m, k, n) -> microseconds, slowest rank.
+
+    ``attention_dtype``: what attention was computed in. ``copy_bytes``: read, and as many written.
+    """
+
+    how: str
+    products: dict[str, dict[Product, float]] = field(default_factory=dict)
+    attention_dtype: str = "float32"
+    attention_flops: float = 0.0
+    attention_us: float = 0.0
+    copy_bytes: int = 0
+    copy_us: float = 0.0
+    kernel_us: float = 0.0
+
+    def tflops(self, dtype: str) -> tuple[float, Product]:
+        """The best rate that was reached in a dtype, and the product that reached it."""
+        rates = {shape: flops_of(shape) / us / 1e6 for shape, us in self.products[dtype].items()}
+        best = max(rates, key=rates.__getitem__)
+        return rates[best], best
+
+
+def flops_of(shape: Product) -> float:
+    """Operations of a product, a multiplication and an addition counted as two."""
+    return 2.0 * math.prod(shape)
+
+
+def measure_device(
+    clock: Clock, *, seconds: float = 30.0, note: Note = lambda text: None
+) -> DeviceTimes:
+    """Measure one device; where a job is initialised, all ranks at once, as they compute in it.
+
+    ``seconds``, in all, are shared by dtypes and shapes; a product that would take more than its share is
+    left out, and so is a dtype that the device does not multiply. ``note`` is told of each part, before it
+    is measured.
+    """
+    on_gpu = clock.device.type == "cuda"
+    shapes = CUDA_PRODUCTS if on_gpu else PRODUCTS
+    share_us = seconds * 1e6 / (len(DTYPES) * len(shapes) + 3)
+    products = {}
+    for dtype in DTYPES:
+        note(f"products, {dtype}")
+        if found := _products(clock, dtype, shapes, share_us):
+            products[dtype] = found
+    note("attention, copies, small kernels")
+    batch, heads, sequence, width = CUDA_ATTENTION if on_gpu else ATTENTION
+    dtype = "bfloat16" if on_gpu else "float32"
+    q = torch.randn(batch, heads, sequence, width, device=clock.device, dtype=getattr(torch, dtype))
+    source = torch.ones((CUDA_COPY_BYTES if on_gpu else COPY_BYTES) // 4, device=clock.device)
+    target = torch.empty_like(source)
+    small = torch.ones(16, device=clock.device)
+    adds = repeated(lambda: torch.add(small, small, out=small), SMALL_KERNELS, clock.device)
+    return DeviceTimes(
+        how=clock.how,
+        products=products,
+        attention_dtype=dtype,
+        attention_flops=4.0 * batch * heads * sequence**2 * width,
+        attention_us=typical_us(clock, lambda: F.scaled_dot_product_attention(q, q, q), share_us),
+        copy_bytes=source.nbytes,
+        copy_us=typical_us(clock, lambda: target.copy_(source), share_us),
+        kernel_us=typical_us(clock, adds, share_us) / SMALL_KERNELS,
+    )
+
+
+def part_count() -> int:
+    """Times that ``measure_device`` calls ``note``."""
+    return len(DTYPES) + 1
+
+
+def _products(
+    clock: Clock, dtype: str, shapes: tuple[Product, ...], share_us: float
+) -> dict[Product, float]:
+    found: dict[Product, float] = {}
+    rate = math.inf  # operations a microsecond, of the largest so far
+    for shape in sorted(shapes, key=flops_of):
+        if flops_of(shape) / rate * (WARM_UP + LEAST_SAMPLES) > share_us:
+            break
+        call = _product(dtype, shape, clock.device)
+        # One rank that cannot, of a job of unlike devices, is enough: the others would wait for it.
+        if slowest([float(call is None)], clock.device)[0] or call is None:
+            continue
+        found[shape] = typical_us(clock, call, share_us)
+        rate = flops_of(shape) / found[shape]
+    return found
+
+
+def _product(dtype: str, shape: Product, device: torch.device) -> Callable[[], object] | None:
+    """A product to time; None where the device has none of that dtype, or none of that shape in it."""
+    b, m, k, n = shape
+    try:
+        if dtype == "float8":
+            call = _product_float8(b, m, k, n, device)
+        else:
+            kind = getattr(torch, dtype)
+            left = torch.randn(b, m, k, device=device).to(kind)
+            right = torch.randn(b, k, n, device=device).to(kind)
+            if b == 1:
+                left, right = left[0], right[0]
+
+            def call() -> object:
+                return left @ right
+
+        call()
+    except (RuntimeError, ValueError):
+        return None
+    return call
+
+
+def _product_float8(b: int, m: int, k: int, n: int, device: torch.device) -> Callable[[], object]:
+    """A product of 8-bit floats, which is not batched and wants the right matrix column by column."""
+    if b != 1 or device.type != "cuda":
+        raise ValueError(
+            "8-bit floats are multiplied two matrices at a time, and on a CPU by emulation"
+        )
+    left = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
+    right = torch.randn(n, k, device=device).to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device=device)
+    whole = F.ScalingType.TensorWise
+    return lambda: F.scaled_mm(left, right, one, whole, one, whole)

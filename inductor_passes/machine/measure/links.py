@@ -1,0 +1,145 @@
+"""The links of a job: times of each kind of collective on groups of several shapes, by payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.distributed as dist
+
+from inductor_passes.machine.measure.beside import measure_stretch
+from inductor_passes.machine.measure.clock import LEAST_SAMPLES, WARM_UP, Clock, typical_us
+from inductor_passes.machine.measure.layout import Layout
+from inductor_passes.machine.prices.group_shape import GroupShape
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+PAYLOADS = (4, 4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20)
+CUDA_PAYLOADS = (4, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
+# Of what all ranks of a group hold together after a gather, and before a reduce-scatter.
+LARGEST_BYTES = 2 << 30
+_ITEM = torch.float32.itemsize
+# Shares of the time, of which each point of a table has one, for kernels beside a collective.
+STRETCH_SHARES = 8
+Note = Callable[[str], None]
+Points = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTimes:
+    """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time.
+
+    ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not measured.
+    """
+
+    layout: Layout
+    device_type: str
+    how: str
+    tables: dict[tuple[str, GroupShape], Points] = field(default_factory=dict)
+    stretch: float | None = None
+
+
+def measure_links(
+    clock: Clock,
+    layout: Layout,
+    *,
+    seconds: float = 30.0,
+    kinds: Sequence[str] = KINDS,
+    payloads: Iterable[int] = (),
+    note: Note = lambda text: None,
+) -> LinkTimes:
+    """Measure the links between the ranks of an initialised job. Every rank calls it, with equal arguments.
+
+    Groups of one shape are measured all at once, as a job uses them. A launch and its wait are those that
+    compiled code makes. ``seconds``, in all, are shared by ``kinds``, shapes and ``payloads``: where a large
+    payload would take more than its share, it is left out. ``note`` is told of each table, before it is
+    measured. No group stays behind. The first kind on all ranks is what kernels are slowed by.
+    """
+    found = LinkTimes(layout, clock.device.type, clock.how)
+    sizes = sorted(payloads) or (CUDA_PAYLOADS if clock.device.type == "cuda" else PAYLOADS)
+    groups = layout.groups_of(dist.get_rank())
+    share_us = seconds * 1e6 / max(1, len(groups) * len(kinds) * len(sizes) + STRETCH_SHARES)
+    for shape, ranks in groups.items():
+        with _group(ranks) as group:
+            for kind in kinds:
+                note(f"{kind}, {shape.size} ranks on {shape.nodes} nodes")
+                found.tables[kind, shape] = _table(clock, kind, group, sizes, share_us)
+    note("kernels beside a collective")
+    *_, everyone = groups
+    points = found.tables[kinds[0], everyone]
+    stretch = measure_stretch(clock, points, _of_all(clock, kinds[0]), STRETCH_SHARES * share_us)
+    return replace(found, stretch=stretch)
+
+
+def table_count(layout: Layout) -> int:
+    """Times that ``measure_links`` calls ``note``."""
+    groups = layout.groups_of(0)
+    return len(groups) * len(KINDS) + bool(groups)
+
+
+def _table(
+    clock: Clock, kind: str, group: dist.ProcessGroup, sizes: Iterable[int], share_us: float
+) -> Points:
+    points: Points = {}
+    for size in sizes:
+        elements = _elements(kind, size, group.size())
+        payload = elements * _ITEM
+        largest = payload * group.size() if kind == "all_gather" else payload
+        if points:
+            last, us = max(points.items())
+            least_us = us * payload / last if len(points) > 1 else us
+            if largest > LARGEST_BYTES or least_us * (WARM_UP + LEAST_SAMPLES) > share_us:
+                break
+        mine = torch.ones(elements, dtype=torch.float32, device=clock.device)
+        points[payload] = typical_us(clock, _call(kind, mine, group), share_us, group)
+    return points
+
+
+def _elements(kind: str, size: int, ranks: int) -> int:
+    """Elements of one rank's input, which is shared out evenly where the collective shares it out."""
+    parts = ranks if kind in ("reduce_scatter", "all_to_all") else 1
+    return max(1, size // _ITEM // parts) * parts
+
+
+def _of_all(clock: Clock, kind: str) -> Callable[[int], Callable[[], torch.Tensor]]:
+    world = dist.group.WORLD
+    assert world is not None
+
+    def launch_of(payload: int) -> Callable[[], torch.Tensor]:
+        mine = torch.ones(payload // _ITEM, dtype=torch.float32, device=clock.device)
+        return _launch(kind, mine, world)
+
+    return launch_of
+
+
+def _call(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
+    start = _launch(kind, mine, group)
+    return lambda: torch.ops._c10d_functional.wait_tensor(start())
+
+
+def _launch(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
+    ops, name, ranks = torch.ops._c10d_functional, group.group_name, group.size()
+    share = [mine.numel() // ranks] * ranks
+    launch: dict[str, Callable[[], torch.Tensor]] = {
+        "all_gather": lambda: ops.all_gather_into_tensor(mine, ranks, name),
+        "reduce_scatter": lambda: ops.reduce_scatter_tensor(mine, "sum", ranks, name),
+        "all_reduce": lambda: ops.all_reduce(mine, "sum", name),
+        "all_to_all": lambda: ops.all_to_all_single(mine, share, share, name),
+    }
+    return launch[kind]
+
+
+@contextmanager
+def _group(ranks: Sequence[int]) -> Iterator[dist.ProcessGroup]:
+    """A process group of these ranks, of whom alone it is asked; gone afterwards."""
+    if len(ranks) == dist.get_world_size():
+        world = dist.group.WORLD
+        assert world is not None
+        yield world
+        return
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)

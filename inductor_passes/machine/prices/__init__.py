@@ -1,0 +1,1 @@
+"""Work as microseconds on a machine: compute by a roofline, collectives by alpha and beta."""

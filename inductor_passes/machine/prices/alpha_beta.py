@@ -1,0 +1,99 @@
+"""Time of one collective on its link: alpha per step, beta per byte, the best of a few algorithms.
+
+The form is that of NCCL's own tuning model (``src/graph/tuning.cc``): for each protocol a start, a cost
+per hop and a share of the link's rate; the library takes the protocol and algorithm that is fastest for
+the message, so the prediction is the minimum. Notation: n ranks on k nodes, S bytes of payload, which
+is this rank's input; rates are per rank and direction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inductor_passes.machine.prices.amount import ceiling, largest, log2, smallest
+from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.machine.topology.topology import LinkProtocol, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Hops within and between nodes on the longest path, and bytes through each kind of link."""
+
+    intra_steps: float
+    inter_steps: float
+    intra_bytes: float
+    inter_bytes: float
+
+
+def collective_us(
+    kind: str,
+    payload_bytes: float,
+    group: GroupShape,
+    topology: Topology,
+    *,
+    one_peer: bool = False,
+) -> float:
+    """Predict one collective. ``kind`` as in ``collectives.kind``; payload is this rank's input.
+
+    ``one_peer`` marks an all_to_all that sends everything to one rank: a permutation. A group of one
+    rank costs the start alone. What the topology has measured counts instead of the formulas. Raises
+    ValueError for a kind without a formula.
+    """
+    kind = "permute" if one_peer else kind
+    start = min(protocol.launch_us for protocol in topology.protocols)
+    if group.size < 2:
+        return start
+    measured = topology.measured_collective(kind, group.size, group.nodes)
+    if measured is not None:
+        return measured.us(payload_bytes)
+    plans = _plans(kind, payload_bytes, group)
+    times = [_us(plan, p, group, topology) for plan in plans for p in topology.protocols]
+    own = topology.all_reduce_in_node
+    if kind == "all_reduce" and own is not None and not group.crosses_nodes:
+        times.append(own.launch_us + payload_bytes / (own.gb_per_s * 1e3))
+    return smallest(*times)
+
+
+def _plans(kind: str, payload: float, group: GroupShape) -> list[_Plan]:
+    n, k = group.size, group.nodes
+    if kind == "all_gather" or kind == "gather":
+        return [_ring(1, (n - 1) * payload, group)]
+    if kind == "reduce_scatter" or kind == "scatter":
+        return [_ring(1, (n - 1) / n * payload, group)]
+    if kind in ("all_reduce", "barrier", "monitored_barrier"):  # a barrier has no payload
+        traffic = 2 * (n - 1) / n * payload
+        plans = [_ring(2, traffic, group)]
+        if k > 1:
+            # A double tree between nodes over a chain in each: log2(k) network hops, not k - 1.
+            hops = 2 * (group.ranks_per_node - 1), 2 * ceiling(log2(k))
+            plans.append(_Plan(*hops, traffic, traffic / group.ranks_per_node))
+        return plans
+    if kind == "broadcast" or kind == "reduce":
+        hops = ceiling(log2(group.ranks_per_node)), ceiling(log2(k))
+        return [_Plan(*hops, payload, payload / group.ranks_per_node)]
+    if kind == "all_to_all":
+        # Every pair at once; each rank has its own network link, which others cannot help with.
+        local = group.ranks_per_node - 1
+        outside = n - 1 - local
+        return [_Plan(1, smallest(1, outside), local / n * payload, outside / n * payload)]
+    if kind in ("permute", "send", "recv", "isend", "irecv", "batch_p2p"):
+        return [_Plan(0, 1, 0.0, payload) if k > 1 else _Plan(1, 0, payload, 0.0)]
+    raise ValueError(f"no cost formula for collectives of kind {kind!r}")
+
+
+def _ring(rounds: int, traffic: float, group: GroupShape) -> _Plan:
+    """``rounds`` times around a ring. Its network hop is carried by all links of a node together."""
+    inter_steps = rounds * (group.nodes - 1)
+    intra_steps = rounds * (group.size - 1) - inter_steps
+    return _Plan(intra_steps, inter_steps, traffic, traffic / group.ranks_per_node)
+
+
+def _us(plan: _Plan, protocol: LinkProtocol, group: GroupShape, topology: Topology) -> float:
+    steps = plan.intra_steps * protocol.intra_step_us + plan.inter_steps * protocol.inter_step_us
+    transfer = 0.0
+    if group.ranks_per_node > 1:
+        transfer = plan.intra_bytes / (topology.intra_gb_per_s * 1e3 * protocol.intra_share)
+    if group.crosses_nodes:
+        inter = plan.inter_bytes / (topology.inter_gb_per_s * 1e3 * protocol.inter_share)
+        transfer = largest(transfer, inter)
+    return protocol.launch_us + steps + transfer

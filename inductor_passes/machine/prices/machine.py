@@ -1,0 +1,104 @@
+"""Durations on one machine: the one place where work becomes microseconds.
+
+The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for operations on
+shards, the fusions and formulas for what they would put in a graph: each knows its work in bytes, operations
+and payloads, and all get the same answer for the same work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from inductor_passes.machine.prices.alpha_beta import collective_us
+from inductor_passes.machine.prices.amount import largest
+from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.machine.topology.measured import Product
+from inductor_passes.machine.topology.topology import Topology
+
+
+class Machine:
+    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds."""
+
+    __slots__ = ("topology",)
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+
+    @property
+    def compute_stretch(self) -> float:
+        """Factor on a kernel's time while a collective is on its way."""
+        return self.topology.compute_stretch
+
+    @property
+    def memory_bytes_per_us(self) -> float:
+        """Rate of reading and writing device memory, both counted."""
+        return self.topology.memory_bytes_per_us
+
+    @property
+    def kernel_start_us(self) -> float:
+        """Microseconds that a kernel takes besides its work."""
+        return self.topology.kernel_us
+
+    @property
+    def link_bytes_per_us(self) -> float:
+        """Rate of one rank to its peers on the same host."""
+        return self.topology.intra_gb_per_s * 1e3
+
+    def memory_us(self, moved_bytes: float) -> float:
+        """Bytes read and bytes written, inside a kernel that runs anyway."""
+        return moved_bytes / self.memory_bytes_per_us
+
+    def kernel_us(
+        self,
+        moved_bytes: float,
+        operations: float = 0.0,
+        dtype: str = "float32",
+        *,
+        attention: bool = False,
+        starts: bool = True,
+    ) -> float:
+        """The longer of memory traffic and arithmetic, and the start of the kernel if one ``starts`` here.
+
+        operations: floating-point, multiplications and additions counted apart. dtype: what they are done in.
+        attention: of a fused attention kernel, which reaches a share of the peak of its own.
+        """
+        us = self.memory_us(moved_bytes)
+        if operations:
+            rate = self.topology.matmul_rate(dtype)
+            per_us = rate.flops_per_us
+            if attention:
+                per_us = rate.peak_tflops * self.topology.attention_efficiency * 1e6
+            us = largest(operations / per_us, us)
+        return us + (self.kernel_start_us if starts else 0.0)
+
+    def product_us(self, dtype: str, shape: Product, moved_bytes: float) -> float:
+        """A matrix product, by what was measured of its dtype or else as any kernel.
+
+        shape: batch, m, k and n of [m, k] x [k, n]. moved_bytes: of both operands and the result.
+        """
+        measured = self.topology.measured_product_us(dtype, shape, self.memory_us(moved_bytes))
+        if measured is not None:
+            return measured
+        return self.kernel_us(moved_bytes, 2 * math.prod(shape), dtype)
+
+    def call_us(
+        self,
+        kind: str,
+        payload_bytes: Sequence[float],
+        group: GroupShape,
+        *,
+        one_peer: bool = False,
+    ) -> float:
+        """Link time of one call: one collective, or several that are coalesced and run one after another.
+
+        payload_bytes: this rank's input of each; each but the first may save (a part of) the library's start.
+        Raises ValueError for a kind without a formula.
+        """
+        topology = self.topology
+        times = [
+            collective_us(kind, payload, group, topology, one_peer=one_peer)
+            for payload in payload_bytes
+        ]
+        start = min(protocol.launch_us for protocol in topology.protocols)
+        return sum(times) - start * topology.coalesced_start_share * max(0, len(times) - 1)

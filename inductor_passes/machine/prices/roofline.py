@@ -1,0 +1,148 @@
+"""The cost model that is used: a roofline for compute, alpha-beta for links, figures from a topology."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes._torch import known_groups, world_size
+from inductor_passes.graph.collectives import payloads, role
+from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
+from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
+from inductor_passes.machine.prices.launches import node_us
+from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.machine.prices.model import PREDICTED_US
+from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
+from inductor_passes.machine.topology.topology import Topology
+
+
+class TopologyCostModel:
+    """Predicts microseconds on one topology. Implements ``CostModel``.
+
+    A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a kernel
+    where one starts there (``traffic.py`` says where). A matrix product that the topology has measured
+    takes what was measured, and others of its dtype what products of as many operations did: so tile and
+    wave effects of small ones are seen where there are measurements, and nowhere else. A kernel
+    beside a collective takes as many times as long as the topology says.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.machine = Machine(topology)
+        self._seen: _Analysis | None = None
+        self._shapes: dict[object, GroupShape] = {}
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self.topology.name
+
+    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Topology]]:
+        # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
+        # was analysed belongs to a graph of this process and stays behind.
+        return type(self), (self.topology,)
+
+    def __repr__(self) -> str:
+        return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
+
+    def compute_us(self, node: fx.Node) -> float:
+        """Time on the compute stream; 0.0 for placeholders, views, launches, waits and outputs.
+
+        Fusion makes the time of a node depend on its neighbours, so a graph is analysed once and
+        again after it has changed around ``node``; the order of its nodes makes no difference.
+        """
+        if node.op != "call_function" or role(node):
+            return 0.0
+        if PREDICTED_US in node.meta:
+            return float(node.meta[PREDICTED_US])
+        if self._seen is None or not self._seen.holds_for(node):
+            self._seen = _Analysis(node.graph, self.machine)
+        return self._seen.us[node]
+
+    def launch_us(self, launch: fx.Node) -> float:
+        """Link time of a launch, or of a collective that blocks the compute stream itself.
+
+        Raises ValueError for any other node.
+        """
+        return self.link_us(launch, payloads(launch))
+
+    def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
+        """Link time of a launch like this one with other payloads; several are one coalesced call."""
+        return node_us(launch, self.machine, self._shapes, payload_bytes)
+
+    @property
+    def copy_bytes_per_us(self) -> float:
+        """Rate at which buckets are packed, over bytes read plus bytes written."""
+        return self.machine.memory_bytes_per_us
+
+    @property
+    def compute_stretch(self) -> float:
+        """Factor on a kernel's time while a collective is on its way."""
+        return self.machine.compute_stretch
+
+    def digest(self) -> str:
+        """Hash of the figures, the size of the job and the shape of every group that it has made.
+
+        Groups are part of it because a graph names a group and not its ranks: without them a warm
+        cache could bring one rank a schedule for other groups than its peers have.
+        """
+        figures = dataclasses.asdict(self.topology)
+        del figures["sources"]
+        world = world_size() or 0
+        groups = {
+            name: dataclasses.astuple(shape_of_ranks(ranks, self.topology.ranks_per_node, world))
+            for name, ranks in sorted(known_groups().items())
+        }
+        text = json.dumps([figures, world, groups], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class _Analysis:
+    """Times of one graph's nodes, as long as the graph stays as it was."""
+
+    def __init__(self, graph: fx.Graph, machine: Machine) -> None:
+        self._graph = graph
+        self._length = len(graph.nodes)
+        self._args: dict[fx.Node, object] = {}
+        self._users: dict[fx.Node, int] = {}
+        self.us: dict[fx.Node, float] = {}
+        for node, traffic in graph_traffic(graph).items():
+            self._args[node] = node.args
+            self._users[node] = len(node.users)
+            busy = traffic.starts_kernel or traffic.read_bytes
+            self.us[node] = _compute_us(node, traffic, machine) if busy else 0.0
+
+    def holds_for(self, node: fx.Node) -> bool:
+        # Not a proof that nothing has changed, but cheap; a change far away moves the estimate little.
+        if self._graph is not node.graph or self._length != len(self._graph.nodes):
+            return False
+        return self._args.get(node) is node.args and self._users[node] == len(node.users)
+
+
+def _compute_us(node: fx.Node, traffic: Traffic, machine: Machine) -> float:
+    moved = traffic.read_bytes + traffic.write_bytes
+    operations = 0.0 if node.op != "call_function" else flops(node)
+    shape = product_shape(node) if operations else None
+    if shape is not None:
+        return machine.product_us(_dtype_name(node), shape, moved)
+    return machine.kernel_us(
+        moved,
+        operations,
+        _dtype_name(node) if operations else "",
+        attention=is_attention(node),
+        starts=traffic.starts_kernel,
+    )
+
+
+def _dtype_name(node: fx.Node) -> str:
+    """The type that a product is computed in: that of its first tensor."""
+    for source in node.all_input_nodes:
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return str(value.dtype).removeprefix("torch.")
+    return "float32"

@@ -1,0 +1,269 @@
+"""A machine as the cost model sees it: rates of one device and of the links between devices.
+
+Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a file
+is in ``file.py``. Nothing here is measured at run time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from inductor_passes.errors import TopologyError
+from inductor_passes.files import text_of
+from inductor_passes.machine.topology.file import Section, form
+from inductor_passes.machine.topology.measured import (
+    MeasuredCollective,
+    MeasuredProducts,
+    Product,
+    rising,
+)
+
+_DATA = Path(__file__).parent / "data"
+_DEFAULTS = {"cuda": "h100x8"}
+_FALLBACK_DTYPE = "float32"
+_registered: dict[str, Path] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulRate:
+    """Matrix products of one dtype: the vendor's dense peak, and the share of it that is reached."""
+
+    peak_tflops: float
+    efficiency: float
+
+    @property
+    def flops_per_us(self) -> float:
+        """Reached rate."""
+        return self.peak_tflops * self.efficiency * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProtocol:
+    """One way the communication library drives a link; it picks the fastest for each message.
+
+    A step is one hop of a ring or tree. ``*_share`` is the part of the link's rate that is reached.
+    """
+
+    name: str
+    launch_us: float
+    intra_step_us: float
+    intra_share: float
+    inter_step_us: float
+    inter_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAllReduce:
+    """An all-reduce within one node that is no ring: a start, then the payload at a rate of its own.
+
+    NVLink SHARP, where the switch adds up; or an algorithm of the library's own.
+    """
+
+    launch_us: float
+    gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Rates of one device and its links. GB/s is 1e9 bytes a second, per device and direction.
+
+    ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
+    ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
+    launch but the first saves in a coalesced call; 0 where such a call runs one after another.
+    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured.
+    ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
+    figure's path to where it is from.
+    """
+
+    name: str
+    ranks_per_node: int
+    matmul: tuple[tuple[str, MatmulRate], ...]
+    attention_efficiency: float
+    memory_gb_per_s: float
+    kernel_us: float
+    compute_stretch: float
+    intra_gb_per_s: float
+    inter_gb_per_s: float
+    protocols: tuple[LinkProtocol, ...]
+    all_reduce_in_node: NodeAllReduce | None
+    coalesced_start_share: float
+    collectives: tuple[MeasuredCollective, ...]
+    products: tuple[MeasuredProducts, ...]
+    sources: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def matmul_rate(self, dtype_name: str) -> MatmulRate:
+        """Rate of a dtype; one that the file does not name is taken at float32's."""
+        key = "float8" if dtype_name.startswith("float8") else dtype_name
+        rates = dict(self.matmul)
+        return rates.get(key, rates[_FALLBACK_DTYPE])
+
+    def measured_collective(self, kind: str, ranks: int, nodes: int) -> MeasuredCollective | None:
+        """Return the measurements of one kind of collective on groups of one shape, if there are any."""
+        wanted = (kind, ranks, nodes)
+        return next((c for c in self.collectives if (c.kind, c.ranks, c.nodes) == wanted), None)
+
+    def measured_product_us(self, dtype_name: str, shape: Product, us: float) -> float | None:
+        """Time of a matrix product by what was measured of its dtype, the start of its kernel included.
+
+        ``us``: what its memory traffic takes, the least for a product of another shape. None where
+        nothing was measured of its dtype.
+        """
+        key = "float8" if dtype_name.startswith("float8") else dtype_name
+        measured = next((p for p in self.products if p.dtype == key), None)
+        if measured is None:
+            return None
+        return measured.us(shape) or max(measured.us_of_operations(2.0 * math.prod(shape)), us)
+
+    @property
+    def memory_bytes_per_us(self) -> float:
+        """Reached rate of device memory."""
+        return self.memory_gb_per_s * 1e3
+
+
+def shipped_topologies() -> tuple[str, ...]:
+    """Names that ``load_topology`` knows without a path, sorted."""
+    return tuple(sorted(path.stem for path in _DATA.glob("*.json")))
+
+
+def register_topology(name: str, path: str | os.PathLike[str]) -> None:
+    """Have ``load_topology(name)`` read ``path``, so that users can name it in ``options``.
+
+    Raises TopologyError if the file is bad or the name is taken by another one.
+    """
+    taken = _registered.get(name, Path(path)) != Path(path)
+    if name in shipped_topologies() or taken:
+        raise TopologyError(
+            f"A topology named {name!r} is there already.",
+            "A name must mean the same machine on every rank.",
+            f"Choose another; taken are {', '.join((*shipped_topologies(), *_registered))}.",
+        )
+    load_topology(path)
+    _registered[name] = Path(path)
+
+
+def registered_topologies() -> tuple[str, ...]:
+    """Names that ``register_topology`` has added."""
+    return tuple(_registered)
+
+
+def forget_topologies(but: Sequence[str] = ()) -> None:
+    """Undo ``register_topology``, except for the names in ``but``."""
+    for name in registered_topologies():
+        if name not in but:
+            del _registered[name]
+
+
+def default_topology(device_type: str) -> str:
+    """The topology taken when the user names none.
+
+    By device type alone: a look at the device at hand could differ between ranks, and ranks that plan
+    for different machines plan differently. ``cuda`` gives ``h100x8``, everything else ``cpu-gloo``.
+    """
+    return _DEFAULTS.get(device_type, "cpu-gloo")
+
+
+def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
+    """Read a shipped or registered topology by name, or a JSON file by path.
+
+    Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
+    a key that we do not know, or a figure that is no positive number.
+    """
+    return built(topology_text(name_or_path), os.fspath(name_or_path))
+
+
+def built(content: str, file: str) -> Topology:
+    """The topology that a file's content is. Raises TopologyError, which calls it ``file``, if it is none."""
+    return _build(Section.of_text(content, file, _fix()))
+
+
+def topology_text(name_or_path: str | os.PathLike[str]) -> str:
+    """The JSON of a shipped or registered topology or of a file. Raises TopologyError if there is none."""
+    text = os.fspath(name_or_path)
+    shipped = text in shipped_topologies()
+    path = _DATA / f"{text}.json" if shipped else _registered.get(text, Path(text))
+    return text_of(path, form(_fix()), text)
+
+
+def _fix() -> str:
+    known = ", ".join((*shipped_topologies(), *_registered))
+    return f"Known topologies: {known}; or give the path of a JSON file of the same form."
+
+
+def _build(file: Section) -> Topology:
+    device, links = file.section("device"), file.section("links")
+    matmul = []
+    for dtype, rate in device.section("matmul").named_sections():
+        matmul.append((dtype, MatmulRate(rate.rate("peak_tflops"), rate.share("efficiency"))))
+        rate.finish()
+    if _FALLBACK_DTYPE not in dict(matmul):
+        raise device.section("matmul").missing(_FALLBACK_DTYPE)
+    protocols = []
+    for entry in links.entries("protocols"):
+        intra, inter = entry.section("intra_node"), entry.section("inter_node")
+        protocols.append(
+            LinkProtocol(
+                name=entry.text("name"),
+                launch_us=entry.rate("launch_us"),
+                intra_step_us=intra.rate("step_us"),
+                intra_share=intra.share("bandwidth_share"),
+                inter_step_us=inter.rate("step_us"),
+                inter_share=inter.share("bandwidth_share"),
+            )
+        )
+        for section in (intra, inter, entry):
+            section.finish()
+    own, all_reduce = links.optional_section("all_reduce_in_node"), None
+    if own is not None:
+        all_reduce = NodeAllReduce(own.rate("launch_us"), own.rate("gb_per_s"))
+    topology = Topology(
+        name=file.text("name"),
+        ranks_per_node=file.count("ranks_per_node"),
+        matmul=tuple(matmul),
+        attention_efficiency=device.share("attention_efficiency"),
+        memory_gb_per_s=device.rate("memory_gb_per_s"),
+        kernel_us=device.rate("kernel_us"),
+        compute_stretch=device.optional_multiple("compute_stretch"),
+        intra_gb_per_s=links.rate("intra_node_gb_per_s"),
+        inter_gb_per_s=links.rate("inter_node_gb_per_s"),
+        protocols=tuple(protocols),
+        all_reduce_in_node=all_reduce,
+        coalesced_start_share=links.optional_share("coalesced_start_share"),
+        collectives=_collectives(links),
+        products=_products(device),
+        sources=(),
+    )
+    for section in filter(None, (own, device, links)):
+        section.finish()
+    file.text("description")
+    file.finish()
+    return dataclasses.replace(topology, sources=file.sources())
+
+
+def _collectives(links: Section) -> tuple[MeasuredCollective, ...]:
+    found: dict[tuple[str, int, int], MeasuredCollective] = {}
+    for entry in links.optional_entries("measured"):
+        shape = entry.text("kind"), entry.whole("ranks"), entry.whole("nodes")
+        points = entry.rows("points", 2)
+        entry.finish_measured()
+        if shape in found:
+            raise entry.twice("kind, ranks and nodes")
+        found[shape] = MeasuredCollective(*shape, rising([(p[0], p[1]) for p in points]))
+    return tuple(found.values())
+
+
+def _products(device: Section) -> tuple[MeasuredProducts, ...]:
+    found: dict[str, MeasuredProducts] = {}
+    for entry in device.optional_entries("measured_products"):
+        dtype = entry.text("dtype")
+        rows = entry.rows("points", 5)
+        shapes = {(int(b), int(m), int(k), int(n)): us for b, m, k, n, us in rows}
+        entry.finish_measured()
+        if dtype in found:
+            raise entry.twice("dtype")
+        found[dtype] = MeasuredProducts.of(dtype, shapes)
+    return tuple(found.values())

@@ -1,0 +1,193 @@
+"""From an FX graph and its costs to a schedule problem.
+
+Every node of the graph is a node of the problem. What only keeps order (``hazards.py``) goes through a
+*token*, a node of no time and no bytes that stands for "has run": a dependency on the node itself
+would keep its value in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from inductor_passes.graph.aliasing import mutated_inputs
+from inductor_passes.graph.collectives import (
+    argument,
+    group_name,
+    group_size,
+    input_tensors,
+    is_coalesced,
+    is_wait,
+    kind,
+    payload_bytes,
+    reduce_op,
+    role,
+)
+from inductor_passes.graph.hazards import order_only
+from inductor_passes.machine import CostModel
+from inductor_passes.schedule.model.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
+from inductor_passes.simulate.memory import memory_owners, value_bytes
+
+# Points of a link table: the payloads that occur, and doubling ones beyond any bucket of the graph.
+SMALLEST_PAYLOAD = 1024
+MOST_EXACT_POINTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """A problem, and the graph's node that each of its nodes stands for; None for a token."""
+
+    problem: Problem
+    nodes: tuple[fx.Node | None, ...]
+
+    def order(self, ids: Sequence[int]) -> list[fx.Node]:
+        """The graph's nodes in the order of a schedule."""
+        return [node for node in (self.nodes[i] for i in ids) if node is not None]
+
+
+def extract(
+    graph: fx.Graph,
+    cost: CostModel,
+    *,
+    name: str = "graph",
+    ranks_differ: bool = False,
+    merge: Collection[str] = MERGED_OPS,
+) -> Extracted:
+    """Reduce a post-grad graph to numbers. Linear in nodes and edges; the graph is not changed.
+
+    ``ranks_differ``: launches keep their order. ``merge``: kinds of launches that may share a bucket.
+    Sizes are local, symbolic ones by their hint; times are the cost model's.
+    """
+    nodes = list(graph.nodes)
+    owners = memory_owners(graph)
+    behind = order_only(graph, owners, keep_launches=ranks_differ)
+    place = {node: i for i, node in enumerate(nodes)}
+    has_token = set().union(*behind)
+    ids: list[int] = []
+    for i in range(len(nodes)):
+        ids.append(ids[-1] + 1 + (i - 1 in has_token) if ids else 0)
+    found: list[Node] = []
+    stands_for: list[fx.Node | None] = []
+    launch_into: dict[int, int] = {}
+    landed: dict[int, int] = {}  # memory -> the wait that a launch into it ended at
+    for i, node in enumerate(nodes):
+        deps = {ids[place[source]] for source in node.all_input_nodes}
+        deps |= {ids[j] + 1 for j in behind[i]}
+        does = role(node)
+        special: dict[str, Any] = {"kind": "compute"}
+        if does == "launch":
+            launch_into[owners[i]] = i
+            landed.pop(owners[i], None)
+            special = _of_launch(node, merge)
+        elif does == "wait":
+            special = {"kind": "wait"}
+            launch = launch_into.pop(owners[i], None)
+            if owners[i] in landed:  # another result of a launch that has been waited for
+                deps.add(landed[owners[i]])
+            landed.setdefault(owners[i], ids[i])
+            if launch is not None:
+                special["launch"] = ids[launch]
+                # A launch reads its input until it is done.
+                deps |= {ids[place[source]] for source in nodes[launch].all_input_nodes}
+        elif node.op == "output":
+            special = {"kind": "output"}
+        elif node.op in ("placeholder", "get_attr"):
+            special = {"kind": "input"}
+        elif does == "blocking":
+            special.update(us=cost.launch_us(node), group=group_name(node))
+        else:
+            special["us"] = cost.compute_us(node)
+        fresh = owners[i] == i
+        found.append(
+            Node(
+                name=node.name,
+                deps=tuple(sorted(deps)),
+                bytes=value_bytes(node) if fresh else 0,
+                alias=None if fresh else ids[owners[i]],
+                **special,
+            )
+        )
+        stands_for.append(node)
+        if i in has_token:
+            found.append(Node(name=f"after {node.name}", kind="compute", deps=(ids[i],)))
+            stands_for.append(None)
+    launches = [node for node in nodes if role(node) == "launch"]
+    return Extracted(
+        Problem(
+            name=name,
+            nodes=tuple(found),
+            links=_links(launches, [found[ids[place[node]]] for node in launches], cost),
+            copy_bytes_per_us=cost.copy_bytes_per_us,
+            group_size={group_name(launch): max(1, group_size(launch)) for launch in launches},
+            compute_stretch=cost.compute_stretch,
+        ),
+        tuple(stands_for),
+    )
+
+
+def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
+    name = kind(launch)
+    tensors = list(input_tensors(launch))
+    return {
+        "kind": "launch",
+        "group": group_name(launch),
+        # An operation of its own has no partner to merge with.
+        "op": name if name in merge and can_merge(launch) else f"{name}, {launch.name}",
+        "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
+        "reduce": reduce_op(launch),
+        "payload": payload_bytes(launch),
+    }
+
+
+def can_merge(launch: fx.Node) -> bool:
+    """Return whether a launch may share a bucket: one dense tensor in, one wait, equal shares for all ranks."""
+    return (
+        kind(launch) in MERGED_OPS
+        and not is_coalesced(launch)
+        and not mutated_inputs(launch)
+        and len(launch.users) == 1
+        and all(is_wait(user) for user in launch.users)
+        and all(isinstance(size, int) for t in input_tensors(launch) for size in t.shape)
+        and not isinstance(argument(launch, "group_name"), fx.Node)
+        and _splits_evenly(launch)
+    )
+
+
+def _splits_evenly(launch: fx.Node) -> bool:
+    """Return whether an all_to_all gives every rank the same share of its rows; true for other collectives."""
+    for name in ("input_split_sizes", "output_split_sizes"):
+        sizes = argument(launch, name)
+        if isinstance(sizes, (list, tuple)) and (
+            len(set(sizes)) > 1 or not all(isinstance(size, int) for size in sizes)
+        ):
+            return False
+    return True
+
+
+def _links(
+    launches: Sequence[fx.Node], numbers: Sequence[Node], cost: CostModel
+) -> dict[str, dict[str, LinkTable]]:
+    """Tables of every group and operation, exact at the payloads that occur."""
+    examples: dict[tuple[str, str], fx.Node] = {}
+    payloads: dict[tuple[str, str], set[int]] = {}
+    tables: dict[str, dict[str, LinkTable]] = {}
+    for launch, node in zip(launches, numbers, strict=True):
+        if node.op in MERGED_OPS:
+            examples.setdefault((node.group, node.op), launch)
+            payloads.setdefault((node.group, node.op), set()).add(node.payload)
+        else:
+            us = cost.launch_us(launch)
+            tables.setdefault(node.group, {})[node.op] = ((1.0, us), (2.0, us))
+    doubling, most = [SMALLEST_PAYLOAD], sum(node.payload for node in numbers)
+    while doubling[-1] < 2 * most:
+        doubling.append(2 * doubling[-1])
+    for (group, op), launch in examples.items():
+        exact = sorted(payloads[group, op] - {0})[:MOST_EXACT_POINTS]
+        points = sorted({*exact, *doubling, 2 * doubling[-1]})
+        tables.setdefault(group, {})[op] = tuple(
+            (size / MIB, cost.link_us(launch, [size])) for size in points
+        )
+    return tables

@@ -1,0 +1,167 @@
+"""The pass that orders and buckets a whole graph."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from torch import fx
+
+from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.graph.hazards import fences, shows_that_ranks_differ
+from inductor_passes.machine import CostModel
+from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
+from inductor_passes.schedule.graph.apply import Bucket, apply
+from inductor_passes.schedule.graph.extract import Extracted, extract
+from inductor_passes.schedule.graph.promises import Before, check
+from inductor_passes.schedule.model.judge import check_schedule
+from inductor_passes.schedule.model.problem import MERGED_OPS, Problem
+from inductor_passes.schedule.model.solution import Solution
+from inductor_passes.schedule.solver.solve import solve
+from inductor_passes.schedule_options import ScheduleOptions
+from inductor_passes.simulate import simulate
+
+# A graph that gains less is not worth another order.
+LEAST_GAIN = 0.01
+MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another order of additions
+
+
+class Schedule(GraphPass):
+    """Choose the order of compute, launches and waits, and which launches to merge, all at once.
+
+    The graph becomes a schedule problem; the solution is applied if the predicted step gets shorter by
+    at least 1 %, and the graph is left as it is if not. Whatever has effects or writes memory keeps
+    its place among what touches the same; where ranks may hold different graphs, launches keep
+    the program's order and none is merged.
+
+    Requires: a graph whose collectives have a cost.
+    Ensures:  every node calls what it did, behind everything it was behind for a reason; launches and waits
+              of a bucket are replaced by one launch of their payload; ``promises.py`` checks all of it.
+    Stats:    ``launches``, ``buckets``, ``merged`` (launches in buckets).
+    """
+
+    name = "schedule"
+    schedules = True
+    keeps_launch_order = False
+
+    def __init__(
+        self,
+        cost: CostModel,
+        options: ScheduleOptions = ScheduleOptions(),
+        *,
+        exact: bool = False,
+        ranks_differ: bool = False,
+    ) -> None:
+        self.cost = cost
+        self.options = options
+        self.exact = exact
+        self.ranks_differ = ranks_differ
+        # A bucket of reductions may add in another order.
+        self.numerics = Numerics.BITWISE if exact else Numerics.REASSOCIATING
+
+    @classmethod
+    def build(cls, context: PassContext) -> Schedule:
+        return cls(
+            context.cost,
+            context.schedule,
+            exact=context.exact,
+            ranks_differ=context.ranks_differ,
+        )
+
+    def digest(self) -> str:
+        return f"{self.options} {self.exact} {self.ranks_differ} {self.cost.digest()}"
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        start = time.perf_counter()
+        differ = self.ranks_differ or shows_that_ranks_differ(graph)
+        extracted = extract(
+            graph,
+            self.cost,
+            ranks_differ=differ,
+            merge=() if differ else MOVING_OPS if self.exact else MERGED_OPS,
+        )
+        problem = extracted.problem
+        before = Before.of(extracted)
+        solution, refused = self._best(graph, extracted)
+        buckets: list[Bucket] = []
+        if not refused:
+            buckets = self.apply(graph, extracted, solution)
+            check(before, graph, buckets, self.name)
+        launches = sum(node.kind == "launch" for node in problem.nodes)
+        record = ScheduleRecord(
+            decision=refused or f"scheduled: {solution.strategy}",
+            nodes=len(before.calls),
+            launches=launches,
+            buckets=len(buckets),
+            makespan_before_us=solution.original_makespan_us,
+            makespan_after_us=solution.original_makespan_us if refused else solution.makespan_us,
+            bound_us=solution.bound_us,
+            peak_before_bytes=solution.original_peak_bytes,
+            peak_after_bytes=solution.original_peak_bytes if refused else solution.peak_bytes,
+            cap_bytes=solution.cap_bytes,
+            seconds=time.perf_counter() - start,
+            exposed=() if refused else _exposed(extracted, solution, buckets),
+            fixed=tuple(node.name for node in fences(graph)),
+        )
+        return PassStats(
+            changed=not refused,
+            counters={
+                "launches": launches,
+                "buckets": len(buckets),
+                "merged": sum(len(bucket.members) for bucket in buckets),
+            },
+            schedule=record,
+        )
+
+    def solve(self, problem: Problem, *, bucket: bool) -> Solution:
+        """The order and buckets to use."""
+        return solve(
+            problem,
+            effort=self.options.effort,
+            extra_memory_ratio=self.options.extra_memory_ratio,
+            extra_memory_bytes=self.options.extra_memory_bytes,
+            bucket=bucket,
+        )
+
+    def apply(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> list[Bucket]:
+        """Rewrite the graph."""
+        nodes = extracted.nodes
+        buckets = [[n for i in b if (n := nodes[i]) is not None] for b in solution.buckets]
+        return apply(graph, extracted.order(solution.order), buckets, self.cost)
+
+    def _best(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
+        """A solution, and why it is not worth being applied, or ""."""
+        solution = self.solve(extracted.problem, bucket=self.options.bucket)
+        check_schedule(extracted.problem, solution.schedule)
+        if solution.buckets and self._gain(graph, extracted, solution) < LEAST_GAIN:
+            # The problem prices copies by their bytes alone; the graph shows what they fuse with.
+            solution = self.solve(extracted.problem, bucket=False)
+            check_schedule(extracted.problem, solution.schedule)
+        gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
+        if gain < LEAST_GAIN:
+            return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+        return solution, ""
+
+    def _gain(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> float:
+        """Share of the makespan that a solution saves, seen on a copy of the graph."""
+        trial = copy.deepcopy(graph)
+        twin = dict(zip(graph.nodes, trial.nodes, strict=True))
+        nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
+        before = simulate(trial, self.cost).makespan_us
+        self.apply(trial, dataclasses.replace(extracted, nodes=nodes), solution)
+        return 1 - simulate(trial, self.cost).makespan_us / before
+
+
+def _exposed(
+    extracted: Extracted, solution: Solution, buckets: Sequence[Bucket]
+) -> tuple[ExposedRecord, ...]:
+    """List the exposed launches of the scheduled graph and why they are, by the names that they have there."""
+    merged = {member: bucket.launch for bucket in buckets for member in bucket.members}
+    found = []
+    for item in solution.reasons:
+        node = extracted.nodes[item.launch]
+        assert node is not None
+        found.append(ExposedRecord(merged.get(node, node).name, item.us, item.reason))
+    return tuple(found)

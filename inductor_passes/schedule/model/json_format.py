@@ -1,0 +1,185 @@
+"""Schedule problems and schedules as JSON, plain or gzipped.
+
+A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
+kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
+``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from inductor_passes.errors import ProblemError
+from inductor_passes.files import Form, checked, load
+from inductor_passes.schedule.model.check import check_problem
+from inductor_passes.schedule.model.problem import Node, Problem, Schedule
+
+_OF_LAUNCHES = ("group", "op", "dtype", "payload")
+_TEXT = {"type": "string"}
+_AMOUNT = {"type": "number", "minimum": 0}
+_COUNT = {"type": "integer", "minimum": 0}
+_ID = {"type": "integer"}
+_IDS = {"type": "array", "items": _ID}
+_POINT = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+_NODE = {
+    "type": "object",
+    "properties": {
+        "name": {"anyOf": [_TEXT, {"type": "integer"}]},
+        "kind": _TEXT,
+        "deps": _IDS,
+        "us": _AMOUNT,
+        "bytes": _COUNT,
+        "alias": {"anyOf": [_ID, {"type": "null"}]},
+        "launch": {"anyOf": [_ID, {"type": "null"}]},
+        "group": _TEXT,
+        "op": _TEXT,
+        "dtype": _TEXT,
+        "reduce": {"anyOf": [_TEXT, {"type": "null"}]},
+        "payload": _COUNT,
+    },
+    "required": ["kind", "deps", "us", "bytes"],
+}
+_LINKS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": "object",
+        "additionalProperties": {"type": "array", "items": _POINT},
+    },
+}
+PROBLEM = Form(
+    name="schedule problem",
+    error=ProblemError,
+    fix="inductor_passes/schedule/model/json_format.py says what it holds.",
+    schema={
+        "type": "object",
+        "properties": {
+            "name": _TEXT,
+            "nodes": {"type": "array", "items": _NODE},
+            "links": _LINKS,
+            # With less, times would leave the range of floats.
+            "copy_bytes_per_us": {"type": "number", "minimum": 1e-9},
+            "group_size": {
+                "type": "object",
+                "additionalProperties": {"type": "integer", "minimum": 1},
+            },
+            "compute_stretch": {"type": "number", "minimum": 1},
+        },
+        "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
+    },
+)
+SCHEDULE = Form(
+    name="schedule",
+    error=ProblemError,
+    fix="python -m inductor_passes schedule PROBLEM -o FILE writes one.",
+    schema={
+        "type": "object",
+        "properties": {
+            "order": _IDS,
+            "buckets": {"anyOf": [{"type": "array", "items": _IDS}, {"type": "null"}]},
+        },
+        "required": ["order"],
+    },
+)
+
+
+def load_problem(path: str | Path) -> Problem:
+    """Read and check a problem. Raises ``ProblemError``, one line, if it is not one."""
+    return _problem(load(path, PROBLEM), str(path))
+
+
+def save_problem(problem: Problem, path: str | Path) -> None:
+    """Write a problem; gzipped if the name ends in ``.gz``."""
+    text = json.dumps(problem_to_json(problem))
+    if Path(path).suffix == ".gz":
+        # No time stamp: equal problems give equal files.
+        Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read a schedule; ``judge`` says whether it fits a problem. Raises ``ProblemError`` if it is none."""
+    data = load(path, SCHEDULE)
+    return Schedule(tuple(data["order"]), tuple(map(tuple, data.get("buckets") or ())))
+
+
+def save_schedule(schedule: Schedule, path: str | Path) -> None:
+    """Write a schedule."""
+    data = {"order": schedule.order, "buckets": schedule.buckets}
+    Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """The problem as JSON values, with the keys in this module's docstring."""
+    stretch = problem.compute_stretch
+    return {
+        "name": problem.name,
+        "nodes": [_node_to_json(node) for node in problem.nodes],
+        "links": {group: dict(tables) for group, tables in problem.links.items()},
+        "copy_bytes_per_us": problem.copy_bytes_per_us,
+        "group_size": dict(problem.group_size),
+        **({"compute_stretch": stretch} if stretch != 1.0 else {}),
+    }
+
+
+def problem_from_json(data: object) -> Problem:
+    """Build and check a problem. Raises ``ProblemError``, one line, naming the node or key."""
+    return _problem(checked(data, PROBLEM))
+
+
+def _problem(data: dict[str, Any], file: str = "") -> Problem:
+    problem = Problem(
+        name=data["name"],
+        nodes=tuple(_node(i, node, file) for i, node in enumerate(data["nodes"])),
+        links={
+            group: {op: tuple((mib, us) for mib, us in points) for op, points in tables.items()}
+            for group, tables in data["links"].items()
+        },
+        copy_bytes_per_us=float(data["copy_bytes_per_us"]),
+        group_size=data["group_size"],
+        compute_stretch=float(data.get("compute_stretch", 1.0)),
+    )
+    check_problem(problem)
+    return problem
+
+
+def _node_to_json(node: Node) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "name": node.name,
+        "kind": node.kind,
+        "deps": node.deps,
+        "us": node.us,
+        "bytes": node.bytes,
+        "alias": node.alias,
+    }
+    if node.blocks:
+        data["group"] = node.group
+    if node.kind == "launch":
+        data.update({key: getattr(node, key) for key in (*_OF_LAUNCHES, "reduce")})
+    if node.kind == "wait":
+        data["launch"] = node.launch
+    return data
+
+
+def _node(i: int, data: dict[str, Any], file: str) -> Node:
+    kind = data["kind"]
+    of_launch: dict[str, Any] = {"group": data.get("group", "")} if kind == "compute" else {}
+    if kind == "launch":
+        for key in _OF_LAUNCHES:
+            if key not in data:
+                raise PROBLEM.missing(file, ("nodes", i, key))
+            of_launch[key] = data[key]
+    return Node(
+        name=str(data.get("name", i)),
+        kind=kind,
+        deps=tuple(data["deps"]),
+        us=float(data["us"]),
+        bytes=data["bytes"],
+        alias=data.get("alias"),
+        reduce=data.get("reduce"),
+        launch=data.get("launch") if kind == "wait" else None,
+        **of_launch,
+    )

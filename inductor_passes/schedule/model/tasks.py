@@ -1,0 +1,170 @@
+"""A problem contracted to the tasks that a scheduler moves, with what each holds in memory.
+
+A task is compute, or one launch with the cheap compute that only it needs. Expanding a sequence of tasks
+gives an order of the nodes (``expand.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inductor_passes.schedule.model.contract import AT_START, group_nodes, is_view
+from inductor_passes.schedule.model.problem import Problem
+
+
+class Tasks:
+    """The tasks of a problem, as parallel lists indexed by task number.
+
+    Tasks are numbered in an order they can run in, which follows the program.
+    ``at_start``: nodes that stand in front of all tasks. ``before[t]``: node ids that run on the compute
+    stream in task t, in order; for a launch, ahead of it. ``launch[t]``: node id of its launch, or -1.
+    ``behind[t]``: of a launch, its waits and views of them. ``us[t]``: compute time.
+    ``link_us[t]``: time of the launch alone. ``blocks[t]``: the group whose channel its compute holds, or "".
+    ``preds[t]``, ``succs[t]``: tasks.
+    ``alloc[t]``: bytes that outlive the task. ``transient[t]``: most bytes above what was live before.
+    ``uses[t]``: values it makes or reads; ``kept[t]``: of a launch, those of them that its wait names and that
+    so live until then, and ``kept_inside[t]``, bytes of such values that no other task holds.
+    ``value_bytes[v]``, ``value_users[v]``: bytes of value v, and how many tasks hold it.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        group = group_nodes(problem)
+        gathered: dict[int, list[int]] = {}
+        for i, g in enumerate(group):
+            gathered.setdefault(g, []).append(i)
+        self.at_start = gathered.pop(AT_START, [])
+        self.before: list[list[int]] = []
+        self.launch: list[int] = []
+        self.behind: list[list[int]] = []
+        split = [_split(problem, members) for members in gathered.values()]
+        for before, launch, behind in sorted(split, key=lambda parts: _last(problem, parts)):
+            self.before.append(before)
+            self.launch.append(launch)
+            self.behind.append(behind)
+        self.count = len(self.before)
+        task_of = [AT_START] * len(problem.nodes)
+        for t in range(self.count):
+            for i in self.nodes_of(t):
+                task_of[i] = t
+        self.task_of = task_of
+        self.us = [sum(problem.nodes[i].us for i in nodes) for nodes in self.before]
+        self.link_us = [problem.launch_us(i) if i >= 0 else 0.0 for i in self.launch]
+        self.payload = [problem.nodes[i].payload if i >= 0 else 0 for i in self.launch]
+        self.group = [problem.nodes[i].group if i >= 0 else "" for i in self.launch]
+        held = [[problem.nodes[i].group for i in nodes] for nodes in self.before]
+        self.blocks = ["".join(groups) for groups in held]  # it is a task of its own, with views
+        self._link()
+        self._account()
+        # Compute that waits for no launch and no bound compute; and the first compute that needs each task.
+        self.floating: list[bool] = []
+        for t, before in enumerate(self.preds):
+            self.floating.append(self.launch[t] < 0 and all(self.floating[p] for p in before))
+        self.needed_by = list(range(self.count))
+        for t in range(self.count - 1, -1, -1):
+            if self.launch[t] >= 0:
+                readers = (self.needed_by[s] for s in self.succs[t])
+                self.needed_by[t] = min(readers, default=self.count)
+
+    def nodes_of(self, t: int) -> list[int]:
+        """All nodes of a task."""
+        launch = [self.launch[t]] if self.launch[t] >= 0 else []
+        return self.before[t] + launch + self.behind[t]
+
+    def _link(self) -> None:
+        preds: list[set[int]] = [set() for _ in range(self.count)]
+        for i, node in enumerate(self.problem.nodes):
+            t = self.task_of[i]
+            for d in (*node.deps, *(() if node.launch is None else (node.launch,))):
+                if t != AT_START and self.task_of[d] not in (t, AT_START):
+                    preds[t].add(self.task_of[d])
+        self.preds = [sorted(before) for before in preds]
+        self.succs: list[list[int]] = [[] for _ in range(self.count)]
+        for t, before in enumerate(self.preds):
+            for p in before:
+                self.succs[p].append(t)
+
+    def _account(self) -> None:
+        """Fill in which tasks hold which bytes."""
+        nodes, task_of = self.problem.nodes, self.task_of
+        owner = [0] * len(nodes)
+        holders: dict[int, dict[int, None]] = {}
+        for i, node in enumerate(nodes):
+            owner[i] = i if node.alias is None else owner[node.alias]
+            if owner[i] == i and node.bytes and node.kind not in ("input", "output"):
+                holders[i] = {task_of[i]: None}
+            for d in node.deps:
+                if owner[d] in holders:
+                    holders[owner[d]][task_of[i]] = None
+        self.value_bytes: list[int] = []
+        self.value_users: list[int] = []
+        self.uses: list[list[int]] = [[] for _ in range(self.count)]
+        self.alloc = [0] * self.count
+        self.kept: list[list[int]] = [[] for _ in range(self.count)]
+        self.kept_inside = [0] * self.count
+        kept = [{owner[d] for d in self._named_by_wait(t)} for t in range(self.count)]
+        inside = {i for i, tasks in holders.items() if len(tasks) == 1}
+        for t, values in enumerate(kept):
+            self.kept_inside[t] = sum(nodes[i].bytes for i in values & inside)
+        for i, tasks in holders.items():
+            if i in inside:
+                continue
+            for t in tasks:
+                self.uses[t].append(len(self.value_bytes))
+                if i in kept[t]:
+                    self.kept[t].append(len(self.value_bytes))
+            self.value_bytes.append(nodes[i].bytes)
+            self.value_users.append(len(tasks))
+            self.alloc[task_of[i]] += nodes[i].bytes
+        dying: list[set[int]] = [set() for _ in range(self.count)]
+        for i, tasks in holders.items():
+            if len(tasks) <= 2:
+                dying[next(reversed(tasks))].add(i)
+        self.transient = [
+            self._transient(self.nodes_of(t), owner, dying[t]) for t in range(self.count)
+        ]
+
+    def _named_by_wait(self, t: int) -> set[int]:
+        """Return the nodes that the launch of a task reads and its wait names."""
+        nodes, launch = self.problem.nodes, self.launch[t]
+        waits = [i for i in self.behind[t] if nodes[i].launch == launch]
+        return (
+            set(nodes[launch].deps).intersection(*(nodes[i].deps for i in waits))
+            if waits
+            else set()
+        )
+
+    def _transient(self, run: list[int], owner: Sequence[int], dying: set[int]) -> int:
+        """Most bytes of a task above what was live before it; it frees ``dying`` as it goes."""
+        nodes = self.problem.nodes
+        last: dict[int, int] = {}
+        for p, i in enumerate(run):
+            for v in (owner[i], *(owner[d] for d in nodes[i].deps)):
+                last[v] = p
+        freed = [0] * len(run)
+        for v in dying:
+            freed[last[v]] += nodes[v].bytes
+        live = peak = 0
+        for p, i in enumerate(run):
+            if owner[i] == i and nodes[i].kind not in ("input", "output"):
+                live += nodes[i].bytes
+            peak = max(peak, live)
+            live -= freed[p]
+        return peak
+
+
+def _split(problem: Problem, members: list[int]) -> tuple[list[int], int, list[int]]:
+    """The members of a task that run before its launch, the launch, and those behind its wait."""
+    launch = next((i for i in members if problem.nodes[i].kind == "launch"), -1)
+    if launch < 0:
+        return members, -1, []
+    return [i for i in members if i < launch], launch, [i for i in members if i > launch]
+
+
+def _last(problem: Problem, parts: tuple[list[int], int, list[int]]) -> int:
+    """Return the place of a task in the program: its launch, or its last node that is no view."""
+    before, launch, _ = parts
+    if launch >= 0:
+        return launch
+    real = [i for i in before if not is_view(problem, i)]
+    return real[-1] if real else before[0]

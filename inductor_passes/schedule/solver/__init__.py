@@ -1,0 +1,1 @@
+"""From a problem to a schedule: drafts by many rules, searched, judged, bounded. No torch."""

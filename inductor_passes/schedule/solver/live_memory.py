@@ -1,0 +1,86 @@
+"""Memory while a schedule is being built, and how much of it must be left for the rest of the program."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from inductor_passes.schedule.model.tasks import Tasks
+
+
+class LiveMemory:
+    """Bytes alive at this point of a schedule, and the most so far."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.live = 0
+        self.peak = 0
+        self._tasks = tasks
+        self._users = list(tasks.value_users)
+
+    def run(self, t: int) -> None:
+        """Task t runs: what it makes comes to life, and what only it still held dies.
+
+        A launch that keeps what it reads holds it until ``waited``.
+        """
+        tasks = self._tasks
+        self.peak = max(self.peak, self.live + tasks.transient[t])
+        self.live += tasks.alloc[t] + tasks.kept_inside[t]
+        kept = tasks.kept[t]
+        self._release(v for v in tasks.uses[t] if v not in kept)
+
+    def waited(self, t: int) -> None:
+        """The launch of task t is done: it holds nothing any more."""
+        self.live -= self._tasks.kept_inside[t]
+        self._release(self._tasks.kept[t])
+
+    def _release(self, values: Iterable[int]) -> None:
+        for v in values:
+            self._users[v] -= 1
+            if not self._users[v]:
+                self.live -= self._tasks.value_bytes[v]
+
+    def hold(self, size: int, beside: int = 0) -> None:
+        """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""
+        self.live += size
+        self.peak = max(self.peak, self.live + beside)
+
+    def would_add(self, t: int) -> int:
+        """By how much the live bytes would grow if task t ran now; negative if they would shrink."""
+        tasks = self._tasks
+        dying = (v for v in tasks.uses[t] if self._users[v] == 1 and v not in tasks.kept[t])
+        return tasks.alloc[t] + tasks.kept_inside[t] - sum(tasks.value_bytes[v] for v in dying)
+
+
+class RiseAhead:
+    """Rise of the program's own order above its live bytes, from some task on.
+
+    Computed once a problem; ``within`` looks a given time of compute ahead. A scheduler that keeps
+    live bytes under the cap less this can always fall back to the program's order.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        memory = LiveMemory(tasks)
+        self._live: list[int] = []
+        self._top: list[int] = []
+        self._computed = [0.0]
+        for t in range(tasks.count):
+            self._live.append(memory.live)
+            self._top.append(memory.live + tasks.transient[t])
+            memory.run(t)
+            memory.waited(t)
+            self._computed.append(self._computed[-1] + tasks.us[t])
+        self.peak = memory.peak
+
+    def within(self, horizon_us: float) -> list[int]:
+        """Per task, the rise over the tasks that start within ``horizon_us`` of compute; 0 behind the last."""
+        highest: deque[int] = deque()  # tasks of the horizon, later ones higher
+        rises = [0] * (self._tasks.count + 1)
+        for t in range(self._tasks.count - 1, -1, -1):
+            while highest and self._top[highest[0]] <= self._top[t]:
+                highest.popleft()
+            highest.appendleft(t)
+            while self._computed[highest[-1]] > self._computed[t + 1] + horizon_us:
+                highest.pop()
+            rises[t] = self._top[highest[-1]] - self._live[t]
+        return rises

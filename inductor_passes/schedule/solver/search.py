@@ -1,0 +1,144 @@
+"""The portfolio at work: drafts by every rule, then better latest starts from the best of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.bucket import Merger
+from inductor_passes.schedule.solver.collect import Enough, enough_for, link_us_in_buckets
+from inductor_passes.schedule.solver.draft import Draft, Limits
+from inductor_passes.schedule.solver.justify import latest_starts
+from inductor_passes.schedule.solver.list_schedule import list_schedule
+from inductor_passes.schedule.solver.live_memory import RiseAhead
+from inductor_passes.schedule.solver.rules import PORTFOLIO, Rules
+
+IMPROVED, ROUNDS = 2, 2  # how many of the best drafts are improved in each way, and how often each
+SLIMMED = 4  # how many drafts that are too large are tried again
+
+URGE = 2.0  # by how much of the time lost a launch moves ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A draft and what led to it."""
+
+    draft: Draft
+    latest: list[float]
+    rules: Rules
+    rounds: int
+
+
+class Search:
+    """Everything that is computed once a problem, and the drafts found so far."""
+
+    def __init__(self, tasks: Tasks, cap_bytes: int, scale_us: float, merges: bool) -> None:
+        self.tasks = tasks
+        self.cap_bytes = cap_bytes
+        self._scale_us = scale_us
+        self._merger = Merger(tasks)
+        self._ahead = RiseAhead(tasks)
+        self._rises: dict[float, list[int]] = {}
+        self._latest: dict[tuple[str, float], list[float]] = {}
+        self._enough: dict[float, Enough] = {}
+        self._merges = merges
+        self.found: list[Found] = []
+
+    def run(self) -> None:
+        """Fill ``found``: a few drafts more where launches are held back, the same number otherwise."""
+        for rules in PORTFOLIO:
+            if not rules.busy or self._enough_by(rules):
+                self.draft_by(rules)
+        self._slim()
+        for found in self.best(IMPROVED):
+            for _ in range(ROUNDS):
+                found = self.draft_from(found, self.latest_from(found))
+        for found in self.best(IMPROVED):
+            for _ in range(ROUNDS):
+                found = self.draft_from(found, self._urged(found))
+
+    def _slim(self) -> None:
+        """Try again, with less memory, the shortest drafts that missed the cap but beat all within it."""
+        best = self.best(1)[0].draft.makespan_us
+        over = [f for f in self.found if f.draft.peak_bytes > self.cap_bytes]
+        # Drafts of one length are most often the same.
+        short = {f.draft.makespan_us: f for f in over if f.draft.makespan_us < best}
+        for _, found in sorted(short.items())[:SLIMMED]:
+            limit = self.cap_bytes
+            for _ in range(ROUNDS):
+                limit -= max(0, found.draft.peak_bytes - self.cap_bytes)
+                found = self._draft(found.rules, found.latest, found.rounds, limit)
+                if found.draft.peak_bytes <= self.cap_bytes:
+                    break
+
+    def _urged(self, found: Found) -> list[float]:
+        """The latest starts of a draft, with the launches that held it up moved ahead."""
+        latest = list(found.latest)
+        for t, us in found.draft.stalls.items():
+            latest[t] -= URGE * us
+        return latest
+
+    def best(self, count: int) -> list[Found]:
+        """The shortest drafts within the cap; behind them, the leanest of the others."""
+
+        def rank(found: Found) -> tuple[int, float]:
+            over = max(0, found.draft.peak_bytes - self.cap_bytes)
+            return over, found.draft.makespan_us
+
+        return sorted(self.found, key=rank)[:count]
+
+    def draft_by(self, rules: Rules) -> Found:
+        """One more draft, by rules alone."""
+        return self._draft(rules, self._latest_by(rules), 0)
+
+    def draft_from(self, found: Found, latest: list[float]) -> Found:
+        """One more draft, by the rules of another and its latest starts."""
+        return self._draft(found.rules, latest, found.rounds + 1)
+
+    def _draft(
+        self, rules: Rules, latest: list[float], rounds: int, cap_bytes: int | None = None
+    ) -> Found:
+        rules = rules if self._merges else replace(rules, merge=0.0)
+        horizon = rules.rise_ahead * self._scale_us
+        if horizon not in self._rises:
+            self._rises[horizon] = self._ahead.within(horizon)
+        cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
+        limits = Limits(cap_bytes, self._rises[horizon], self._scale_us, self._enough_by(rules))
+        draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
+        self.found.append(Found(draft, latest, rules, rounds))
+        return self.found[-1]
+
+    def latest_from(self, found: Found) -> list[float]:
+        """Latest starts of a draft run backwards."""
+        link_us = link_us_in_buckets(self.tasks, self._merger, self._enough_by(found.rules))
+        return latest_starts(self.tasks, found.draft.finish, link_us)
+
+    def _latest_by(self, rules: Rules) -> list[float]:
+        key = rules.priority, rules.busy
+        if key not in self._latest:
+            link_us = link_us_in_buckets(self.tasks, self._merger, self._enough_by(rules))
+            self._latest[key] = latest_starts(self.tasks, self._measure(rules.priority), link_us)
+        return self._latest[key]
+
+    def _enough_by(self, rules: Rules) -> Enough:
+        if not (rules.merge and rules.busy and self._merges):
+            return {}
+        if rules.busy not in self._enough:
+            self._enough[rules.busy] = enough_for(
+                self.tasks, self._merger, rules.busy * self._scale_us
+            )
+        return self._enough[rules.busy]
+
+    def _measure(self, priority: str) -> list[float]:
+        """Progress of each task through the program, 0 to 1 or so."""
+        tasks = self.tasks
+        if priority == "program":
+            return [t / tasks.count for t in range(tasks.count)]
+        head = [0.0] * tasks.count
+        for t in range(tasks.count):
+            for p in tasks.preds[t]:
+                head[t] = max(head[t], head[p] + tasks.us[p] + tasks.link_us[p])
+        longest = max(head, default=0.0) or 1.0
+        if priority == "path":
+            return [h / longest for h in head]
+        return [h / longest + t / tasks.count for t, h in enumerate(head)]

@@ -1,0 +1,103 @@
+"""Problem -> solution: the best schedule of a portfolio within a memory cap, with its certificate."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+from inductor_passes.errors import OptionError
+from inductor_passes.schedule.model.bound import lower_bound
+from inductor_passes.schedule.model.judge import Judgement, judge
+from inductor_passes.schedule.model.own_bound import own_bound
+from inductor_passes.schedule.model.problem import Problem, Schedule, program_order
+from inductor_passes.schedule.model.reasons import explain_exposed
+from inductor_passes.schedule.model.solution import Solution
+from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.exact import exact_steps
+from inductor_passes.schedule.solver.expand import expand
+from inductor_passes.schedule.solver.explore import explore
+from inductor_passes.schedule.solver.greedy import launches_early_waits_late
+from inductor_passes.schedule.solver.search import Search
+
+EFFORTS = ("default", "high")
+JUDGED = 2  # drafts that are judged in full
+
+
+@contextlib.contextmanager
+def without_cycle_collection() -> Iterator[None]:
+    """Python's collector of cycles paused: a solver makes millions of small objects, and none in a cycle."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@without_cycle_collection()
+def solve(
+    problem: Problem,
+    *,
+    effort: str = "default",
+    extra_memory_ratio: float = 0.05,
+    extra_memory_bytes: int = 2**30,
+    bucket: bool = True,
+) -> Solution:
+    """Order and bucket a well-formed problem (``check_problem``).
+
+    The cap on peak memory is the program order's peak plus the larger of the two extras; they may be
+    negative. If nothing found fits, the leanest schedule found is returned. The result depends on the
+    arguments alone: no clock, no hash order, so that all ranks agree. Raises ``OptionError``.
+
+    ``effort="high"`` tries many more drafts, up to about a minute, and on small problems an exact solver
+    if OR-tools is installed (extra ``exact``): it must then be so on every rank.
+    """
+    if effort not in EFFORTS:
+        raise OptionError(
+            f"{effort!r} is no effort.", fix=f"Choose one of {', '.join(map(repr, EFFORTS))}."
+        )
+    original = judge(problem, program_order(problem))
+    extra = max(int(extra_memory_ratio * original.peak_bytes), extra_memory_bytes)
+    cap = original.peak_bytes + extra
+    bound = lower_bound(problem)
+    tasks = Tasks(problem)
+    search = Search(tasks, cap, bound.us, merges=bucket)
+    search.run()
+    if effort == "high":
+        explore(search)
+
+    def rank(candidate: tuple[str, Schedule, Judgement]) -> tuple[int, float]:
+        _, _, judged = candidate
+        return max(0, judged.peak_bytes - cap), judged.makespan_us
+
+    candidates = [("program order", program_order(problem), original)]
+    candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
+    strategy, schedule, judged = min(candidates, key=rank)
+    own = max(bound.us, own_bound(tasks, effort).us)
+    return Solution(
+        order=schedule.order,
+        buckets=schedule.buckets,
+        makespan_us=judged.makespan_us,
+        bound_us=bound.us,
+        own_bound_us=own,
+        peak_bytes=judged.peak_bytes,
+        cap_bytes=cap,
+        exposed_us=judged.exposed_us,
+        original_makespan_us=original.makespan_us,
+        original_peak_bytes=original.peak_bytes,
+        strategy=strategy,
+        reasons=explain_exposed(tasks, schedule, judged, own, cap),
+    )
+
+
+def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple[str, Schedule]]:
+    yield "greedy", launches_early_waits_late(problem)
+    for found in search.best(JUDGED):
+        name = f"{found.rules.priority} window={found.rules.window} round={found.rounds}"
+        yield name, expand(search.tasks, found.draft.steps)
+    for found in search.best(JUDGED if effort == "high" else 0):
+        steps = exact_steps(search.tasks, found.draft, search.cap_bytes)
+        if steps is not None:
+            yield "exact", expand(search.tasks, steps)

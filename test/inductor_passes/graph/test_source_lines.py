@@ -1,0 +1,32 @@
+"""Which frame of a stack is shown for a collective."""
+
+import pytest
+import torch
+
+from inductor_passes.graph import source_lines
+
+USER = '  File "/home/me/model.py", line 7, in forward\n    y = self.up(x)\n'
+TORCH = f'  File "{torch.nn.__file__}", line 1, in forward\n    F.linear(x)\n'
+LIBRARY = '  File "/opt/plugin/gather.py", line 3, in whole\n    gathered = gather(shard)\n'
+
+
+@pytest.fixture(autouse=True)
+def libraries(monkeypatch):
+    monkeypatch.setattr(source_lines, "_libraries", set(source_lines._libraries))
+
+
+@pytest.mark.parametrize("stack", [USER, USER + TORCH, USER + LIBRARY, USER + TORCH + LIBRARY])
+def test_the_innermost_frame_outside_libraries(stack):
+    source_lines.add_library("/opt/plugin/__init__.py")
+    assert source_lines.innermost_user_frame(stack) == "/home/me/model.py:7: y = self.up(x)"
+
+
+def test_another_package_is_the_users():
+    assert source_lines.innermost_user_frame(USER + LIBRARY).startswith("/opt/plugin/gather.py:3")
+
+
+def test_without_a_user_it_is_torchs():
+    source_lines.add_library("/opt/plugin/__init__.py")
+    assert source_lines.innermost_user_frame(TORCH + LIBRARY).endswith("F.linear(x)")
+    assert source_lines.innermost_user_frame(LIBRARY).endswith("gathered = gather(shard)")
+    assert source_lines.innermost_user_frame("") == ""

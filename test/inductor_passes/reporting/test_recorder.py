@@ -1,0 +1,86 @@
+import dataclasses
+
+import pytest
+
+from inductor_passes import _torch
+from inductor_passes.records import GraphRecord, PassRecord, SpanRecord, TimelineRecord
+from inductor_passes.reporting import recorder
+
+EMPTY = TimelineRecord((SpanRecord("compute", "mm", "mm", 0.0, 2.0),), 2.0, 2.0, 0.0, 0.0, 64)
+
+
+def record(graph_id="0/0:forward", **changes):
+    ran = PassRecord("sink_waits", "bitwise", "ran", True, {"waits_sunk": 1}, 0.5)
+    base = GraphRecord(graph_id, "forward", 3, "h100x8", (ran,), (), EMPTY, EMPTY, ("kernel",))
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(recorder, "_published", {})
+    saved = dict(_torch.counters())
+    yield tmp_path
+    counts = _torch.counters()
+    counts.clear()
+    counts.update(saved)
+
+
+def test_a_record_survives_json():
+    assert GraphRecord.from_json(record().to_json()) == record()
+    with pytest.raises(ValueError, match="schema"):
+        GraphRecord.from_json({**record().to_json(), "schema": 0})
+
+
+def test_a_compiled_record_is_stored_and_published_once():
+    with recorder.gathered() as got:
+        key = recorder.compiled(record())
+    assert got == [record()]
+    assert recorder.load(key) == record()
+    assert recorder.publish_cached() == []
+
+
+def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
+    key = recorder.compiled(record())
+    seen = []
+    unsubscribe = recorder.subscribe(seen.append)
+    _torch.counters()[recorder.PREFIX + key] += 1  # what a cache hit does
+    assert len(recorder.publish_cached(lambda r: "1/0:" + r.phase)) == 1
+    unsubscribe()
+    assert seen == [record("1/0:forward")]
+    assert recorder.publish_cached() == []
+
+
+def test_cleared_counters_do_not_hide_a_cache_hit():
+    key = recorder.compiled(record())
+    _torch.counters().clear()
+    _torch.counters()[recorder.PREFIX + key] += 1
+    assert len(recorder.publish_cached()) == 1
+
+
+def test_an_amended_record_replaces_the_first():
+    with recorder.gathered() as got:
+        key = recorder.compiled(record())
+        recorder.amend(key, record(order_kept=True))
+    assert got == [record(order_kept=True)]
+    assert recorder.load(key).order_kept is True
+
+
+def test_a_subscriber_that_raises_stops_neither_the_compile_nor_the_others(caplog):
+    seen = []
+
+    def bad(_):
+        raise ValueError("no")
+
+    ends = [recorder.subscribe(bad), recorder.subscribe(seen.append)]
+    recorder.publish(record())
+    for end in ends:
+        end()
+    assert seen == [record()]
+    assert "the compile goes on" in caplog.text
+
+
+def test_an_unwritable_cache_costs_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr(_torch, "cache_dir", lambda: "/proc/nowhere")
+    recorder.store("k", record())
+    assert "could not be stored" in caplog.text
