@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_dist.activation import disable, enable, enabled, is_enabled
-    from dynamo_dist.comparing import compare
+    from dynamo_dist.activation import disable, enable, enabled
+    from dynamo_dist.benchmark import compare
+    from dynamo_dist.numerics import verify
     from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
-    from dynamo_dist.verifying import verify
+    from dynamo_dist.switch import is_enabled
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,13 +34,13 @@ _HOME = {
     "enable": "dynamo_dist.activation",
     "disable": "dynamo_dist.activation",
     "enabled": "dynamo_dist.activation",
-    "is_enabled": "dynamo_dist.activation",
-    "compare": "dynamo_dist.comparing",
+    "is_enabled": "dynamo_dist.switch",
+    "compare": "dynamo_dist.benchmark",
     "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
     "localize": "dynamo_dist.parallel",
     "localized_dtensors": "dynamo_dist.parallel",
-    "verify": "dynamo_dist.verifying",
+    "verify": "dynamo_dist.numerics",
 }
 
 

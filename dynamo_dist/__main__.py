@@ -10,14 +10,14 @@ from collections.abc import Sequence
 # Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
 COMMANDS = {
     "explain": (
-        "dynamo_dist.explaining.command",
+        "dynamo_dist.cli.explain.command",
         "run a script as it is, and report its graph breaks, recompiles and collectives",
     ),
     "report": (
-        "dynamo_dist.explaining.report_command",
+        "dynamo_dist.cli.report",
         "show reports that are on disk, ranks merged",
     ),
-    "doctor": ("dynamo_dist.doctor", "versions, what is on, what is degraded and why"),
+    "doctor": ("dynamo_dist.cli.doctor", "versions, what is on, what is degraded and why"),
 }
 
 

@@ -16,21 +16,20 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_dist import interruption, versions
+from dynamo_dist import switch, versions
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError
+from dynamo_dist.switch import is_enabled
 
 if TYPE_CHECKING:
-    from dynamo_dist._torch import Change
+    from dynamo_dist.torch_compat.changes import Change
 
 log = logging.getLogger(__name__)
 
 BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dynamo_backends")
 
 # Parts whose functions are there to be traced; all others run while torch dispatches.
-TRACED = ("lowering", "modules", "parallel")
-
-_applied: list[Change] = []
+TRACED = ("trace/lowering", "trace/modules", "parallel")
 
 
 def enable() -> None:
@@ -43,33 +42,34 @@ def enable() -> None:
     versions.check()
     config = DistConfig.from_env()
 
-    from dynamo_dist import _torch, plugins
-    from dynamo_dist.trackers import registry
+    from dynamo_dist import plugins
+    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.trace.trackers import registry
 
-    with _torch.compile_lock:
-        if _applied:
+    with compiler.compile_lock:
+        if is_enabled():
             return
         plugins.read_plugins()
-        _apply(changes(config))
+        switch.apply(changes(config))
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
 
 
 def changes(config: DistConfig) -> list[Change]:
     """Everything that enabling does to torch, in order; nothing is applied here."""
-    from dynamo_dist import _torch
-    from dynamo_dist.dtensor import registry as dtensor
-    from dynamo_dist.lowering import registry as lowering
-    from dynamo_dist.modules import registry as modules
-    from dynamo_dist.randomness import registry as randomness
     from dynamo_dist.reporting import logs, placements
-    from dynamo_dist.runtime import below_autograd, gradients, guards, recompiles, wrapping
+    from dynamo_dist.run import below_autograd, gradients, guards, recompiles, wrapping
     from dynamo_dist.sharding import registration
-    from dynamo_dist.sharding import registry as sharding
-    from dynamo_dist.trackers import hooks, registry
+    from dynamo_dist.sharding.rules import registry as sharding
+    from dynamo_dist.torch_compat.dynamo import compiler, frames
+    from dynamo_dist.trace.dtensor import registry as dtensor
+    from dynamo_dist.trace.lowering import registry as lowering
+    from dynamo_dist.trace.modules import registry as modules
+    from dynamo_dist.trace.randomness import registry as randomness
+    from dynamo_dist.trace.trackers import hooks, registry
 
     return [
-        _torch.BackendEntryPoint(BACKEND),
-        _torch.same_backend_twice(),
+        compiler.BackendEntryPoint(BACKEND),
+        compiler.same_backend_twice(),
         *registry.changes(config),
         *lowering.changes(config),
         *dtensor.changes(config),
@@ -85,18 +85,10 @@ def changes(config: DistConfig) -> list[Change]:
         *hooks.changes(),
         *placements.changes(),
         logs.LogDecisions(),
-        _torch.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        _torch.SkippedFrames(),
-        _torch.frames_left_alone(_runs_in_eager),
+        compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
+        frames.SkippedFrames(),
+        frames.frames_left_alone(_runs_in_eager),
     ]
-
-
-def apply_also(changes: list[Change]) -> None:
-    """Apply more changes while enabled; ``disable()`` undoes them with the others.
-
-    Raises ActivationError if one fails, after undoing these.
-    """
-    _apply(changes)
 
 
 def disable() -> None:
@@ -104,24 +96,19 @@ def disable() -> None:
 
     Raises ActivationError if a change cannot be undone, after undoing the others.
     """
-    if not _applied:
+    if not is_enabled():
         return
 
-    from dynamo_dist import _torch
+    from dynamo_dist.torch_compat.dynamo import compiler
 
-    with _torch.compile_lock:
-        if failures := _undo():
+    with compiler.compile_lock:
+        if failures := switch.undo():
             raise ActivationError(
                 f"disable() could not undo {', '.join(failures)}.",
                 "Something else changed the same place of torch in the meantime.",
                 "Restart the process to be sure of stock behaviour.",
             )
         log.info("disabled")
-
-
-def is_enabled() -> bool:
-    """Return whether ``enable()`` is in force in this process."""
-    return bool(_applied)
 
 
 @contextlib.contextmanager
@@ -155,7 +142,9 @@ def _runs_in_eager(file: str) -> bool:
     path = Path(file)
     if path.is_relative_to(root.parent / "inductor_passes"):
         return True
-    return path.is_relative_to(root) and path.relative_to(root).parts[0] not in TRACED
+    return path.is_relative_to(root) and not any(
+        path.is_relative_to(root / part) for part in TRACED
+    )
 
 
 @cache
@@ -165,46 +154,3 @@ def _source_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return sources.hexdigest()
-
-
-def _apply(changes: list[Change]) -> None:
-    before = len(_applied)
-    with interruption.held() as signals:
-        for change in changes:
-            try:
-                change.apply()
-            except Exception as error:
-                _undo(before)
-                raise ActivationError(
-                    f"enable() failed at {_describe(change)}: {error!r}.",
-                    "This torch is not as we know it.",
-                    "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
-                ) from error
-            except BaseException:
-                _undo(before)
-                raise
-            _applied.append(change)
-            try:
-                signals.deliver()
-            except BaseException:
-                _undo(before)
-                raise
-
-
-def _undo(down_to: int = 0) -> list[str]:
-    """Undo all but the first ``down_to``, last first; the descriptions of those that failed."""
-    failures = []
-    with interruption.held():
-        while len(_applied) > down_to:
-            change = _applied.pop()
-            try:
-                change.undo()
-            except Exception as error:
-                log.warning("could not undo %s: %r", _describe(change), error)
-                failures.append(_describe(change))
-    return failures
-
-
-def _describe(change: Change) -> str:
-    where = getattr(change, "name", getattr(change, "key", ""))
-    return f"{type(change).__name__}({where})" if where else type(change).__name__

@@ -55,7 +55,7 @@ def register_log_names() -> None:
 
 def _explain() -> None:
     try:
-        from dynamo_dist.explaining import child
+        from dynamo_dist.cli.explain import child
 
         child.install()
     except Exception as error:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Callable[..., Any]:
     if name == "dynamo_dist":
         activation.enable()
-        from dynamo_dist import _torch
+        from dynamo_dist.torch_compat.dynamo import compiler
 
-        _torch.forget_backend(name)
+        compiler.forget_backend(name)
         return compile_graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -42,11 +42,11 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
-    from dynamo_dist.randomness import replicas
-    from dynamo_dist.runtime import below_autograd
-    from dynamo_dist.runtime.gradients import direct
-    from dynamo_dist.runtime.guards import lighten
-    from dynamo_dist.runtime.inputs import merge
+    from dynamo_dist.run import below_autograd
+    from dynamo_dist.run.gradients import direct
+    from dynamo_dist.run.guards import lighten
+    from dynamo_dist.run.inputs import merge
+    from dynamo_dist.trace.randomness import replicas
     from inductor_passes.agree.graph import frame_in_work
     from inductor_passes.attach.compile import compile_graph as compile_with_passes
     from inductor_passes.graph.source_lines import add_library

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from dynamo_dist import _torch, activation
+from dynamo_dist import activation
 from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat import custom_operators
 
-_GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.doctor")
+_GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.cli.doctor")
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
 _VERSIONS = re.compile(
     r"\b(?:[Ss]een|are there|is there)[^.]*?\b(2\.\d+(?:\s+(?:to|and)\s+2\.\d+)?)"
@@ -37,7 +39,7 @@ class Listed:
 
 def listed(config: DistConfig | None = None) -> list[Listed]:
     """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
-    with _torch.makers_noted():
+    with changes_compat.makers_noted():
         made = activation.changes(config or DistConfig.from_env())
     groups: dict[tuple[str, str], list[Any]] = {}
     for change in made:
@@ -51,8 +53,12 @@ def _maker_and_reason(change: Any) -> tuple[str, str]:
     if not names:
         return _name(type(change)), type(change).__module__
     modules = [name.rpartition(".")[0] for name in names]
-    asking = (each for each in modules if each.rpartition(".")[2] not in ("_torch", "registry"))
+    asking = (each for each in modules if not _is_compat(each) and not each.endswith(".registry"))
     return names[0], next(asking, modules[-1])
+
+
+def _is_compat(module: str) -> bool:
+    return module.startswith("dynamo_dist.torch_compat.")
 
 
 def _makers(change: Any) -> list[tuple[str, str]]:
@@ -67,7 +73,7 @@ def _listed(maker: str, module: str, changes: Sequence[Any]) -> Listed:
     docs = [doc for _, doc in _makers(changes[0])] or [type(changes[0]).__doc__ or ""]
     text = " ".join(docs)
     versions, issue = _VERSIONS.search(text), _ISSUE.search(text)
-    why = "" if module.endswith("_torch") else _sentence(sys.modules[module].__doc__ or "")
+    why = "" if _is_compat(module) else _sentence(sys.modules[module].__doc__ or "")
     # A list of changes says what its module is for.
     how = why if maker.endswith(".changes") else _sentence(docs[0])
     return Listed(
@@ -87,7 +93,7 @@ def _sentence(doc: str) -> str:
 
 
 def _place(change: Any) -> str:
-    if isinstance(change, _torch.SetAttribute):
+    if isinstance(change, changes_compat.SetAttribute):
         return f"{_name(change.owner)}.{change.name}"
     found = getattr(change, "of", getattr(change, "key", type(change)))
     return ", ".join(map(_name, found)) if type(found) is tuple else _name(found)
@@ -95,7 +101,7 @@ def _place(change: Any) -> str:
 
 def _name(thing: Any) -> str:
     kind = type(thing)  # not isinstance: objects of torch warn when their class is asked for
-    if issubclass(kind, (str, *_torch.OPERATORS)):
+    if issubclass(kind, (str, *custom_operators.OPERATORS)):
         return str(thing)
     if issubclass(kind, ModuleType):
         return str(thing.__name__)

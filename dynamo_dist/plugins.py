@@ -37,7 +37,7 @@ def _use(plugin: Any) -> None:
 
 def _save() -> Callable[[], None]:
     from dynamo_dist.sharding import registration
-    from dynamo_dist.trackers import hooks
+    from dynamo_dist.trace.trackers import hooks
 
     undo = [registration.save(), hooks.save()]
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from inductor_passes import _torch, pin, registry
+from inductor_passes import pin, registry
 from inductor_passes.errors import OptionError
 from inductor_passes.machine import load_topology
 from inductor_passes.schedule_options import ScheduleOptions
+from inductor_passes.torch_compat import config
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
@@ -76,7 +77,7 @@ def split(given: Mapping[str, Any]) -> tuple[PassOptions, dict[str, Any]]:
     for key, value in given.items():
         if key in OWN_KEYS:
             own[key] = _coerce(key, value)
-        elif _torch.is_inductor_key(key):
+        elif config.is_inductor_key(key):
             inductor[key.replace("-", "_")] = value
         elif key != "guard_filter_fn":  # torch.compile takes that one itself
             raise OptionError(

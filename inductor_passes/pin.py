@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from inductor_passes import _torch
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
 from inductor_passes.machine import CostModel
 from inductor_passes.reorder.sink_waits import is_view
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 NAME = "pin_order"
 # Below this a reduction hides too little to be worth a dependency.
@@ -86,7 +86,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     if not any(is_launch(node) for node in graph.nodes):
         return 0
     _reduce_in_place(graph)
-    _torch.pin_nodes(graph, after)
+    inductor_compat.pin_nodes(graph, after)
     return len(after)
 
 

@@ -11,9 +11,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from dynamo_dist.errors import DataParallelError
-from dynamo_dist.parallel import _torch
 from dynamo_dist.parallel.modules import is_managed, manage
 from dynamo_dist.parallel.shard import Layout, shard
+from dynamo_dist.torch_compat import wrappers
 
 Mode = Literal["fully_shard", "hybrid", "replicate"]
 
@@ -114,7 +114,7 @@ def _refuse_wrapped(module: nn.Module) -> None:
             fix="Call data_parallel once for each module; submodules may come before.",
         )
     for name, each in module.named_modules():
-        if isinstance(each, _torch.OTHER_WRAPPERS):
+        if isinstance(each, wrappers.OTHER_WRAPPERS):
             raise DataParallelError(
                 f"{name or 'the module'} is wrapped by {type(each).__name__} already.",
                 "Its hooks issue collectives of their own.",

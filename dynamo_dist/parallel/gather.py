@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from dynamo_dist.parallel import _torch
+from dynamo_dist.torch_compat import wrappers
 
 _ops = torch.ops._c10d_functional
 
@@ -65,7 +65,7 @@ class Gather:
         """
         again = self.shard is not None and self.reshard_after_forward
         if again and torch.is_grad_enabled() and torch.compiler.is_compiling():
-            if _torch.CHECKPOINT_REACHES_INSIDE:
+            if wrappers.CHECKPOINT_REACHES_INSIDE:
                 return checkpoint(self._read, param, use_reentrant=False)
             return checkpoint(self._read, param, use_reentrant=False, context_fn=_gather_again)
         return self._read(param)

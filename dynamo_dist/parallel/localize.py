@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
 from dynamo_dist.errors import LocalizeError
-from dynamo_dist.parallel import _torch
 from dynamo_dist.parallel.modules import is_managed
 from dynamo_dist.parallel.pickling import reduced_as
+from dynamo_dist.torch_compat import wrappers
 
 _LAYOUTS = "_localized_parameters"
 
@@ -119,7 +119,7 @@ def _parameters(name: str, owner: nn.Module) -> dict[str, tuple[DTensor, _Layout
         if isinstance(param, DTensor)
     }
     where = name or "the module"
-    if is_managed(owner) or isinstance(owner, _torch.OTHER_WRAPPERS):
+    if is_managed(owner) or isinstance(owner, wrappers.OTHER_WRAPPERS):
         raise LocalizeError(
             f"{where} is data parallel.",
             "What gathers its parameters needs them as DTensors.",

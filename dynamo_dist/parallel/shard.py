@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from dynamo_dist.errors import DataParallelError
-from dynamo_dist.parallel import _torch
 from dynamo_dist.parallel.gather import Gather, Ranks, TensorParallel
+from dynamo_dist.torch_compat import wrappers
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def shard(name: str, param: nn.Parameter, layout: Layout) -> tuple[nn.Parameter,
                     "Pad dimension 0, or shard it on another dimension in the tensor parallel plan.",
                 )
             placements = [
-                _torch.strided_shard(0, splits) if isinstance(each, Shard) else each
+                wrappers.strided_shard(0, splits) if isinstance(each, Shard) else each
                 for each in placements
             ]
-        mesh, placements = _torch.join(mesh, before.mesh), [*placements, *before.placements]
+        mesh, placements = wrappers.join(mesh, before.mesh), [*placements, *before.placements]
         shape, stride = before.shape, before.stride
     sharded = DTensor.from_local(
         chunk, mesh, placements, run_check=False, shape=shape, stride=stride

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist.reporting import plans, stacks
-from dynamo_dist.reporting._torch import SeenBreak, SeenCompile, watch_dynamo
-from dynamo_dist.reporting.catalog import CATALOG, Cause, advise
-from dynamo_dist.reporting.messages import parse, without_addresses
+from dynamo_dist.reporting import plans
+from dynamo_dist.reporting.breaks import stacks
+from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause, advise
+from dynamo_dist.reporting.breaks.messages import parse, without_addresses
 from dynamo_dist.reporting.records import (
     BreakRecord,
     Effect,
@@ -25,6 +25,7 @@ from dynamo_dist.reporting.records import (
     RecompileRecord,
     RunReport,
 )
+from dynamo_dist.torch_compat.dynamo.watching import SeenBreak, SeenCompile, watch_dynamo
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
 

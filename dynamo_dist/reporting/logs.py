@@ -9,10 +9,11 @@ import json
 import logging
 import os
 
-from dynamo_dist.reporting import _torch, plans
+from dynamo_dist.reporting import plans
 from dynamo_dist.reporting.collect import Collector, Seen
 from dynamo_dist.reporting.records import BreakRecord, PlanRecord
-from inductor_passes.reporting.logs import artifact_logger, trace_artifact
+from dynamo_dist.torch_compat.dynamo import watching as watching_compat
+from inductor_passes.torch_compat.logs import artifact_logger, trace_artifact
 
 # Artifact -> the module under whose name its lines come.
 MODULES = {"dist_breaks": "dynamo_dist.reporting", "dist_plan": "dynamo_dist.sharding.plan"}
@@ -27,7 +28,7 @@ class LogDecisions:
         self._listening = contextlib.ExitStack()
         if _wanted("dist_breaks"):
             collector = Collector(on_change=_log_break)
-            watching = _torch.watch_dynamo(collector.on_break, collector.on_compile)
+            watching = watching_compat.watch_dynamo(collector.on_break, collector.on_compile)
             self._listening.enter_context(watching)
         if _wanted("dist_plan"):
             self._listening.callback(plans.subscribe(_log_plan))

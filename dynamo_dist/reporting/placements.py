@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_dist._torch import Change
-from dynamo_dist.reporting import _torch
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dtensor import moves
 from inductor_passes.graph.source_lines import CAUSE
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes, so that a cached graph's record has the cause too."""
-    return [*_torch.redistribute_changes(describe, CAUSE)]
+    return [*moves.redistribute_changes(describe, CAUSE)]
 
 
 def describe(current: Any, target: Any, op: str) -> str:

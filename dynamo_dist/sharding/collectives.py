@@ -14,7 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
 # Element by element, each result of its input's shape.
 ELEMENTWISE = (
@@ -43,22 +44,22 @@ NAMESPACES = (
 LINEAR = ("sum", "avg")
 
 
-def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The collective on local tensors; raises StrategyError where the result would be none of the whole."""
-    given = [each for each in _torch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
-    ranks, reduction = _torch.group_and_reduction(op, args, kwargs)
+    given = [each for each in calls.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
+    ranks, reduction = specs.group_and_reduction(op, args, kwargs)
     for tensor in given:
-        if ranks is None or not _torch.is_beside(tensor.device_mesh, ranks):
+        if ranks is None or not specs.is_beside(tensor.device_mesh, ranks):
             refuse(op, tensor, "on a group that is not beside its mesh")
         if reduction not in (None, *LINEAR) and any(map(_is_pending, tensor.placements)):
             refuse(op, tensor, f"with {reduction}, of which no part is known yet")
     return on_local_tensors(op, args, kwargs)
 
 
-def on_local_tensors(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_local_tensors(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Results are laid out as the DTensors in their order; what is written to is what was given."""
-    given = [each for each in _torch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
-    local = _torch.tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
+    given = [each for each in calls.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
+    local = calls.tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
     results = op(*local[0], **local[1])
     before, in_order = {id(each._local_tensor): each for each in given}, iter(given)
 
@@ -66,15 +67,15 @@ def on_local_tensors(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[
         like = next(in_order)
         if id(result) in before:
             return before[id(result)]
-        placed: DTensor = _torch.wrap(
+        placed: DTensor = specs.wrap(
             result, like.device_mesh, like.placements, like._spec.tensor_meta
         )
         return placed
 
-    return _torch.tree_map_only(torch.Tensor, wrapped, results)
+    return calls.tree_map_only(torch.Tensor, wrapped, results)
 
 
-def refuse(op: _torch.OpOverload, tensor: DTensor, where: str) -> None:
+def refuse(op: types.OpOverload, tensor: DTensor, where: str) -> None:
     """Raises StrategyError for the collective ``op`` on ``tensor``."""
     raise StrategyError(
         f"{op} cannot run on a DTensor in {tensor.placements} of {tensor.device_mesh} {where}.",
@@ -90,19 +91,19 @@ def _is_pending(placement: object) -> bool:
     return isinstance(placement, Partial)
 
 
-def changes() -> list[_torch.Change]:
+def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes for collectives that are given DTensors."""
     return [
         *(
             change
             for name in ELEMENTWISE
-            for op in _torch.overloads(name)
-            for change in _torch.on_dispatch(op, handler)
+            for op in operators.overloads(name)
+            for change in strategies.on_dispatch(op, handler)
         ),
         *(
             change
             for name in WAITS
-            for op in _torch.overloads(name)
-            for change in _torch.on_dispatch(op, on_local_tensors)
+            for op in operators.overloads(name)
+            for change in strategies.on_dispatch(op, on_local_tensors)
         ),
     ]

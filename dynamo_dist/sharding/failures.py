@@ -11,27 +11,27 @@ from collections.abc import Callable
 from typing import Any
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch
 from dynamo_dist.sharding.fallback import Decompose
-from dynamo_dist.sharding.layout import shapes_and_placements, tensor_strategies
+from dynamo_dist.sharding.rows import shapes_and_placements, tensor_strategies
+from dynamo_dist.torch_compat.dtensor import calls, types
 
 # What a strategy says when it does not decide, and what sizes that are not known yet make of it.
-UNDECIDED = (NotImplementedError, Decompose, StrategyError, _torch.GuardOnDataDependentSymNode)
+UNDECIDED = (NotImplementedError, Decompose, StrategyError, types.GuardOnDataDependentSymNode)
 
 
-def of_torch(decide: _torch.Strategy) -> _torch.Strategy:
+def of_torch(decide: calls.Strategy) -> calls.Strategy:
     """``decide`` of torch, whose errors say that it does not know the layout."""
 
-    def undecided(schema: _torch.OpSchema, error: Exception) -> Exception:
+    def undecided(schema: types.OpSchema, error: Exception) -> Exception:
         return NotImplementedError(f"torch's strategy of {schema.op}: {error}")
 
     return _asked(decide, undecided)
 
 
-def of_ours(decide: _torch.Strategy) -> _torch.Strategy:
+def of_ours(decide: calls.Strategy) -> calls.Strategy:
     """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it fails."""
 
-    def failure(schema: _torch.OpSchema, error: Exception) -> Exception:
+    def failure(schema: types.OpSchema, error: Exception) -> Exception:
         specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
         return StrategyError(
             f"{decide.__module__}.{decide.__qualname__}, which decides for {schema.op}, failed for "
@@ -45,10 +45,10 @@ def of_ours(decide: _torch.Strategy) -> _torch.Strategy:
 
 
 def _asked(
-    decide: _torch.Strategy, described: Callable[[_torch.OpSchema, Exception], Exception]
-) -> _torch.Strategy:
+    decide: calls.Strategy, described: Callable[[types.OpSchema, Exception], Exception]
+) -> calls.Strategy:
     @functools.wraps(decide)
-    def asked(schema: _torch.OpSchema) -> Any:
+    def asked(schema: types.OpSchema) -> Any:
         try:
             return decide(schema)
         except UNDECIDED:

@@ -16,15 +16,17 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Partial
 
-from dynamo_dist import _torch as core
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.randomness import shards
-from dynamo_dist.sharding import _torch, collectives, gathered
+from dynamo_dist.sharding import collectives, gathered
+from dynamo_dist.torch_compat import custom_operators
+from dynamo_dist.torch_compat.aot import backward
+from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
+from dynamo_dist.trace.randomness import shards
 
 log = logging.getLogger(__name__)
 
-_warned: set[_torch.OpOverload] = set()
-_decomposing: ContextVar[frozenset[_torch.OpOverload]] = ContextVar(
+_warned: set[types.OpOverload] = set()
+_decomposing: ContextVar[frozenset[types.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
 
@@ -41,7 +43,7 @@ class Decompose(Exception):
 
 
 def instead(
-    error: Exception, op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    error: Exception, op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of a call for which no strategy decided, which ``error`` says.
 
@@ -60,12 +62,12 @@ def instead(
             return draw_in_place(op, args, kwargs)
         why = [INTO_A_SUM] * op._schema.name.endswith("_")
         raise random(op, args, kwargs, *why) from error
-    function = None if writes_or_views(op) else _torch.decomposition(op)
+    function = None if writes_or_views(op) else operators.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
         token = _decomposing.set(active | {op})
         try:
-            with _torch.plain_tensors_are_replicas():
+            with backward.plain_tensors_are_replicas():
                 found = function(*args, **kwargs)
         except StrategyError:
             raise
@@ -94,14 +96,14 @@ def instead(
             op,
             layouts(args, kwargs),
         )
-    before = _torch.random_states()
+    before = specs.random_states()
     results = gathered.run(op, args, kwargs)
-    if not _torch.are_same_states(before, _torch.random_states()):
+    if not specs.are_same_states(before, specs.random_states()):
         raise random(op, args, kwargs)  # an operator of others without the tag that says so
     return results
 
 
-def draw_in_place(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def draw_in_place(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Fill a DTensor by an operator of others: each shard draws its own numbers, in Python."""
     target = args[0]
     shard = shards.position(target.device_mesh, target.placements)
@@ -114,15 +116,15 @@ def is_pending(value: object) -> bool:
     return isinstance(value, DTensor) and any(isinstance(p, Partial) for p in value.placements)
 
 
-def is_known(op: _torch.OpOverload) -> bool:
+def is_known(op: types.OpOverload) -> bool:
     """Return whether the schema of ``op`` is one that torch checks."""
     if op.namespace in collectives.NAMESPACES:
         return False  # torch makes one of them with torch.library.custom_op
-    return op.namespace in ("aten", "prims") or core.is_custom_op(op._schema.name)
+    return op.namespace in ("aten", "prims") or custom_operators.is_custom_op(op._schema.name)
 
 
 def random(
-    op: _torch.OpOverload,
+    op: types.OpOverload,
     args: Any,
     kwargs: Any,
     why: str = "On gathered arguments each rank would draw its own, and replicas would differ.",
@@ -136,12 +138,12 @@ def random(
     )
 
 
-def writes_or_views(op: _torch.OpOverload) -> bool:
+def writes_or_views(op: types.OpOverload) -> bool:
     """Return whether results of ``op`` share memory with its arguments."""
     return any(argument.alias_info is not None for argument in op._schema.arguments)
 
 
 def layouts(args: Any, kwargs: Any) -> str:
     """The placements of the DTensors among the arguments, in order."""
-    leaves = _torch.tree_leaves((args, kwargs))
+    leaves = calls.tree_leaves((args, kwargs))
     return ", ".join(str(leaf.placements) for leaf in leaves if isinstance(leaf, DTensor))

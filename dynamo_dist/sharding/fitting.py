@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch
+from dynamo_dist.torch_compat import changes as changes_compat
 
 
 def check(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Any]) -> None:
@@ -63,6 +63,6 @@ def checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor]:
     return redistribute
 
 
-def changes() -> list[_torch.Change]:
+def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes to check placements."""
-    return [_torch.SetAttribute(DTensor, "redistribute", checked(DTensor.redistribute))]
+    return [changes_compat.SetAttribute(DTensor, "redistribute", checked(DTensor.redistribute))]

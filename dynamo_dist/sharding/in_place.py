@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.sharding import _torch
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
 VIEWS = {
     "aten.squeeze_.default": "aten.squeeze.default",
@@ -24,16 +25,16 @@ NUMBERS = (
 )
 
 
-def as_view(view: _torch.OpOverload) -> _torch.Handler:
+def as_view(view: types.OpOverload) -> calls.Handler:
     """The DTensor becomes what ``view`` gives: local tensor, layout and global shape."""
 
-    def handler(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _torch.adopt(op, args, kwargs, args[0], view(*args, **kwargs))
+    def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return specs.adopt(op, args, kwargs, args[0], view(*args, **kwargs))
 
     return handler
 
 
-def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def number(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The number that a DTensor of one element stands for, read or checked: sums finished, shards gathered."""
     tensor, *rest = args
     assert isinstance(tensor, DTensor)
@@ -41,17 +42,17 @@ def number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     return op(whole._local_tensor, *rest, **kwargs)
 
 
-def resized(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def resized(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The first elements in memory are kept: of the whole tensor, which every rank has from then on."""
     target, *rest = args
     everywhere = [Replicate()] * target.device_mesh.ndim
     local = op(target.redistribute(placements=everywhere)._local_tensor, *rest, **kwargs)
-    meta = _torch.TensorMeta(local.shape, local.stride(), local.dtype)
-    found = _torch.wrap(local, target.device_mesh, everywhere, meta)
-    return _torch.adopt(op, args, kwargs, target, found)
+    meta = types.TensorMeta(local.shape, local.stride(), local.dtype)
+    found = specs.wrap(local, target.device_mesh, everywhere, meta)
+    return specs.adopt(op, args, kwargs, target, found)
 
 
-def times_number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def times_number(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache cannot hold."""
     return torch.ops.aten.mul.Tensor(*args, **kwargs)
 
@@ -59,28 +60,30 @@ def times_number(op: _torch.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
 times_number.forwards = True  # type: ignore[attr-defined]  # the planner plans what it calls
 
 
-def changes() -> list[_torch.Change]:
+def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes for calls that are answered before any strategy."""
     return [
         *(
             change
             for name, view in VIEWS.items()
-            for op, functional in zip(_torch.overloads(name), _torch.overloads(view), strict=True)
-            for change in _torch.on_dispatch(op, as_view(functional))
+            for op, functional in zip(
+                operators.overloads(name), operators.overloads(view), strict=True
+            )
+            for change in strategies.on_dispatch(op, as_view(functional))
         ),
-        *_torch.on_dispatch(torch.ops.aten.resize_.default, resized),
-        *_torch.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
+        *strategies.on_dispatch(torch.ops.aten.resize_.default, resized),
+        *strategies.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
         *(
             change
             for name in NUMBERS
-            for op in _torch.overloads(name)
-            for change in _torch.on_dispatch(op, number)
+            for op in operators.overloads(name)
+            for change in strategies.on_dispatch(op, number)
         ),
         # 2.11 decides nothing for it, and gathering detaches.
         *(
             change
-            for op in _torch.overloads("aten.detach_.default")
-            if not _torch.is_decided(op)
-            for change in _torch.on_dispatch(op, lambda op, args, kwargs: args[0])
+            for op in operators.overloads("aten.detach_.default")
+            if not strategies.is_decided(op)
+            for change in strategies.on_dispatch(op, lambda op, args, kwargs: args[0])
         ),
     ]

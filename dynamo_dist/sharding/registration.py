@@ -6,21 +6,23 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 
-from dynamo_dist import _torch as core
-from dynamo_dist import activation
+from dynamo_dist import switch
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch, checks
+from dynamo_dist.sharding import checks
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import calls, strategies, types
+from dynamo_dist.torch_compat.dynamo import compiler
 
-_registered: dict[_torch.OpOverload, tuple[_torch.Strategy, _torch.RuntimeSchemaInfo]] = {}
+_registered: dict[types.OpOverload, tuple[calls.Strategy, types.RuntimeSchemaInfo]] = {}
 
 
 def register_strategy(
-    op: _torch.OpOverload,
+    op: types.OpOverload,
     *,
     static_argnum: int | None = None,
     static_kwargkey: Sequence[str] | None = None,
     needs_pytree: bool | None = None,
-) -> Callable[[_torch.Strategy], _torch.Strategy]:
+) -> Callable[[calls.Strategy], calls.Strategy]:
     """Have the decorated function decide how ``op`` runs on DTensors, now and after each ``enable()``.
 
     The function takes torch's ``OpSchema`` (global shapes and present layouts) and returns an
@@ -33,40 +35,40 @@ def register_strategy(
     are dropped, and the function's source is part of the keys of the compile caches. Raises
     StrategyError if ``op`` is no overload, or if eager would ask another strategy nevertheless.
     """
-    if not isinstance(op, _torch.OpOverload):
+    if not isinstance(op, types.OpOverload):
         raise StrategyError(
             f"register_strategy needs an overload of an operator, but got {op!r}.",
             "A layout is decided for one signature.",
             "Name the overload, e.g. torch.ops.mylib.scale.default.",
         )
 
-    def register(function: _torch.Strategy) -> _torch.Strategy:
-        inferred = _torch.schema_info(op)
-        info = _torch.RuntimeSchemaInfo(
+    def register(function: calls.Strategy) -> calls.Strategy:
+        inferred = strategies.schema_info(op)
+        info = types.RuntimeSchemaInfo(
             inferred.static_argnum if static_argnum is None else static_argnum,
             inferred.static_kwargkey if static_kwargkey is None else list(static_kwargkey),
             inferred.needs_pytree if needs_pytree is None else needs_pytree,
         )
-        with core.compile_lock:
+        with compiler.compile_lock:
             _registered[op] = (checks.checked(op, function), info)
-            if activation.is_enabled():
-                activation.apply_also(changes([op]))
+            if switch.is_enabled():
+                switch.apply(changes([op]))
         return function
 
     return register
 
 
-def changes(ops: Sequence[_torch.OpOverload] | None = None) -> list[_torch.Change]:
+def changes(ops: Sequence[types.OpOverload] | None = None) -> list[changes_compat.Change]:
     """List the changes that enabling makes for the registered strategies, of these operators or of all."""
-    found: list[_torch.Change] = [_torch.ClearCaches()]
+    found: list[changes_compat.Change] = [strategies.ClearCaches()]
     for op in _registered if ops is None else ops:
         function, info = _registered[op]
         found += [
-            *_torch.on_strategy(op, function, info),
-            _torch.ProveAsked(op, function),
-            core.CacheKeyTag(f"-{_digest(op, function)}"),
+            *strategies.on_strategy(op, function, info),
+            strategies.ProveAsked(op, function),
+            compiler.CacheKeyTag(f"-{_digest(op, function)}"),
         ]
-    return [*found, _torch.ClearCaches()]
+    return [*found, strategies.ClearCaches()]
 
 
 def save() -> Callable[[], None]:
@@ -80,7 +82,7 @@ def save() -> Callable[[], None]:
     return restore
 
 
-def _digest(op: _torch.OpOverload, function: _torch.Strategy) -> str:
+def _digest(op: types.OpOverload, function: calls.Strategy) -> str:
     function = inspect.unwrap(function)
     try:
         source = inspect.getsource(function)

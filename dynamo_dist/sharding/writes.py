@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.sharding import _torch
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import specs
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 # Ends of names of what changes a tensor in place but writes none of its elements.
@@ -38,7 +39,7 @@ def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
 def is_cut_off(view: DTensor) -> bool:
     """Return whether a view of a DTensor has memory of its own."""
     base = view._base
-    return isinstance(base, DTensor) and not _torch.share_memory(
+    return isinstance(base, DTensor) and not specs.share_memory(
         view._local_tensor, base._local_tensor
     )
 
@@ -101,12 +102,12 @@ def methods() -> list[str]:
     return [name for name in found if hasattr(torch.Tensor, name)]
 
 
-def changes() -> list[_torch.Change]:
+def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes for DTensor's writes."""
     return [
         *(
-            _torch.SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name)))
+            changes_compat.SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name)))
             for name in methods()
         ),
-        _torch.SetAttribute(DTensor, "__setitem__", set_item(torch.Tensor.__setitem__)),
+        changes_compat.SetAttribute(DTensor, "__setitem__", set_item(torch.Tensor.__setitem__)),
     ]

@@ -12,8 +12,8 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, replace
 
-from inductor_passes import _torch
 from inductor_passes.agree.stream import VERSION, Group, Stream
+from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def count(stream: Stream, plan: str) -> None:
     """Let the code that is being made carry these."""
     data = json.dumps([VERSION, stream.to_json(), plan])
     name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
-    _torch.counters()[name] += 1
+    caches.counters()[name] += 1
 
 
 class Counts:
@@ -51,7 +51,7 @@ class Counts:
 
 
 def _now() -> dict[str, int]:
-    return {name: n for name, n in _torch.counters().items() if name.startswith(PREFIX)}
+    return {name: n for name, n in caches.counters().items() if name.startswith(PREFIX)}
 
 
 def _read(name: str) -> Carried | None:
@@ -68,5 +68,5 @@ def _read(name: str) -> Carried | None:
 
 def _with_own_groups(stream: Stream) -> Stream:
     """The stream with the ranks that its groups have in this process: another rank may have stored it."""
-    groups = tuple(Group(g.name, _torch.real_group_ranks(g.name) or g.ranks) for g in stream.groups)
+    groups = tuple(Group(g.name, c10d.real_group_ranks(g.name) or g.ranks) for g in stream.groups)
     return replace(stream, groups=groups)

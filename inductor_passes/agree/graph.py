@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes import _torch
 from inductor_passes.agree.plan import LaunchPlan, Planned
 from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream, digest
 from inductor_passes.graph.collectives import (
@@ -23,6 +22,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.graph.source_lines import frames_of, user_line
+from inductor_passes.torch_compat import dynamo
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]
@@ -38,7 +38,7 @@ class Frame:
 
 def frame_in_work() -> Frame:
     """The frame that Dynamo compiles now; an empty one outside of a compile."""
-    return Frame(*_torch.frame_in_work())
+    return Frame(*dynamo.frame_in_work())
 
 
 def number_launches(
@@ -117,7 +117,7 @@ def _path(node: fx.Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Functions and lines that lead to a node, and their files."""
     frames = frames_of(node)
     return (
-        tuple(f"{_torch.without_resuming(each['function'])}:{each['line']}" for each in frames),
+        tuple(f"{dynamo.without_resuming(each['function'])}:{each['line']}" for each in frames),
         tuple(os.path.basename(each["file"]) for each in frames),
     )
 

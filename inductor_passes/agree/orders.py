@@ -12,13 +12,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from inductor_passes import _torch
 from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Register
 from inductor_passes.agree.store import Store, StoreFailedError, run
 from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import OptionError
+from inductor_passes.torch_compat import c10d, dynamo
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Orders:
 
     def is_current(self) -> bool:
         """Return whether the job is still the one that this was made for."""
-        return _torch.default_group() is self._default_group
+        return c10d.default_group() is self._default_group
 
     def decide(self, stream: Stream, offer: Offer) -> Decision:
         """The order of launches for a graph of this rank, before it first runs. Waits for other ranks.
@@ -71,7 +71,7 @@ class Orders:
         decision = self._settle(stream, offer)
         # In Python a parameter that is gathered again for its backward is gathered once.
         unlike_python = decision.plan != PROGRAM or (stream.backward and stream.gathers)
-        if unlike_python and (frame := _torch.frame_number()) is not None:
+        if unlike_python and (frame := dynamo.frame_number()) is not None:
             self._frames_unlike_python.add(frame)
         return decision
 
@@ -83,9 +83,9 @@ class Orders:
             )
             return Decision(PROGRAM, "the program's: ranks do not compare")
         around = _groups()
-        _, root = _torch.frame_in_work()
+        _, root = dynamo.frame_in_work()
         if root:  # code from a cache may be called from elsewhere than where it was made
-            stream = replace(stream, callers=_torch.callers())
+            stream = replace(stream, callers=dynamo.callers())
         steps = decide(self._rank, stream, offer, self._register, around)
         try:
             decision = run(steps, self._store, PREFIX, deadline_s)
@@ -115,10 +115,10 @@ class Orders:
 
         Waits where a plan must be left. Raises CannotFollowError.
         """
-        deadline_s, root = seconds(), _torch.root_of(code)
+        deadline_s, root = seconds(), dynamo.root_of(code)
         if self._store is None or deadline_s == 0:
             return
-        steps = leave_to_python(self._rank, root, _torch.callers(), self._register, _groups())
+        steps = leave_to_python(self._rank, root, dynamo.callers(), self._register, _groups())
         try:
             given_up = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
@@ -147,7 +147,7 @@ class Orders:
         A graph that was compiled before must be compiled again then.
         """
         given_up, group = self._given_up, self._default_group
-        default_group = _torch.reads_default_group()
+        default_group = c10d.reads_default_group()
 
         def check() -> bool:
             return self._given_up == given_up and default_group() is group
@@ -160,7 +160,7 @@ class Orders:
 
 
 def _groups() -> list[Group]:
-    return [Group(name, ranks) for name, ranks in sorted(_torch.real_groups().items())]
+    return [Group(name, ranks) for name, ranks in sorted(c10d.real_groups().items())]
 
 
 _orders: dict[int, Orders] = {}
@@ -185,14 +185,14 @@ def salt() -> str:
 
 def current() -> Orders | None:
     """Return the orders settled in the job of this process; None where no group moves data between processes."""
-    group = _torch.default_group()
-    if group is None or not _torch.moves_data(group):
+    group = c10d.default_group()
+    if group is None or not c10d.moves_data(group):
         _orders.clear()
         return None
     known = _orders.get(os.getpid())
     if known is None or not known.is_current():
         _orders.clear()
-        known = _orders[os.getpid()] = Orders(_torch.job_store(), _torch.global_rank(), group)
+        known = _orders[os.getpid()] = Orders(c10d.job_store(), c10d.global_rank(), group)
     return known
 
 
@@ -213,4 +213,4 @@ def forget() -> None:
 
 def ranks_of(name: str) -> tuple[int, ...] | None:
     """Global ranks of a group that moves data between processes; None for any other."""
-    return _torch.real_group_ranks(name)
+    return c10d.real_group_ranks(name)

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes import _torch
+from inductor_passes.torch_compat import aot, tracing
+from inductor_passes.torch_compat import inductor as inductor_compat
+from inductor_passes.torch_compat import sizes as sizes_compat
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
         outputs = gm.graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
         values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in outputs]
-        _torch.post_grad_until_ours(gm, inputs, is_inference)
+        tracing.post_grad_until_ours(gm, inputs, is_inference)
         found.append(Captured(phase, gm.graph))
 
         def run(_: Any) -> list[Any]:
@@ -46,8 +48,8 @@ def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
         return run
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        with _torch.backward_at_once():
-            return _torch.compile_fx(gm, inputs, inner, {})
+        with aot.backward_at_once():
+            return inductor_compat.compile_fx(gm, inputs, inner, {})
 
     yield backend, found
 
@@ -55,5 +57,7 @@ def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
 def _empty(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    sizes, strides = ([_torch.size_hint(i) for i in what] for what in (value.shape, value.stride()))
+    sizes, strides = (
+        [sizes_compat.size_hint(i) for i in what] for what in (value.shape, value.stride())
+    )
     return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)

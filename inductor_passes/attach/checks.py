@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from inductor_passes import _torch
 from inductor_passes.errors import GroupError
 from inductor_passes.graph.collectives import argument, group_name, input_tensors, kind, launches
 from inductor_passes.graph.source_lines import user_line
+from inductor_passes.torch_compat import c10d
 
 
 def check_groups(graph: fx.Graph) -> None:
@@ -19,7 +19,7 @@ def check_groups(graph: fx.Graph) -> None:
         if isinstance(argument(launch, "group_name"), fx.Node):
             continue
         name = group_name(launch)
-        devices = _torch.group_device_types(name)
+        devices = c10d.group_device_types(name)
         if devices is None:
             raise GroupError(
                 f"{kind(launch)} uses the process group {name!r}, which does not exist{_at(launch)}.",

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from inductor_passes import _torch
 from inductor_passes.agree import carried, orders
-from inductor_passes.agree._torch import equal_launches_stay
+from inductor_passes.agree.equal_launches import equal_launches_stay
 from inductor_passes.agree.graph import place_of
 from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.attach.generated_code import order_kept
@@ -27,6 +26,8 @@ from inductor_passes.pass_options import split
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder, reporters
 from inductor_passes.reporting.logs import log_graph
+from inductor_passes.torch_compat import aot, c10d, caches, config, dynamo
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def graph_passes_only() -> Iterator[None]:
     """Compiles in the block stop after the graph passes: what they return runs the graph, uncompiled."""
     token = _makes_code.set(False)
     try:
-        with _torch.no_compile_caches():
+        with caches.no_compile_caches():
             yield
     finally:
         _makes_code.reset(token)
@@ -61,8 +62,8 @@ def compile_graph(
     that communicates, compiled or from a cache, before it runs; what it raises ends the compile. Code is
     made, and loaded from caches, inside ``around()``: that of a backward graph perhaps long after this returns.
     """
-    own, inductor = split({**_torch.mode_options(mode), **(options or {})})
-    current = _torch.compile_id()
+    own, inductor = split({**config.mode_options(mode), **(options or {})})
+    current = dynamo.compile_id()
 
     def rename(record: GraphRecord) -> str:
         return f"{current}:{record.phase}"
@@ -79,9 +80,11 @@ def compile_graph(
             if on_graph is not None:
                 on_graph(record)
 
-    compile_inner = _torch.compile_fx_inner if _makes_code.get() else _torch.run_graph_passes
+    compile_inner = (
+        inductor_compat.compile_fx_inner if _makes_code.get() else inductor_compat.run_graph_passes
+    )
     job = orders.current()
-    settles = job is not None and bool(_torch.real_groups())
+    settles = job is not None and bool(c10d.real_groups())
     failed: list[str] = []  # what backward graphs failed with
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +96,7 @@ def compile_graph(
                 failed.append(str(error))
             raise
         for key, record in fresh:
-            kept = order_kept(record.order, _torch.source_of(code))
+            kept = order_kept(record.order, dynamo.source_of(code))
             final = dataclasses.replace(record, order_kept=kept)
             recorder.amend(key, final)
             ready.append(final)
@@ -107,14 +110,16 @@ def compile_graph(
     apart = equal_launches_stay() if settles else contextlib.nullcontext()
 
     def compile_() -> Callable[..., Any]:
-        return as_settled(lambda: _torch.compile_fx(gm, example_inputs, inner_compile, patches))
+        return as_settled(
+            lambda: inductor_compat.compile_fx(gm, example_inputs, inner_compile, patches)
+        )
 
-    with around(), _torch.keyed_by_rank(), apart:
+    with around(), caches.keyed_by_rank(), apart:
         # Stock compiles a backward graph with its forward one for symbolic sizes alone, and ranks differ in these. Who
         # waits for peers to settle it would wait for those that get to theirs behind launches of the forward one.
-        if settles and not _torch.compiles_autograd():
+        if settles and not dynamo.compiles_autograd():
             try:
-                with _torch.backward_at_once():
+                with aot.backward_at_once():
                     compiled = compile_()
             except Exception as error:
                 if not failed or isinstance(error, RanksDifferError):
@@ -124,7 +129,7 @@ def compile_graph(
         else:
             compiled = compile_()
     if job is not None and settles:
-        _torch.guard_frame(job.still_holds())
+        dynamo.guard_frame(job.still_holds())
     finish()
     return compiled if availability.why_not_here() else _watched(compiled)
 
@@ -161,7 +166,7 @@ def as_settled(make: Callable[[], T]) -> T:
         if (decision := job.decide(found.stream, CachedOffer(found.plan))).plan != found.plan
     ]
     if others:
-        _torch.compile_again()
+        dynamo.compile_again()
         with orders.compiled_apart(others):
             made = make()
     return made

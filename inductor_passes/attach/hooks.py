@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from inductor_passes import _torch, pin, plugins, registry
+from inductor_passes import pin, plugins, registry
 from inductor_passes.agree import carried, orders
 from inductor_passes.agree.graph import frame_in_work, number_launches
 from inductor_passes.agree.offer import GraphOffer
@@ -28,6 +28,8 @@ from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder, reporters
 from inductor_passes.reporting.logs import log_graph
+from inductor_passes.torch_compat import caches, dynamo, logs
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +53,25 @@ class Attachment:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
         wanted = self.locality and (is_inference or self.locality_in_training)
         if wanted and not any(is_launch(node) for node in graph.nodes):
-            _torch.reorder_for_locality(graph)
+            inductor_compat.reorder_for_locality(graph)
         if self.chain_pre is not None:
-            _torch.call_pass(self.chain_pre, graph, is_inference)
+            inductor_compat.call_pass(self.chain_pre, graph, is_inference)
 
     def after(self, graph: fx.Graph, is_inference: bool) -> None:
         """Run the passes, pin what they decided, and record it."""
         if self.chain_post is not None:
-            _torch.call_pass(self.chain_post, graph, is_inference)
+            inductor_compat.call_pass(self.chain_post, graph, is_inference)
         check_groups(graph)
-        name = _torch.graph_being_compiled()
+        name = dynamo.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
-        _torch.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
+        logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         record = self._run(graph, phase)
         if record is None:
             return
         decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
         # Sends and receives hang in another order than the program's, whoever schedules.
         if decided or launches_show_that_ranks_differ(graph):
-            if _torch.can_pin_order():
+            if inductor_compat.can_pin_order():
                 pin.pin_order(graph, cost_model(graph, self.options))
             else:
                 log.warning(
@@ -88,11 +90,11 @@ class Attachment:
             record.after.exposed_us,
             record.topology,
         )
-        _torch.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
+        logs.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
     def _run(self, graph: fx.Graph, phase: str) -> GraphRecord | None:
         """Run the passes, as this rank's job has settled or settles now."""
-        graph_id = f"{_torch.compile_id()}:{phase}"
+        graph_id = f"{dynamo.compile_id()}:{phase}"
 
         def run(graph: fx.Graph, plan: LaunchPlan | None, keep: bool) -> GraphRecord | None:
             return run_passes(
@@ -133,7 +135,7 @@ class Attachment:
 
     def uuid(self, side: str) -> str | None:
         """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""
-        parts = [side, _torch.torch_version(), self.options.digest(), source_digest()]
+        parts = [side, caches.torch_version(), self.options.digest(), source_digest()]
         parts.append(
             f"{self.locality} {self.locality_in_training} {self.ranks_differ()} {self.place}"
         )
@@ -163,7 +165,7 @@ class Attachment:
 def source_digest() -> str:
     """A hash over every file of this package: a pass's helpers count as much as the pass."""
     hasher = hashlib.sha256()
-    root = _torch.package_dir()
+    root = caches.package_dir()
     for folder, folders, files in os.walk(root):
         folders.sort()
         for name in sorted(files):
@@ -186,7 +188,7 @@ def third_party_digest(pass_: registry.Registered) -> str:
 
 @functools.cache
 def _pass_classes() -> tuple[type, type]:
-    base = _torch.pass_base()
+    base = inductor_compat.pass_base()
 
     class Side(base):  # type: ignore[misc, valid-type]
         """One side of an attachment as the object that Inductor wants."""
@@ -222,7 +224,7 @@ def _pass_classes() -> tuple[type, type]:
 
 def _is_inference(told: bool | None) -> bool:
     """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but to the graph's name."""
-    return "inference" in _torch.graph_being_compiled() if told is None else told
+    return "inference" in dynamo.graph_being_compiled() if told is None else told
 
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:

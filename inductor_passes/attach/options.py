@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inductor_passes import _torch
 from inductor_passes.attach.hooks import Attachment, attach
 from inductor_passes.attach.owner import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.reporting import reporters
+from inductor_passes.torch_compat import config
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 
 def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:
@@ -29,9 +30,9 @@ def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any
 
     As they are, if a post pass is among them or is set for the whole process.
     """
-    merged = {**_torch.mode_options(mode), **given}
+    merged = {**config.mode_options(mode), **given}
     key = "post_grad_custom_post_pass"
-    if merged.get(key) is None and _torch.get_config(key) is None:
+    if merged.get(key) is None and config.get_config(key) is None:
         look_only = Attachment(options=PassOptions(passes=(), schedule="off"))
         merged[key] = attach(look_only)[1]
     return merged
@@ -49,7 +50,7 @@ def config_patches(
     patches = dict(inductor)
 
     def value(key: str) -> Any:
-        return patches[key] if key in patches else _torch.get_config(key)
+        return patches[key] if key in patches else config.get_config(key)
 
     pre, post = attach(
         Attachment(
@@ -57,7 +58,7 @@ def config_patches(
             chain_pre=_as_one(value("post_grad_custom_pre_pass")),
             chain_post=_as_one(value("post_grad_custom_post_pass")),
             locality=bool(value("reorder_for_locality")),
-            locality_in_training=_torch.has_config("reorder_for_locality_in_training")
+            locality_in_training=config.has_config("reorder_for_locality_in_training")
             and bool(value("reorder_for_locality_in_training")),
             uneven=uneven,
             place=place,
@@ -98,7 +99,7 @@ class PassList:
 
     def __call__(self, graph: Any, is_inference: bool = False) -> None:
         for pass_ in self.passes:
-            _torch.call_pass(pass_, graph, is_inference)
+            inductor_compat.call_pass(pass_, graph, is_inference)
 
     def uuid(self) -> str | None:
         uuids = [getattr(p, "uuid", lambda: None)() for p in self.passes]

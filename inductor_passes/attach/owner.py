@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inductor_passes import _torch
+from inductor_passes.torch_compat import config
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,11 @@ STOCK_SCHEDULERS: Mapping[str, object] = {
 
 def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
     """Stock's schedulers that would run under the current configuration and ``patches``."""
-    known = _torch.config_keys()
+    known = config.config_keys()
     found = {}
     for key, off in STOCK_SCHEDULERS.items():
         if key in known:
-            value = patches[key] if key in patches else _torch.get_config(key)
+            value = patches[key] if key in patches else config.get_config(key)
             if value != off and value is not None:
                 found[key] = value
     return found
@@ -68,7 +68,7 @@ def say_taken(keys: Iterable[str], patches: Mapping[str, Any], message: str) -> 
     asked = []
     for key in sorted(keys):
         given = key in patches
-        if given or _torch.is_config_set(key):
+        if given or config.is_config_set(key):
             where = "options" if given else "torch._inductor.config"
             if (key, where) not in _said:
                 _said.add((key, where))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes import _torch
+from inductor_passes.torch_compat import dynamo
 
 
 def is_rank_dependent() -> bool:
@@ -22,7 +22,7 @@ def is_rank_dependent() -> bool:
     ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs too. Whoever
     traces says so with an attribute of torch's ``TracingContext``.
     """
-    return getattr(_torch.trace_in_work(), "dist_rank_dependent", False)
+    return getattr(dynamo.trace_in_work(), "dist_rank_dependent", False)
 
 
 def has_uneven_values(gm: fx.GraphModule) -> bool:
@@ -38,7 +38,7 @@ def has_uneven_values(gm: fx.GraphModule) -> bool:
 
 def has_uneven_inputs() -> bool:
     """The same for the DTensor inputs of the graph that AOTAutograd has in work."""
-    return any(shards_differ(shape, spec) for shape, spec in _torch.sharded_inputs())
+    return any(shards_differ(shape, spec) for shape, spec in dynamo.sharded_inputs())
 
 
 def is_uneven(value: object) -> bool:

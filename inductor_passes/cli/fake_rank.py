@@ -19,8 +19,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from inductor_passes import _torch
 from inductor_passes.attach.compile import compile_graph, graph_passes_only
+from inductor_passes.torch_compat import c10d
 
 
 def run_script(
@@ -67,7 +67,7 @@ def _init_fake(rank: int, world_size: int) -> Callable[..., None]:
     def init(*args: Any, **kwargs: Any) -> None:
         if not dist.is_initialized():
             with mock.patch.object(dist, "init_process_group", stock):
-                _torch.init_fake_group(world_size, rank)
+                c10d.init_fake_group(world_size, rank)
 
     return init
 

@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from inductor_passes._torch import is_aot_inductor
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
 from inductor_passes.graph.collectives import (
@@ -32,6 +31,7 @@ from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.reorder.sink_waits import is_view
 from inductor_passes.simulate import simulate
+from inductor_passes.torch_compat.inductor import is_aot_inductor
 
 log = logging.getLogger(__name__)
 

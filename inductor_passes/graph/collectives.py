@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import fx
 
-from inductor_passes._torch import group_size_of, size_hint
+from inductor_passes.torch_compat.c10d import group_size_of
+from inductor_passes.torch_compat.sizes import size_hint
 
 NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "dynamo_dist"})
 # Longest first: "all_gather" must not be read as "gather".

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import fx
 
-from inductor_passes._torch import size_hint
 from inductor_passes.graph.aliasing import is_view, per_operator
 from inductor_passes.graph.collectives import role
+from inductor_passes.torch_compat.sizes import size_hint
 
 Loop = Literal["pointwise", "picking", "reduction", "cat", "no memory", "none"]
 

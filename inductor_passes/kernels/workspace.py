@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from inductor_passes._torch import group_size_of
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import _torch, device
+from inductor_passes.kernels import device
 from inductor_passes.kernels.availability import MAX_WORLD, why_not
+from inductor_passes.torch_compat import symmetric_memory
+from inductor_passes.torch_compat.c10d import group_size_of
 
 FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
 STATE_WORDS = int(device.STATE_WORDS.value)
@@ -192,7 +193,7 @@ def find_workspace(
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None
     found = _workspaces.get((group_name, family))
-    group = _torch.process_group(group_name)
+    group = symmetric_memory.process_group(group_name)
     if found is not None and not found.serves(group):
         release(group_name)
         found = None
@@ -211,7 +212,7 @@ def find_workspace(
         )
     # A power of two: calls that grow step by step keep at most twice the memory of the largest.
     size = bytes_needed(1 << (data_bytes - 1).bit_length())
-    given, rank, mapping = _torch.symmetric_buffers(
+    given, rank, mapping = symmetric_memory.symmetric_buffers(
         size + own_bytes(group_size_of(group_name)), group_name, place
     )
     made = Workspace(

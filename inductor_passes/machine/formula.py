@@ -18,7 +18,6 @@ from typing import Any, cast
 import sympy
 from torch import fx
 
-from inductor_passes._torch import group_ranks
 from inductor_passes.errors import OptionError
 from inductor_passes.graph.collectives import (
     argument,
@@ -42,6 +41,7 @@ from inductor_passes.machine.prices.launches import has_one_peer
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.roofline import TopologyCostModel
 from inductor_passes.machine.topology.topology import Topology
+from inductor_passes.torch_compat.c10d import group_ranks
 
 RANKS = size_symbol("n")
 COMPUTE = "compute"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import logging
 
-from inductor_passes._torch import artifact_logger as artifact_logger
-from inductor_passes._torch import trace_artifact as trace_artifact
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.records import GraphRecord
+from inductor_passes.torch_compat.logs import artifact_logger, trace_artifact
 
 # Artifact -> the module under whose name its lines come.
 MODULES = {

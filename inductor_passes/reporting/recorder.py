@@ -17,9 +17,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
-from inductor_passes import _torch
 from inductor_passes.files import folder as record_folder
 from inductor_passes.records import GraphRecord
+from inductor_passes.torch_compat import caches
 
 log = logging.getLogger(__name__)
 
@@ -150,12 +150,12 @@ def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> list[G
 
 
 def _folder() -> str:
-    return os.path.join(_torch.cache_dir(), "inductor_passes", "records")
+    return os.path.join(caches.cache_dir(), "inductor_passes", "records")
 
 
 def _counts() -> dict[str, int]:
     """Inductor's counters; if somebody cleared them, what we published counts from zero again."""
-    counts = _torch.counters()
+    counts = caches.counters()
     if _EPOCH not in counts:
         _published.clear()
         counts[_EPOCH] = 1

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes._torch import group_ranks, known_groups
 from inductor_passes.graph.collectives import group_name, group_size
 from inductor_passes.graph.edit import aten, erase_unused, static_shape
+from inductor_passes.torch_compat.c10d import group_ranks, known_groups
 
 # Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
 _NOT_SLICING = frozenset(

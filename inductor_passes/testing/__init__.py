@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_passes._torch import fake_tensor_mode, init_fake_group, run_on_local_tensors
 from inductor_passes.graph.lines import dump as dump
+from inductor_passes.torch_compat.c10d import init_fake_group
+from inductor_passes.torch_compat.tracing import fake_tensor_mode, run_on_local_tensors
 
 
 @contextlib.contextmanager

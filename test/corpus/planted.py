@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist.lowering import reduce, registry
-from dynamo_dist.lowering.groups import member
-from dynamo_dist.lowering.work import copy_back, end, payload, plain
+from dynamo_dist.trace.lowering import reduce, registry
+from dynamo_dist.trace.lowering.groups import member
+from dynamo_dist.trace.lowering.work import copy_back, end, payload, plain
 
 LIBRARY = torch.library.Library("planted", "FRAGMENT")
 LIBRARY.define("add_up(Tensor input, str group_name) -> Tensor")

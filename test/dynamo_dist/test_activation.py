@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist import activation, doctor
+from dynamo_dist import activation, switch
+from dynamo_dist.cli import doctor
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError, ConfigError, UnsupportedTorchError
 
@@ -57,7 +58,7 @@ def test_a_block_that_raises_restores_too():
 
 
 def test_a_change_that_fails_undoes_the_others(torch_tables, monkeypatch):
-    from dynamo_dist import _torch
+    from dynamo_dist.torch_compat.dynamo import compiler
 
     torch_tables.settle()
     before = torch_tables.snapshot()
@@ -66,7 +67,7 @@ def test_a_change_that_fails_undoes_the_others(torch_tables, monkeypatch):
         raise KeyError("cache_key_tag")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_torch.CacheKeyTag, "apply", fail)
+        patched.setattr(compiler.CacheKeyTag, "apply", fail)
         with pytest.raises(ActivationError) as caught:
             dynamo_dist.enable()
     assert str(caught.value).startswith(
@@ -106,13 +107,13 @@ def interruptible():
 def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at, number):
     torch_tables.settle()
     before = torch_tables.snapshot()
-    stock = activation._apply
+    stock = switch.apply
 
     def apply(changes):
         changes[at] = Interrupting(changes[at], number)
         stock(changes)
 
-    monkeypatch.setattr(activation, "_apply", apply)
+    monkeypatch.setattr(switch, "apply", apply)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         dynamo_dist.enable()
@@ -126,9 +127,9 @@ def test_ctrl_c_while_it_is_turned_off_leaves_nothing(torch_tables, monkeypatch)
     torch_tables.settle()
     before = torch_tables.snapshot()
     dynamo_dist.enable()
-    change = activation._applied[30]
+    change = switch._applied[30]
     monkeypatch.setattr(
-        activation._applied[30],
+        switch._applied[30],
         "undo",
         lambda: (type(change).undo(change), signal.raise_signal(signal.SIGINT)),
         raising=False,
@@ -141,13 +142,13 @@ def test_ctrl_c_while_it_is_turned_off_leaves_nothing(torch_tables, monkeypatch)
 
 def test_a_signal_that_stops_nobody_stops_nothing_here(monkeypatch):
     came = []
-    stock = activation._apply
+    stock = switch.apply
 
     def apply(changes):
         changes[5] = Interrupting(changes[5], signal.SIGUSR1)
         stock(changes)
 
-    monkeypatch.setattr(activation, "_apply", apply)
+    monkeypatch.setattr(switch, "apply", apply)
     handler = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
     try:
         dynamo_dist.enable()
@@ -158,17 +159,17 @@ def test_a_signal_that_stops_nobody_stops_nothing_here(monkeypatch):
 
 
 def test_a_change_that_cannot_be_undone_is_named(monkeypatch):
-    from dynamo_dist import _torch
+    from dynamo_dist.torch_compat.dynamo import compiler
 
     dynamo_dist.enable()
-    undo = _torch.CacheKeyTag.undo
+    undo = compiler.CacheKeyTag.undo
 
     def undo_and_fail(self):
         undo(self)
         raise RuntimeError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_torch.CacheKeyTag, "undo", undo_and_fail)
+        patched.setattr(compiler.CacheKeyTag, "undo", undo_and_fail)
         with pytest.raises(ActivationError, match=r"^disable\(\) could not undo CacheKeyTag\."):
             dynamo_dist.disable()
     assert not dynamo_dist.is_enabled()

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dynamo_dist import __main__, activation, changes
+from dynamo_dist import __main__, changes, switch
 from dynamo_dist.config import DistConfig
 
 
@@ -16,8 +16,8 @@ def found():
 
 def test_each_change_that_is_applied_is_listed_and_none_other(found, enabled):
     places = [place for each in found for place in each.places]
-    assert len(places) == len(activation._applied)
-    assert not activation._applied[0].__dict__.get("makers")  # noted for the list alone
+    assert len(places) == len(switch._applied)
+    assert not switch._applied[0].__dict__.get("makers")  # noted for the list alone
 
 
 def test_each_says_how_and_by_which_function(found):
@@ -41,15 +41,15 @@ def test_places_can_be_read(found):
 
 def test_attributes_named_are_there_while_enabled(found, enabled):
     attributes = [
-        (change.owner, change.name) for change in activation._applied if hasattr(change, "owner")
+        (change.owner, change.name) for change in switch._applied if hasattr(change, "owner")
     ]
     assert all(name in vars(owner) for owner, name in attributes)
     named = {place for each in found for place in each.places}
-    assert {changes._place(change) for change in activation._applied} == named
+    assert {changes._place(change) for change in switch._applied} == named
 
 
 def test_versions_are_read_from_the_docstring(found):
-    (drawing,) = [each for each in found if each.made_by == "randomness._torch.on_draw"]
+    (drawing,) = [each for each in found if each.made_by == "torch_compat.dtensor.draws.on_draw"]
     assert drawing.versions == "2.11 to 2.15"
     assert drawing.why.startswith("Draws of sharded DTensors")
 
@@ -70,7 +70,7 @@ def test_the_command(capsys, monkeypatch):
 
 
 def test_nothing_is_applied_by_listing(found):
-    assert not activation.is_enabled()
+    assert not switch.is_enabled()
     assert (
         torch.ops.aten.poisson.default
         not in torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import inductor_passes
 from dynamo_dist import autoload, plugins
-from dynamo_dist.explaining import command
+from dynamo_dist.cli.explain import command
 from dynamo_dist.reporting import logs
 from dynamo_dist.reporting.summary import WHY_EXPOSED
 from dynamo_dist.sharding import register_strategy

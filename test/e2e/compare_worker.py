@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynamo_dist
-from dynamo_dist.comparing import rendezvous
 from dynamo_dist.errors import CompareError
+from dynamo_dist.job import rendezvous
 
 STEPS = 2
 # Eager takes one for its numbers, two for its memory, one for its launches; the next is stock's.

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import dynamo_dist
 from dynamo_dist.sharding import register_strategy
-from dynamo_dist.sharding.layout import strategy
+from dynamo_dist.sharding.rows import strategy
 from inductor_passes.testing import fake_group
 
 SIN = torch.ops.aten.sin.default

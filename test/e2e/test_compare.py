@@ -106,7 +106,7 @@ def test_a_wrong_backend_does_not_agree(monkeypatch):
         return lambda *args: [out + 1 for out in gm(*args)]
 
     monkeypatch.setattr(
-        "dynamo_dist.comparing.variants.BACKENDS", {"stock": "eager", "ours": off_by_one}
+        "dynamo_dist.benchmark.variants.BACKENDS", {"stock": "eager", "ours": off_by_one}
     )
     found = dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)
     assert not found.ok and found.merged["stock"].within_tolerance
@@ -118,7 +118,7 @@ def test_what_stock_cannot_do_is_shown_and_what_ours_cannot_is_raised(monkeypatc
     def fails(gm, inputs, **kwargs):
         raise ValueError("cannot compile this")
 
-    backends = "dynamo_dist.comparing.variants.BACKENDS"
+    backends = "dynamo_dist.benchmark.variants.BACKENDS"
     monkeypatch.setattr(backends, {"stock": fails, "ours": "eager"})
     with fake_group(2):
         found = dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_passes import _torch
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pin import pin_order
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 c10d = torch.ops._c10d_functional
 
@@ -31,7 +31,7 @@ def ties(program, *shapes):
         found = {
             node.name: [str(dep) for dep in node.args[0]]
             for node in module.graph.nodes
-            if node.op == "call_function" and _torch.pinned_target(node) is not node.target
+            if node.op == "call_function" and inductor_compat.pinned_target(node) is not node.target
         }
     assert count == len(found)
     return found, module
@@ -62,7 +62,7 @@ def test_a_launch_of_several_tensors_is_one_in_flight():
 
 
 def exchanged(x, y):
-    from dynamo_dist.lowering import ops  # noqa: F401  (defines the operators)
+    from dynamo_dist.trace.lowering import ops  # noqa: F401  (defines the operators)
 
     torch.ops.dynamo_dist.wait_tensor(torch.ops.dynamo_dist.isend(x, 1, 0, "0", 1), 2)
     return c10d.wait_tensor(torch.ops.dynamo_dist.irecv(y, 1, 0, "0", 3))
@@ -73,7 +73,7 @@ def test_a_wait_that_nobody_reads_is_stocks():
     found, module = ties(exchanged, [4], [4])
     assert found["irecv"] == ["wait_tensor"]
     waits = [n for n in module.graph.nodes if n.name == "wait_tensor"]
-    assert [_torch.pinned_target(n) for n in waits] == [c10d.wait_tensor.default]
+    assert [inductor_compat.pinned_target(n) for n in waits] == [c10d.wait_tensor.default]
 
 
 @pytest.mark.parametrize(("program", "tied"), [(exchanged, True), (prefetched, False)])
@@ -83,7 +83,7 @@ def test_sends_are_tied_whoever_schedules(program, tied):
         module = make_fx(program, tracing_mode="fake")(*(torch.ones(*shape) for shape in shapes))
         Attachment(PassOptions(schedule="off")).after(module.graph, True)
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
-    assert any(_torch.pinned_target(node) is not node.target for node in nodes) == tied
+    assert any(inductor_compat.pinned_target(node) is not node.target for node in nodes) == tied
 
 
 def test_numbers_stay():
@@ -104,7 +104,9 @@ def reduced(x, y):
 
 def test_a_reduction_overwrites_only_what_nobody_else_reads():
     _, module = ties(reduced, [4, 4], [4, 4])
-    targets = [_torch.pinned_target(n) for n in module.graph.nodes if "all_reduce" in n.name]
+    targets = [
+        inductor_compat.pinned_target(n) for n in module.graph.nodes if "all_reduce" in n.name
+    ]
     in_place, copied = c10d.all_reduce_.default, c10d.all_reduce.default
     assert [t for t in targets if t in (in_place, copied)] == [in_place, copied, copied, in_place]
 

@@ -6,7 +6,7 @@ from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
 def tracker():
     """A traced all_reduce takes the largest value in place of the sum."""
-    from dynamo_dist.lowering import reduce, registry
+    from dynamo_dist.trace.lowering import reduce, registry
 
     def all_reduce(tensor, op="sum", group=None, async_op=False):
         return reduce.all_reduce(tensor, "max", group, async_op)

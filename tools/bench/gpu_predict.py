@@ -10,7 +10,6 @@ import gpu_products
 import torch
 from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
 
-from inductor_passes._torch import fake_tensor_mode
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import (
     all_gather_matmul,  # noqa: F401 - registers the operator
@@ -22,6 +21,7 @@ from inductor_passes.kernels.builds import builds, facts_of
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.torch_compat.tracing import fake_tensor_mode
 
 NORMS = (64, 512, 4096)
 CAPABILITY = 90

@@ -32,7 +32,7 @@ from torch.nn.utils import parametrize
 
 import dynamo_dist
 import inductor_passes
-from dynamo_dist.comparing.variants import break_count, simulated
+from dynamo_dist.benchmark.variants import break_count, simulated
 from dynamo_dist.reporting import Fact, collect
 from dynamo_dist.reporting.write import write_report
 from inductor_passes.records import GraphRecord

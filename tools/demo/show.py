@@ -14,8 +14,8 @@ from figures import quartiles, ratios, slowest
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_dist.comparing.records import VariantResult, merge
-from dynamo_dist.comparing.table import TITLES
+from dynamo_dist.benchmark.records import VariantResult, merge
+from dynamo_dist.benchmark.table import TITLES
 
 # fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
 TOLERANCE = 1e-5

@@ -24,11 +24,11 @@ from own_machine import Alone, write_topology
 from progress import Progress
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.comparing._torch import unique_graphs
-from dynamo_dist.comparing.measure import launches_counted
-from dynamo_dist.comparing.records import VARIANTS, VariantResult
-from dynamo_dist.comparing.variants import compiled, plugin_for, simulated
+from dynamo_dist.benchmark.measure import launches_counted
+from dynamo_dist.benchmark.records import VARIANTS, VariantResult
+from dynamo_dist.benchmark.variants import compiled, plugin_for, simulated
 from dynamo_dist.reporting import Fact, RunReport, collect
+from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
 from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3

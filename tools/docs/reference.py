@@ -26,7 +26,7 @@ import inductor_passes.__main__ as of_inductor_passes
 import inductor_passes.errors
 from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
-from dynamo_dist.reporting.catalog import CATALOG
+from dynamo_dist.reporting.breaks.catalog import CATALOG
 from inductor_passes import pin, plugins, registry
 from inductor_passes.machine.topology import file as topology_file
 from inductor_passes.pass_options import PassOptions

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist.comparing.records import Comparison
+from dynamo_dist.benchmark.records import Comparison
 from inductor_passes.testing import leave_process
 
 TOPOLOGY = "h100x8"

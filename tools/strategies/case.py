@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.verifying.compare import difference, tolerance_of
-from dynamo_dist.verifying.operators import Operators
-from dynamo_dist.verifying.ranks import split
+from dynamo_dist.numerics.compare import difference, tolerance_of
+from dynamo_dist.numerics.operators import Operators
+from dynamo_dist.numerics.ranks import split
 
 # Worst first: the verdict over an operator is the first that any of its cases has.
 OUTCOMES = (

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.verifying.ranks import local_shape
+from dynamo_dist.numerics.ranks import local_shape
 
 
 def problem(sample: Sample, mesh: DeviceMesh, layout: Layout) -> str:

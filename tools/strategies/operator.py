@@ -13,8 +13,8 @@ from strategies.layouts import describe, layouts
 from strategies.samples import EVEN, UNEVEN, Sample, samples, set_sizes, tensors
 from strategies.unequal import SAMPLES
 
+from dynamo_dist.numerics.ranks import all_ranks
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.verifying.ranks import all_ranks
 
 MESHES = ((4,), (2, 2))
 LAYOUTS = {1: 2, 2: 1}  # layouts of a sample, by the dimensions of the mesh

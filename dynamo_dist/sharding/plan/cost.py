@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from dynamo_dist.sharding.plan.record import Choice, MeshInfo, Program, Spec, Value
+from dynamo_dist.program import Choice, MeshInfo, Program, Spec, Value
 
 INFINITE = math.inf
 

@@ -18,15 +18,15 @@ from typing import Any
 from filelock import FileLock
 
 from dynamo_dist.errors import PlanError
+from dynamo_dist.program import Spec
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.sharding.plan.planner import Plan
-from dynamo_dist.sharding.plan.record import Spec
 from dynamo_dist.sharding.plan.trace import Line
 from inductor_passes import files
 from inductor_passes.files.whole import write_whole
 
 SCHEMA = 1
-# As dynamo_dist/sharding/plan/record.py has them; what DTensor alone knows stands behind a question mark.
+# As dynamo_dist/program.py has them; what DTensor alone knows stands behind a question mark.
 _WORD = re.compile(r"R|S[0-9]{1,4}|P[a-z]*|\?.+")
 _TEXT = {"type": "string"}
 _SPECS = {"type": "array", "items": _TEXT}

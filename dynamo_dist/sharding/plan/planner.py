@@ -10,8 +10,8 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.errors import PlanError
+from dynamo_dist.program import Choice, Program, stock_choice
 from dynamo_dist.sharding.plan.cost import Costs, Prices, is_view
-from dynamo_dist.sharding.plan.record import Choice, Program, stock_choice
 from dynamo_dist.sharding.plan.repeats import roots
 from dynamo_dist.sharding.plan.solve import Problem, solve
 from dynamo_dist.sharding.plan.strategies import Strategies

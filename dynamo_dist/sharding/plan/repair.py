@@ -18,14 +18,16 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist._torch import CacheKeyTag
 from dynamo_dist.errors import PlanError
 from dynamo_dist.reporting import plans
-from dynamo_dist.sharding.plan import _torch, file
+from dynamo_dist.sharding.plan import file
 from dynamo_dist.sharding.plan.cost import Prices
 from dynamo_dist.sharding.plan.planner import plan
 from dynamo_dist.sharding.plan.recording import record
 from dynamo_dist.sharding.plan.trace import Session, bracketed
+from dynamo_dist.torch_compat.dtensor import planning, words
+from dynamo_dist.torch_compat.dynamo.compiler import CacheKeyTag
+from dynamo_dist.torch_compat.inductor import code
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ def compile_repaired(
     try:
         tag.apply()
         try:
-            with session.active(), _torch.cacheable(marked):
+            with session.active(), code.cacheable(marked):
                 compiled = compile_(bracketed(gm, inputs), inputs)
         finally:
             tag.undo()
@@ -93,7 +95,7 @@ def find_plan(
                 "The plan file %s has no plan for this graph (%s): one is added.", path, name
             )
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
-    cached = os.path.join(_torch.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
+    cached = os.path.join(code.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
     with file.one_at_a_time(cached):
         known = None
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
@@ -118,7 +120,7 @@ def _keep(path: str, plans: dict[str, file.StoredPlan]) -> None:
 def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.StoredPlan | None:
     """A plan made now; None, with a warning, where there is none."""
     try:
-        with _torch.remembered_ways():
+        with planning.remembered_ways():
             recorded = record(gm, inputs)
             made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
     except PlanError as error:
@@ -143,7 +145,7 @@ def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
             said.append(f"{tuple(given.shape)} {given.dtype} {given.requires_grad}")
         if isinstance(given, DTensor):
             mesh = given.device_mesh
-            said.append(f"{given.placements} {mesh.device_type} {_torch.mesh_info(mesh)}")
+            said.append(f"{given.placements} {mesh.device_type} {words.mesh_info(mesh)}")
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:24]
 
 

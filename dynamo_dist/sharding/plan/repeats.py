@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo_dist.sharding.plan.record import Program, stock_choice
+from dynamo_dist.program import Program, stock_choice
 
 # Shorter runs than this are no layers, and ties of them would save nothing.
 LEAST_STEPS = 4

@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.errors import PlanError
-from dynamo_dist.sharding.plan import _torch
-from dynamo_dist.sharding.plan.record import Choice, Program, Ref, Source, Spec, Step
+from dynamo_dist.program import Choice, Program, Ref, Source, Spec, Step
+from dynamo_dist.torch_compat.dtensor import planning, words
 
 _session: Session | None = None
 
@@ -118,7 +118,7 @@ class Session:
     def __init__(self, script: Sequence[Line] | None = None) -> None:
         self.script = script
         self.answers: dict[object, tuple[Any, Choice | None]] = {}
-        self.hook = _torch.Interception(self.on_op, self.on_move, self.on_back, self.on_local)
+        self.hook = planning.Interception(self.on_op, self.on_move, self.on_back, self.on_local)
         self.begin(())
 
     def begin(self, inputs: Sequence[Any]) -> None:
@@ -158,7 +158,7 @@ class Session:
         mutable = bool(op._schema.is_mutable)
         fixed = (
             self.hook.has_own_rules(op)
-            or _torch.is_random(op)
+            or planning.is_random(op)
             or any(isinstance(leaf, torch.Tensor) for leaf in others)
             or any(t.device_mesh != tensors[0].device_mesh for t in tensors)
         )
@@ -167,26 +167,26 @@ class Session:
         with self._inside():
             index, inputs, planned = self._begin_step(text, tensors)
             if planned is not None:
-                given = iter([_torch.moved(t, s) for t, s in zip(tensors, planned, strict=True)])
+                given = iter([planning.moved(t, s) for t, s in zip(tensors, planned, strict=True)])
                 flat = [next(given) if isinstance(leaf, DTensor) else leaf for leaf in flat]
                 args, kwargs = pytree.tree_unflatten(flat, tree)
             schema = choice = None
             if self.script is None and not self.hook.has_own_rules(op):
                 schema, choice = self._answer(op, text, args, kwargs, tensors)
-            with _torch.steered(None if self.script is None else self.script[index].choice()):
+            with planning.steered(None if self.script is None else self.script[index].choice()):
                 result = self.hook.stock(op, args, kwargs)
         outputs = result if isinstance(result, (list, tuple)) else [result]
-        here = tuple(_torch.words(t.placements) for t in tensors)
+        here = tuple(words.words(t.placements) for t in tensors)
         self._end_step(
             index,
             Step(
                 "op",
                 text,
                 inputs,
-                tuple(_torch.value_of(o) if isinstance(o, DTensor) else None for o in outputs),
+                tuple(words.value_of(o) if isinstance(o, DTensor) else None for o in outputs),
                 choice.inputs if choice is not None else here,
                 tuple(
-                    _torch.words(o.placements) if isinstance(o, DTensor) else None for o in outputs
+                    words.words(o.placements) if isinstance(o, DTensor) else None for o in outputs
                 ),
                 self._mesh(tensors[0].device_mesh),
                 fixed=fixed or choice is None,
@@ -200,19 +200,19 @@ class Session:
     def on_move(
         self, stock: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
     ) -> Any:
-        target = _torch.words(placements)
+        target = words.words(placements)
         if self.depth or tensor.device_mesh != mesh or self._strays("redistribute", [tensor]):
             return stock(ctx, tensor, mesh, placements, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("redistribute", [tensor])
             if planned is not None:
                 target = planned[0]
-            goal = tuple(_torch.placement(text) for text in target)
+            goal = tuple(words.placement(text) for text in target)
             result = stock(ctx, tensor, mesh, goal, *rest)
         self._moved(index, "redistribute", tensor, inputs, result, target, fixed=True)
         # Where an input of the graph enters, its gradient must come back to where it lies.
         ctx.dynamo_dist_pinned = (
-            self._is_input(inputs[0]) and _torch.words(tensor.placements) == target
+            self._is_input(inputs[0]) and words.words(tensor.placements) == target
         )
         return result
 
@@ -225,9 +225,9 @@ class Session:
         with self._inside():
             index, inputs, planned = self._begin_step(f"back pinned={pinned}", [gradient])
             if planned is not None:
-                _torch.set_backward_target(ctx, planned[0])
+                planning.set_backward_target(ctx, planned[0])
             results = stock(ctx, gradient)
-        target = _torch.words(results[0].placements)
+        target = words.words(results[0].placements)
         self._moved(index, "back", gradient, inputs, results[0], target, fixed=pinned)
         return results
 
@@ -236,9 +236,9 @@ class Session:
             return stock(ctx, tensor, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("to_local", [tensor])
-            here = tensor if planned is None else _torch.moved(tensor, planned[0])
+            here = tensor if planned is None else planning.moved(tensor, planned[0])
             result = stock(ctx, here, *rest)
-        spec = _torch.words(here.placements)
+        spec = words.words(here.placements)
         self._end_step(
             index,
             Step(
@@ -263,10 +263,10 @@ class Session:
         self, op: Any, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
     ) -> tuple[Any, Choice | None]:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
-        key = (text, tuple((_torch.value_of(t), t.placements, t.device_mesh) for t in tensors))
+        key = (text, tuple((words.value_of(t), t.placements, t.device_mesh) for t in tensors))
         if key not in self.answers:
-            schema = _torch.schema_of(op, args, kwargs)
-            self.answers[key] = schema, _torch.propagated(schema)
+            schema = planning.schema_of(op, args, kwargs)
+            self.answers[key] = schema, planning.propagated(schema)
         return self.answers[key]
 
     def _begin_step(
@@ -281,7 +281,7 @@ class Session:
             raise self._unfit(text)
         planned = self.script[index].inputs
         for tensor, spec in zip(tensors, planned, strict=True):
-            if not _torch.can_lie(tensor, spec):
+            if not words.can_lie(tensor, spec):
                 raise PlanError(
                     f"The plan puts an input of operation {index}, {text!r}, at {' | '.join(spec)!r}.",
                     f"It has {tensor.ndim} dimensions, its mesh {tensor.device_mesh.ndim}.",
@@ -342,7 +342,7 @@ class Session:
             kind,
             text,
             inputs,
-            (_torch.value_of(result),),
+            (words.value_of(result),),
             (target,),
             (target,),
             self._mesh(tensor.device_mesh),
@@ -355,8 +355,8 @@ class Session:
         return known[0] if known is not None else self._source(tensor, is_input=False)
 
     def _source(self, tensor: Any, *, is_input: bool) -> Ref:
-        spec = _torch.words(tensor.placements)
-        self.program.sources.append(Source(_torch.value_of(tensor), spec, is_input))
+        spec = words.words(tensor.placements)
+        self.program.sources.append(Source(words.value_of(tensor), spec, is_input))
         ref = Ref(-len(self.program.sources))
         self.refs[id(tensor)] = ref, tensor
         return ref

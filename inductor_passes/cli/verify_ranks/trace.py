@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from inductor_passes import _torch
 from inductor_passes.cli.fake_rank import run_script
 from inductor_passes.cli.verify_ranks.compare import Launch
 from inductor_passes.records import OWN_SHARES, GraphRecord
 from inductor_passes.reporting import recorder
+from inductor_passes.torch_compat import c10d
 
 
 @dataclass
@@ -26,7 +26,7 @@ def trace_rank(script: str, arguments: Sequence[str], rank: int, world_size: int
     found = Traced(rank)
 
     def keep(record: GraphRecord) -> None:
-        groups = _torch.known_groups()
+        groups = c10d.known_groups()
         found.graphs[record.graph_id] = [
             Launch(
                 c.kind,

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import sympy
 
-from inductor_passes import _torch
+from inductor_passes.torch_compat import sizes
 
 
 class Amount(float):
@@ -117,5 +117,5 @@ def symbolic_sizes() -> Iterator[Sizes]:
             found.hints[amount.expr] = hint
         return amount
 
-    with _torch.sizes_read_by(read):
+    with sizes.sizes_read_by(read):
         yield found

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from inductor_passes._torch import size_hint
 from inductor_passes.graph.kinds import loop_of
 from inductor_passes.machine.prices.amount import Amount, largest, smallest
+from inductor_passes.torch_compat.sizes import size_hint
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes._torch import group_ranks, world_size
 from inductor_passes.graph.collectives import argument
 from inductor_passes.machine.prices.amount import ceiling
+from inductor_passes.torch_compat.c10d import group_ranks, world_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes._torch import size_hint, world_size
 from inductor_passes.graph.collectives import argument, blocking_kind, kind, role
 from inductor_passes.machine.prices.group_shape import GroupShape, shape_of
 from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.torch_compat.c10d import world_size
+from inductor_passes.torch_compat.sizes import size_hint
 
 
 def node_us(

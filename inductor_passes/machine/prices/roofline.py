@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes._torch import known_groups, world_size
 from inductor_passes.graph.collectives import payloads, role
 from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
 from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
@@ -19,6 +18,7 @@ from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
 from inductor_passes.machine.topology.topology import Topology
+from inductor_passes.torch_compat.c10d import known_groups, world_size
 
 
 class TopologyCostModel:

@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dynamo_dist import data_parallel
 from dynamo_dist.errors import DataParallelError
-from dynamo_dist.parallel import _torch
+from dynamo_dist.torch_compat import wrappers
 
 SHOWN = ("mm", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 
@@ -331,4 +331,4 @@ def test_checkpointed_gathers_need_no_advice(mesh, enabled, caplog):
     model = data_parallel(two_layers(), mesh["tp"])
     training_step(model, torch.ones(3, 8), mesh)
     warned = "context_fn is passed" in caplog.text
-    assert warned is not _torch.CHECKPOINT_REACHES_INSIDE
+    assert warned is not wrappers.CHECKPOINT_REACHES_INSIDE

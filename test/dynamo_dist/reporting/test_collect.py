@@ -10,7 +10,7 @@ import torch._dynamo.utils as dynamo_utils
 import torch.distributed as dist
 
 from dynamo_dist.reporting import collect, explain
-from dynamo_dist.reporting.catalog import CATALOG, Cause
+from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.reporting import recorder
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamo_dist.verifying.ranks import all_ranks
+from dynamo_dist.numerics.ranks import all_ranks
 
 
 @pytest.fixture

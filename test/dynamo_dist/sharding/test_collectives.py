@@ -8,9 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.sharding import _torch
+from dynamo_dist.numerics.ranks import join, split
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.verifying.ranks import join, split
+from dynamo_dist.torch_compat.dtensor import specs
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -122,9 +122,9 @@ def test_which_groups_are_beside():
             name: tuple(dist.get_process_group_ranks(mesh[name].get_group()))
             for name in ("dp", "cp", "tp")
         }
-        assert _torch.is_beside(mesh["dp"], ranks["tp"])
-        assert _torch.is_beside(mesh["dp", "cp"], ranks["tp"])
-        assert not _torch.is_beside(mesh["dp", "cp"], ranks["cp"])
-        assert not _torch.is_beside(mesh["dp"], tuple(range(8)))
-        assert not _torch.is_beside(mesh["dp"], (0, 5))  # another place of the mesh
-        assert not _torch.is_beside(init_device_mesh("cpu", (8,)), ranks["tp"])
+        assert specs.is_beside(mesh["dp"], ranks["tp"])
+        assert specs.is_beside(mesh["dp", "cp"], ranks["tp"])
+        assert not specs.is_beside(mesh["dp", "cp"], ranks["cp"])
+        assert not specs.is_beside(mesh["dp"], tuple(range(8)))
+        assert not specs.is_beside(mesh["dp"], (0, 5))  # another place of the mesh
+        assert not specs.is_beside(init_device_mesh("cpu", (8,)), ranks["tp"])

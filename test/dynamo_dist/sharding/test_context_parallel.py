@@ -7,8 +7,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 
 from dynamo_dist.errors import StrategyError
+from dynamo_dist.numerics.ranks import join, split
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.verifying.ranks import join, split
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.verifying.ranks import join, split
+from dynamo_dist.numerics.ranks import join, split
 
 INDEX = torch.tensor([[0, 4], [1, 3], [2, 2]])
 OF_EACH_ROW = {

@@ -10,8 +10,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import dynamo_dist
 from dynamo_dist import versions
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.verifying.compare import same_on_all_ranks
-from dynamo_dist.verifying.ranks import join, split
+from dynamo_dist.numerics.compare import same_on_all_ranks
+from dynamo_dist.numerics.ranks import join, split
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -97,7 +97,7 @@ def planted(call):
 
 
 def test_an_error_in_a_strategy_of_ours_is_no_gather(ranks, monkeypatch):
-    from dynamo_dist.sharding import registry
+    from dynamo_dist.sharding.rules import registry
 
     dynamo_dist.disable()
     monkeypatch.setitem(registry.indexing.ROWS, "aten.searchsorted.Tensor", planted)
@@ -111,13 +111,13 @@ def test_an_error_in_a_strategy_of_ours_is_no_gather(ranks, monkeypatch):
 
 
 def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
-    from dynamo_dist.sharding import _torch
+    from dynamo_dist.torch_compat.dtensor import calls
 
     dynamo_dist.disable()
     op = torch.ops.aten.view.default
     x = torch.arange(8.0)
     with monkeypatch.context() as patched:
-        patched.setitem(_torch.propagator().op_strategy_funcs, op, planted)
+        patched.setitem(calls.propagator().op_strategy_funcs, op, planted)
         with dynamo_dist.enabled():  # off again before what it found is put back
             found = split(x, ranks, [Shard(0)]).view(4, 2)
     assert found.placements == (Replicate(),)

@@ -8,8 +8,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import dynamo_dist
+from dynamo_dist.numerics.ranks import split
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.verifying.ranks import split
 
 
 @pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv])

@@ -5,8 +5,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import StrategyError
+from dynamo_dist.numerics.ranks import join, split
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.verifying.ranks import join, split
 from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import launches
 

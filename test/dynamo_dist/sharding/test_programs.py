@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_dist.verifying import verify
-from dynamo_dist.verifying.ranks import split
+from dynamo_dist.numerics import verify
+from dynamo_dist.numerics.ranks import split
 
 PROGRAMS = runpy.run_path(str(Path(__file__).parent / "programs.py"))["PROGRAMS"]
 

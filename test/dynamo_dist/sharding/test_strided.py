@@ -5,9 +5,9 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist.parallel._torch import strided_shard
-from dynamo_dist.verifying._torch import LocalTensor
-from dynamo_dist.verifying.ranks import join
+from dynamo_dist.numerics.ranks import join
+from dynamo_dist.torch_compat.dtensor.types import LocalTensor
+from dynamo_dist.torch_compat.wrappers import strided_shard
 
 RANKS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 UPDATES = {

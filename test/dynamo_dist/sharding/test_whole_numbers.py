@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from dynamo_dist import versions
-from dynamo_dist.verifying.ranks import join, split
+from dynamo_dist.numerics.ranks import join, split
 
 VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
 

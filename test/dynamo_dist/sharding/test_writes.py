@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import dynamo_dist
-from dynamo_dist.verifying.ranks import join, split
+from dynamo_dist.numerics.ranks import join, split
 
 
 def slice_of_rows(x):

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inductor_passes import _torch
 from inductor_passes.agree import carried, orders
 from inductor_passes.agree.graph import Frame, frame_in_work, number_launches, place_of
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
@@ -22,6 +21,8 @@ from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferEr
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.testing import dump, fake_group, trace
+from inductor_passes.torch_compat import c10d as c10d_compat
+from inductor_passes.torch_compat import caches, dynamo
 
 c10d = torch.ops._c10d_functional
 SUM = "all_reduce sum float32"
@@ -36,7 +37,7 @@ def stream(*paths, partial=False, what=SUM, ranks=(0, 1)):
 @pytest.fixture
 def job(monkeypatch):
     orders.forget()
-    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     return lambda store: Orders(store, 0, None)
 
 
@@ -93,12 +94,12 @@ def test_the_time_is_read_from_the_environment():
 
 def test_a_plan_given_up_or_another_job_ends_what_holds(job, monkeypatch):
     one = job(None)
-    monkeypatch.setattr(_torch, "reads_default_group", lambda: lambda: None)
+    monkeypatch.setattr(c10d_compat, "reads_default_group", lambda: lambda: None)
     holds = one.still_holds()
     assert holds()
     one._given_up += 1
     assert not holds() and one.still_holds()()
-    monkeypatch.setattr(_torch, "reads_default_group", lambda: lambda: object())
+    monkeypatch.setattr(c10d_compat, "reads_default_group", lambda: lambda: object())
     assert not one.still_holds()()
 
 
@@ -127,14 +128,14 @@ def test_code_carries_its_stream_and_plan():
 )
 def test_damaged_code_counts_as_without(data, caplog):
     before = carried.Counts()
-    _torch.counters()[carried.PREFIX + urlsafe_b64encode(data).decode()] += 1
+    caches.counters()[carried.PREFIX + urlsafe_b64encode(data).decode()] += 1
     assert before.since() == [] and "cannot be read" in caplog.text
 
 
 def test_deep_nesting_is_damage_too(caplog):
     before = carried.Counts()
     deep = zlib.compress(b"[" * 100_000 + b"]" * 100_000)
-    _torch.counters()[carried.PREFIX + urlsafe_b64encode(deep).decode()] += 1
+    caches.counters()[carried.PREFIX + urlsafe_b64encode(deep).decode()] += 1
     assert before.since() == []
 
 
@@ -276,7 +277,7 @@ def test_a_module_of_torch_is_known_by_its_own_function():
 )
 @pytest.mark.parametrize("backward", [False, True])
 def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backward, monkeypatch):
-    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     monkeypatch.setenv(orders.SECONDS, "2" if mine else "0.2")
     store, root = dist.HashStore(), "call (layers.py:1-20)"
 
@@ -296,7 +297,7 @@ def test_one_function_in_one_place_launches_the_same(mine, theirs, alike, backwa
 
 @pytest.mark.parametrize("seconds", ["0.1", "0"])
 def test_what_gathers_again_for_its_backward_is_no_function_for_python(seconds, job, monkeypatch):
-    monkeypatch.setattr(_torch, "frame_number", lambda: 7)
+    monkeypatch.setattr(dynamo, "frame_number", lambda: 7)
     own = job(dist.HashStore())
     monkeypatch.setenv(orders.SECONDS, seconds)
     for what, backward, unlike in (
@@ -316,7 +317,7 @@ def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_al
     def other():
         return 2
 
-    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     orders.forget()
     store = dist.HashStore()
     ranks = [Orders(store, rank, None) for rank in range(2)]

@@ -2,10 +2,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inductor_passes import _torch
 from inductor_passes.attach.checks import check_groups
 from inductor_passes.errors import GroupError
 from inductor_passes.testing import fake_group, trace
+from inductor_passes.torch_compat import c10d as c10d_compat
 
 c10d = torch.ops._c10d_functional
 
@@ -29,7 +29,7 @@ def test_no_group_is_said_while_compiling():
 def test_a_device_that_the_group_does_not_serve_is_said_while_compiling(monkeypatch):
     with fake_group(2):
         graph = trace(program, [4])
-        monkeypatch.setattr(_torch, "group_device_types", lambda name: frozenset({"cuda"}))
+        monkeypatch.setattr(c10d_compat, "group_device_types", lambda name: frozenset({"cuda"}))
         launch = next(n for n in graph.nodes if "all_reduce" in n.name)
         launch.meta["stack_trace"] = 'File "model.py", line 7, in forward\n    dist.all_reduce(x)'
         with pytest.raises(GroupError, match=r"cpu tensor.*serve cuda \(from model.py:7.*init_dev"):
@@ -39,9 +39,9 @@ def test_a_device_that_the_group_does_not_serve_is_said_while_compiling(monkeypa
 def test_what_a_real_group_serves_is_read():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert _torch.group_device_types("0") == {"cpu"} | (
-            _torch.group_device_types("0") - {"cpu"}
+        assert c10d_compat.group_device_types("0") == {"cpu"} | (
+            c10d_compat.group_device_types("0") - {"cpu"}
         )
-        assert _torch.group_device_types("nobody") is None
+        assert c10d_compat.group_device_types("nobody") is None
     finally:
         dist.destroy_process_group()

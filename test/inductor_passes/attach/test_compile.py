@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from inductor_passes import _torch
 from inductor_passes.agree import orders
 from inductor_passes.attach import compile
+from inductor_passes.torch_compat import c10d, caches
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 
 class Job:
@@ -25,23 +26,23 @@ class Job:
 def phases(monkeypatch):
     """The phases that Inductor compiled, in a job with another rank; its backward graphs do not compile at first."""
     monkeypatch.setattr(orders, "current", Job)
-    monkeypatch.setattr(_torch, "real_groups", lambda: {"0": (0, 1)})
+    monkeypatch.setattr(c10d, "real_groups", lambda: {"0": (0, 1)})
     found = []
 
     def inner(gm, inputs, **how):
         found.append("backward" if how.get("is_backward") else "forward")
         if found.count("backward") == 1 and found[-1] == "backward":
             raise NotImplementedError("not this one")
-        return _torch.run_graph_passes(gm, inputs, **how)
+        return inductor_compat.run_graph_passes(gm, inputs, **how)
 
-    monkeypatch.setattr(_torch, "compile_fx_inner", inner)
+    monkeypatch.setattr(inductor_compat, "compile_fx_inner", inner)
     torch._dynamo.reset()
     return found
 
 
 def test_a_backward_graph_comes_with_its_forward_one_and_is_tried_again_when_needed(phases, caplog):
     x = torch.randn(4, 4, requires_grad=True)
-    with _torch.no_compile_caches():
+    with caches.no_compile_caches():
         y = torch.compile(lambda x: x.sin() * 2, backend=compile.compile_graph)(x)
         assert phases == ["forward", "backward", "forward"] and "not this one" in caplog.text
         y.sum().backward()
@@ -51,6 +52,6 @@ def test_a_backward_graph_comes_with_its_forward_one_and_is_tried_again_when_nee
 
 def test_compiled_autograd_needs_no_backward_graph(phases):
     x = torch.randn(4, 4, requires_grad=True)
-    with _torch.no_compile_caches(), torch._dynamo.config.patch(compiled_autograd=True):
+    with caches.no_compile_caches(), torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda x: x.sin() * 2, backend=compile.compile_graph)(x)
     assert phases == ["forward"]

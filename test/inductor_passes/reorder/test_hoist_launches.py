@@ -154,7 +154,7 @@ return mm_1""",
                 self.assertEqual(dump(graph), once)
 
     def test_nothing_passes_a_barrier(self):
-        from dynamo_dist.lowering import ops  # noqa: F401  (defines the operator)
+        from dynamo_dist.trace.lowering import ops  # noqa: F401  (defines the operator)
 
         def fenced(x, v, w):
             a = c10d.wait_tensor(c10d.all_gather_into_tensor(v, 8, "0"))

@@ -8,9 +8,9 @@ import torch
 from expecttest import TestCase
 
 from inductor_passes import PassOptions, run_passes
-from inductor_passes import _torch as private
 from inductor_passes.reporting.pass_log import FOLDER
 from inductor_passes.testing import trace
+from inductor_passes.torch_compat import logs
 
 OPTIONS = PassOptions(topology="h100x8", passes=("share_launches", "sink_waits"))
 
@@ -31,7 +31,7 @@ def logged(monkeypatch):
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     own.handlers = [handler]
-    monkeypatch.setattr(private, "artifact_logger", lambda module, artifact: own)
+    monkeypatch.setattr(logs, "artifact_logger", lambda module, artifact: own)
     return lines
 
 

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from inductor_passes import _torch
 from inductor_passes.records import GraphRecord, PassRecord, SpanRecord, TimelineRecord
 from inductor_passes.reporting import recorder
+from inductor_passes.torch_compat import caches
 
 EMPTY = TimelineRecord((SpanRecord("compute", "mm", "mm", 0.0, 2.0),), 2.0, 2.0, 0.0, 0.0, 64)
 
@@ -19,9 +19,9 @@ def record(graph_id="0/0:forward", **changes):
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(recorder, "_published", {})
-    saved = dict(_torch.counters())
+    saved = dict(caches.counters())
     yield tmp_path
-    counts = _torch.counters()
+    counts = caches.counters()
     counts.clear()
     counts.update(saved)
 
@@ -44,7 +44,7 @@ def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
     key = recorder.compiled(record())
     seen = []
     unsubscribe = recorder.subscribe(seen.append)
-    _torch.counters()[recorder.PREFIX + key] += 1  # what a cache hit does
+    caches.counters()[recorder.PREFIX + key] += 1  # what a cache hit does
     assert len(recorder.publish_cached(lambda r: "1/0:" + r.phase)) == 1
     unsubscribe()
     assert seen == [record("1/0:forward")]
@@ -53,8 +53,8 @@ def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
 
 def test_cleared_counters_do_not_hide_a_cache_hit():
     key = recorder.compiled(record())
-    _torch.counters().clear()
-    _torch.counters()[recorder.PREFIX + key] += 1
+    caches.counters().clear()
+    caches.counters()[recorder.PREFIX + key] += 1
     assert len(recorder.publish_cached()) == 1
 
 
@@ -81,6 +81,6 @@ def test_a_subscriber_that_raises_stops_neither_the_compile_nor_the_others(caplo
 
 
 def test_an_unwritable_cache_costs_a_warning(monkeypatch, caplog):
-    monkeypatch.setattr(_torch, "cache_dir", lambda: "/proc/nowhere")
+    monkeypatch.setattr(caches, "cache_dir", lambda: "/proc/nowhere")
     recorder.store("k", record())
     assert "could not be stored" in caplog.text

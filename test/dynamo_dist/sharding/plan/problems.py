@@ -1,6 +1,6 @@
 """Small programs of the planner's own words, for tests that need no torch."""
 
-from dynamo_dist.sharding.plan.record import MeshInfo, Program, Ref, Source, Step, Value
+from dynamo_dist.program import MeshInfo, Program, Ref, Source, Step, Value
 
 LINE = MeshInfo((4,), ((0, 1, 2, 3),), 4)
 SQUARE = MeshInfo((2, 4), ((0, 4), (0, 1, 2, 3)), 8)

@@ -1,7 +1,7 @@
 import runpy
 from pathlib import Path
 
-from dynamo_dist.sharding.plan.record import Program, Ref, Source
+from dynamo_dist.program import Program, Ref, Source
 from dynamo_dist.sharding.plan.repeats import roots
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))

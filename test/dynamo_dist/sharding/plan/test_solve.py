@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_dist.program import Choice, Program, Ref, Source, stock_choice
 from dynamo_dist.sharding.plan.cost import Costs
-from dynamo_dist.sharding.plan.record import Choice, Program, Ref, Source, stock_choice
 from dynamo_dist.sharding.plan.solve import Problem, improve, solve
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))

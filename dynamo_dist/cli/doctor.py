@@ -1,0 +1,284 @@
+"""``python -m dynamo_dist doctor``: what this installation can do, and what it cannot and why.
+
+``--json`` prints one object::
+
+    {"supported": bool,          torch's version is among the supported ones
+     "enabled": bool,            enable() is in force in this process
+     "versions": {name: str or null},             null: not installed
+     "probes": [{"name", "holds", "meaning"}],    what this torch has, as our code asks for it
+     "trackers": [str],          those that enable() would install
+     "passes": [str],            those that the pipeline would run, third parties' included
+     "degraded": [{"what", "why", "fix"}]}
+
+With ``--changes``, what ``enable()`` changes in torch instead, as a list of::
+
+    {"places": [str], "how": str, "why": str, "made_by": str, "versions": str, "issue": str}
+
+The exit status is 0, or 1 where torch is not supported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from dynamo_dist import activation, switch, versions
+from dynamo_dist.config import TRACKER_NAMES, TRACKERS_OFF, DistConfig
+from dynamo_dist.errors import ConfigError
+from inductor_passes.reporting.entries import print_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from dynamo_dist.changes import Listed
+
+PROBE_MEANINGS = {
+    "opaque_types": "groups, meshes and placements are opaque objects to Dynamo (torch 2.12)",
+    "custom_class_names": "opaque objects are called custom classes (torch 2.14)",
+    "getattro_protocol": "trackers answer tp_getattro_impl instead of var_getattr (torch 2.14)",
+    "config_per_thread": "config values are kept for each thread apart (torch 2.13)",
+    "subgraph_reuse": "guards can be evaluated while tracing (torch 2.13)",
+    "short_log_names": "TORCH_LOGS understands dist (torch 2.13, package installed)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One question to this torch, with the answer."""
+
+    name: str
+    holds: bool
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """Something that is off or less than it could be."""
+
+    what: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The findings that ``doctor`` prints; the module's docstring explains the fields."""
+
+    supported: bool
+    enabled: bool
+    versions: dict[str, str | None]
+    probes: tuple[Probe, ...]
+    trackers: tuple[str, ...]
+    passes: tuple[str, ...]
+    degraded: tuple[Degraded, ...]
+
+
+def diagnose(torch_version: str | None = None) -> Diagnosis:
+    """Look at this process. ``torch_version`` stands in for torch's own, for a test."""
+    found = {
+        name: _version(name) for name in ("dynamo-dist", "torch", "triton", "rich", "transformers")
+    }
+    if torch_version is not None:
+        found["torch"] = torch_version
+    supported = found["torch"] is not None and versions.is_supported(found["torch"])
+    config, misconfigured = _config()
+    probes = _probes() if supported else ()
+    passes, failures = _passes() if supported else ((), ())
+    return Diagnosis(
+        supported=supported,
+        enabled=switch.is_enabled(),
+        versions={"python": platform.python_version(), **found},
+        probes=probes,
+        trackers=tuple(n for n in TRACKER_NAMES if supported and n not in config.trackers_off),
+        passes=passes,
+        degraded=(*misconfigured, *_degraded(found, supported, config, probes), *failures),
+    )
+
+
+def _config() -> tuple[DistConfig, tuple[Degraded, ...]]:
+    try:
+        return DistConfig.from_env(), ()
+    except ConfigError as error:
+        return DistConfig(), (Degraded("enable()", f"{error.what} {error.why}", error.fix),)
+
+
+def _version(distribution: str) -> str | None:
+    if distribution == "torch":
+        import torch
+
+        return torch.__version__
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _probes() -> tuple[Probe, ...]:
+    from dynamo_dist.torch_compat.dynamo import opaque
+
+    answers = opaque.probes()
+    return tuple(Probe(name, answers[name], meaning) for name, meaning in PROBE_MEANINGS.items())
+
+
+def _passes() -> tuple[tuple[str, ...], tuple[Degraded, ...]]:
+    import inductor_passes
+    from dynamo_dist import plugins
+    from inductor_passes.plugins import OFF
+
+    names = tuple(inductor_passes.registered_passes())
+    return names, tuple(
+        Degraded(f"plugin {name}", why, f"Repair it, uninstall its package, or set {OFF}={name}.")
+        for name, why in (
+            *inductor_passes.plugin_failures().items(),
+            *plugins.plugin_failures().items(),
+        )
+    )
+
+
+def _degraded(
+    found: dict[str, str | None], supported: bool, config: DistConfig, probes: tuple[Probe, ...]
+) -> list[Degraded]:
+    if not supported:
+        return [
+            Degraded(
+                "everything",
+                f"torch {found['torch']} is not supported; {versions.SUPPORTED} are.",
+                "Install a supported torch.",
+            )
+        ]
+    problems = []
+    if found["triton"] is None:
+        problems.append(
+            Degraded(
+                "fusing of collectives into kernels",
+                "triton is not installed.",
+                "pip install triton (Linux with an NVIDIA or AMD GPU).",
+            )
+        )
+    if not _has_accelerator():
+        problems.append(
+            Degraded(
+                "GPU kernels and measured GPU times",
+                "torch sees no CUDA device.",
+                "Nothing to do on a CPU machine: graphs compile, GPU times are modelled.",
+            )
+        )
+    if not _is_installed():
+        problems.append(
+            Degraded(
+                'torch.compile(backend="dynamo_dist") by name',
+                "the package is on the path but not installed, so its entry points are unknown.",
+                "pip install dynamo-dist, or pip install -e . in a checkout.",
+            )
+        )
+    problems += [
+        Degraded(
+            "short names in TORCH_LOGS",
+            "torch reads TORCH_LOGS before it loads plugins up to 2.12, and loads none under "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
+            'Name the module: TORCH_LOGS="+dynamo_dist.activation".',
+        )
+        for probe in probes
+        if probe.name == "short_log_names" and not probe.holds
+    ]
+    problems += [
+        Degraded(f"tracker {name}", f"{TRACKERS_OFF}={os.environ[TRACKERS_OFF]}", "Unset it.")
+        for name in sorted(config.trackers_off)
+    ]
+    return problems
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _is_installed() -> bool:
+    group = activation.BACKEND.group
+    return any(
+        point.name == activation.BACKEND.name for point in metadata.entry_points(group=group)
+    )
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """The documented object, indented."""
+    return json.dumps(dataclasses.asdict(diagnosis), indent=2)
+
+
+def render(diagnosis: Diagnosis, console: Console) -> None:
+    """The same for a reader."""
+    from rich.table import Table
+
+    state = "supported" if diagnosis.supported else f"NOT supported ({versions.SUPPORTED} are)"
+    console.print(f"torch {diagnosis.versions['torch']} is {state}", highlight=False)
+    table = Table("package", "version", title="Versions", title_justify="left")
+    for name, version in diagnosis.versions.items():
+        table.add_row(name, version or "absent")
+    console.print(table)
+    if diagnosis.probes:
+        table = Table("probe", "holds", "meaning", title="This torch", title_justify="left")
+        for probe in diagnosis.probes:
+            table.add_row(probe.name, "yes" if probe.holds else "no", probe.meaning)
+        console.print(table)
+    console.print(f"Trackers: {', '.join(diagnosis.trackers) or 'none'}", highlight=False)
+    console.print(f"Passes:   {', '.join(diagnosis.passes) or 'none'}", highlight=False)
+    if diagnosis.degraded:
+        console.print("Off or degraded:")
+        print_entries(console, ((each.what, (each.why, each.fix)) for each in diagnosis.degraded))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of ``doctor``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--changes", action="store_true", help="what enable() changes in torch, and why"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the diagnosis, or the changes; the exit status."""
+    diagnosis = diagnose()
+    if arguments.changes and diagnosis.supported:
+        return _print_changes(arguments.json)
+    if arguments.json:
+        print(to_json(diagnosis))
+    else:
+        from rich.console import Console
+
+        render(diagnosis, Console())
+    return 0 if diagnosis.supported else 1
+
+
+def _print_changes(as_json: bool) -> int:
+    from rich.console import Console
+
+    from dynamo_dist import changes
+
+    found = changes.listed()
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        return 0
+    console = Console()
+    count = sum(len(each.places) for each in found)
+    console.print(f"{count} changes of enable(), in order; disable() undoes them", highlight=False)
+    print_entries(console, ((each.places[0], _told(each)) for each in found))
+    return 0
+
+
+def _told(change: Listed) -> Iterator[str]:
+    if others := len(change.places) - 1:
+        yield f"and {others} more, which --json names"
+    yield change.how
+    if change.why:
+        yield change.why
+    seen = f"seen in {change.versions}" if change.versions else ""
+    yield ", ".join(filter(None, (change.made_by, seen, change.issue)))

@@ -1,0 +1,101 @@
+"""A comparison of two results: whether they are the same, and how far apart they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.numerics.ranks import LayoutError, join, resolved
+
+# Sums in another order: a few units in the last place for each of the numbers added up.
+TOLERANCES = {
+    torch.float64: 1e-8,
+    torch.complex128: 1e-8,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 2e-2,
+    torch.complex32: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+
+
+def difference(
+    found: Any,
+    expected: Any,
+    values: bool = True,
+    tolerance: float | None = None,
+    same_replicas: bool = True,
+) -> str:
+    """Tell what differs between a result on all ranks and that of one device; empty if nothing does.
+
+    ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree. Without
+    ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest value; by default
+    it is that of the dtype. Replicas are the same to the last bit, unless ``same_replicas`` is False.
+    """
+    if not isinstance(expected, torch.Tensor):
+        if isinstance(found, torch.Tensor) or not values or _equal(found, expected):
+            return ""
+        return f"{found!r}, expected {expected!r}"
+    if found is None:
+        # No gradient where one device has a gradient of zeros means the same.
+        return "missing" if expected.count_nonzero() else ""
+    try:
+        whole = (
+            join(found, values and same_replicas)
+            if isinstance(found, DTensor)
+            else same_on_all_ranks(found)
+        )
+    except LayoutError as error:
+        return str(error)
+    if whole.shape != expected.shape:
+        return f"shape {tuple(whole.shape)}, expected {tuple(expected.shape)}"
+    if whole.dtype != expected.dtype:
+        return f"{whole.dtype}, expected {expected.dtype}"
+    return how_far(whole, expected, tolerance) if values else ""
+
+
+def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The one value of a tensor that is no DTensor; raises LayoutError if ranks have different ones."""
+    reconcile = getattr(tensor, "reconcile", None)
+    if reconcile is None:
+        return tensor.detach()
+    try:
+        return reconcile().detach()
+    except AssertionError:
+        raise LayoutError("plain tensors differ from rank to rank") from None
+
+
+def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = None) -> str:
+    """Empty if close, for their dtype by default, else by how much they differ at most."""
+    one, other = resolved(one), resolved(other)
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    allowed = TOLERANCES.get(one.dtype)
+    if allowed is None:
+        return "" if torch.equal(one, other) else f"{int((one != other).sum())} values differ"
+    if one.dtype is torch.complex32:  # few operators take it
+        one, other = one.to(torch.complex64), other.to(torch.complex64)
+    # Relative to the whole tensor: an element near zero may be a difference of large ones.
+    scale = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if other.numel() else 0.0
+    allowed = allowed if tolerance is None else tolerance
+    close = torch.allclose(one, other, rtol=allowed, atol=allowed * max(1.0, scale), equal_nan=True)
+    if close:
+        return ""
+    return f"values differ by at most {(one - other).abs().max().item():.3g}"
+
+
+def tolerance_of(*tensors: object) -> float:
+    """The tolerance of the least precise among the tensors: what is computed from it is no better."""
+    return max(
+        (TOLERANCES.get(t.dtype, 0.0) for t in tensors if isinstance(t, torch.Tensor)), default=0.0
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        both_nan = one != one and other != other
+        return both_nan or math.isclose(one, other, rel_tol=1e-8, abs_tol=1e-8)
+    return bool(one == other)

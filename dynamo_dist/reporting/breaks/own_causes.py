@@ -1,0 +1,176 @@
+"""The causes of this package's own breaks: for each kind that a tracker or the lowering names, what to write."""
+
+from __future__ import annotations
+
+from dynamo_dist.reporting.breaks.cause import Cause
+
+OWN: tuple[Cause, ...] = (
+    Cause(
+        name="object_collective",
+        kind=r"^Collective on Python objects$",
+        detail=r"torch\.distributed\.(?P<collective>\w+)",
+        why=(
+            "$collective pickles Python objects and gives new ones at every call, which decide what the "
+            "program does next: a graph that holds one call's objects would be wrong for the next."
+        ),
+        fix=(
+            "# exchange the objects outside, pass the result in as a plain value\n"
+            "objects = [None] * dist.get_world_size(group)\n"
+            "dist.all_gather_object(objects, mine, group=group)\n"
+            "y = compiled(x, objects)"
+        ),
+    ),
+    Cause(
+        name="reduce_op_without_name",
+        kind=r"^Reduce op that cannot be written in a graph$",
+        why="A graph holds the reduce op as text; a premultiplied sum whose factor is a tensor has none.",
+        fix="x.mul_(factor)    # the same sum\ndist.all_reduce(x, group=group)",
+    ),
+    Cause(
+        name="receive_from_any",
+        kind=r"^Receive from any rank that returns the sender$",
+        why="recv without a source returns the sender's rank, which is known only when the graph runs.",
+        fix="dist.recv(x, src=sender)\n# or, if nobody asks who sent it\ndist.irecv(x).wait()",
+    ),
+    Cause(
+        name="coalesced_kinds",
+        kind=r"^Collectives of several kinds in one coalescing manager$",
+        why="A coalescing manager makes one launch of what is called inside, so that must be of one kind.",
+        fix=(
+            "with _coalescing_manager(group=group):\n"
+            "    dist.all_reduce(x, group=group)\n"
+            "with _coalescing_manager(group=group):\n"
+            "    dist.all_gather_into_tensor(out, y, group=group)"
+        ),
+    ),
+    Cause(
+        name="future_leaves",
+        kind=r"^A callback on a collective's future leaves the graph$",
+        why="The callback would run outside the compiled function, where its tensors are no more.",
+        fix="value = work.get_future().then(callback).wait()    # inside the function",
+    ),
+    Cause(
+        name="work_member",
+        kind=r"^Attribute of a Work or its future that is not traced$",
+        why="It tells of the backend's own object, which exists only while the graph runs.",
+        fix="work.wait()    # a Work in a graph has wait, is_completed, result and get_future",
+    ),
+    Cause(
+        name="late_wait",
+        kind=r"^Wait for a Work of an earlier launch after a launch in the graph$",
+        why=(
+            "A Work from outside is waited for before the graph runs. Peers may need this graph's launch "
+            "first, and would wait for ever."
+        ),
+        fix="work.wait()    # before the first collective of the compiled function\ny = compiled(x)",
+    ),
+    Cause(
+        name="method_in_c",
+        kind=r"^Method of a distributed object that is written in C\+\+$",
+        detail=r"(?P<owner>\w+)\.(?P<method>\w+)",
+        why="$method of $owner is no constant of the object, and there is no Python of it to trace.",
+        fix="value = ask(group)    # before the compiled function\ny = compiled(x, value)",
+    ),
+    Cause(
+        name="group_created_inside",
+        kind=r"^Process group or mesh created while tracing$",
+        why=(
+            "Creating one is collective: if a single rank recompiles, it waits for the others for ever. No "
+            "equal one has been created since the plugin was enabled."
+        ),
+        fix=(
+            "made = dist.new_group(ranks)    # or init_device_mesh: once, at start-up, on every rank\n\n"
+            "@torch.compile\n"
+            "def step(x):\n"
+            "    dist.all_reduce(x, group=made)\n"
+            "    return x"
+        ),
+    ),
+    Cause(
+        name="comm_debug_inside",
+        kind=r"^CommDebugMode inside a compiled function$",
+        why="It counts what runs inside it, and a graph runs later, without it.",
+        fix=(
+            "# count in eager mode, around the call\n"
+            'with torch.compiler.set_stance("force_eager"), CommDebugMode() as mode:\n'
+            "    compiled(x)"
+        ),
+    ),
+    Cause(
+        name="dtensor_leaf_inside",
+        kind=r"^New DTensor that requires gradients$",
+        why="A tensor made inside a compiled function cannot be a leaf that collects gradients.",
+        fix=(
+            "weight = distribute_tensor(x, mesh, placements).requires_grad_()    # outside\n"
+            "y = compiled(weight)"
+        ),
+    ),
+    Cause(
+        name="from_local_run_check",
+        kind=r"^DTensor\.from_local with run_check$",
+        why="The check compares Python objects that all ranks send, which no graph can hold.",
+        fix="x = DTensor.from_local(local, mesh, placements, run_check=False)",
+    ),
+    Cause(
+        name="gradient_layout",
+        kind=r"^Layout of a gradient in a backward hook$",
+        why="How a gradient is laid out is decided when the backward graph is made, after this trace.",
+        fix="grad = grad.redistribute(mesh, [Replicate()])    # first in the hook: now it is known",
+    ),
+    Cause(
+        name="unusual_source_placement",
+        kind=r"^Tensor distributed from one rank in an unusual placement$",
+        why="How the source's data becomes this placement is code that cannot be traced.",
+        fix="# where all ranks hold the same tensor\nd = distribute_tensor(x, mesh, placements, src_data_rank=None)",
+    ),
+    Cause(
+        name="backward_hook_with_effects",
+        kind=r"^Module backward hook that is no plain computation$",
+        why=(
+            "The backward graph is compiled once, so a backward hook may compute new gradients from those "
+            "it is given and do nothing else."
+        ),
+        fix=(
+            "torch._dynamo.config.compiled_autograd = True    # before the first call: hooks run as they are\n"
+            "y = self.inner(x)\ny.register_hook(hook)    # or hook the tensor instead of the module"
+        ),
+    ),
+    Cause(
+        name="backward_inside",
+        kind=r"^backward\(\) inside a compiled function$",
+        why="The compiled forward brings a backward graph of its own, which runs when backward is called outside.",
+        fix="loss = compiled(x)\nloss.backward()",
+    ),
+    Cause(
+        name="ddp_inside",
+        kind=r"^DistributedDataParallel module called in a compiled function$",
+        why="DDP reduces buckets of gradients from hooks, between graphs that it splits for that; one graph has no room.",
+        fix=(
+            "ddp = DistributedDataParallel(torch.compile(module, fullgraph=True))\n"
+            "# or with the reductions in the graph\n"
+            'model = torch.compile(dynamo_dist.data_parallel(module, mesh, mode="replicate"))'
+        ),
+    ),
+    Cause(
+        name="fsdp_inside",
+        kind=r"^FSDP2 module called in a compiled function$",
+        why="fully_shard gathers and frees parameters from hooks, outside of graphs.",
+        fix=(
+            "block.compile(fullgraph=True)    # each block, before fully_shard(block)\n"
+            "# or with the gathers in the graph\n"
+            "model = torch.compile(dynamo_dist.data_parallel(module, mesh))"
+        ),
+    ),
+    Cause(
+        name="fsdp_gathered_inside",
+        kind=r"^Parameters of an FSDP2 module gathered or freed in a compiled function$",
+        why="unshard and reshard change the storage of parameters, which a graph takes as inputs.",
+        fix="model.unshard()\ny = compiled(x)\nmodel.reshard()",
+    ),
+    Cause(
+        name="state_dict_inside",
+        kind=r"^state_dict\(\) in a compiled function$",
+        why="state_dict sets an attribute of a dictionary, which this torch cannot trace.",
+        fix="tensors = {name: p.detach() for name, p in model.named_parameters()}",
+    ),
+)

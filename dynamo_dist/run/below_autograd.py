@@ -1,0 +1,55 @@
+"""Compiled graphs call their operators below autograd.
+
+A compiled graph runs where no gradient is recorded, so autograd's kernels of its operators do nothing but
+take time: for each functional collective and each wait, several calls of Python functions, which cost as much
+again as everything else that the host does for a layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dynamo_dist.torch_compat import custom_operators
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.inductor import code
+from dynamo_dist.trace.lowering.ops import NAMESPACE
+
+_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("below_autograd", default=False)
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
+# Operators whose autograd kernels record gradients and do nothing else.
+_KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor", NAMESPACE))
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes; code that is made or loaded inside ``wanted()`` gains by them."""
+    return code.wrap_compiled_code(_lower)
+
+
+@contextlib.contextmanager
+def wanted(yes: bool) -> Iterator[None]:
+    """Let graphs that are compiled, or loaded from a cache, in the block call below autograd, or not."""
+    token = _wanted.set(yes)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
+    if not _wanted.get() or not all(
+        namespace in _KNOWN or custom_operators.is_custom_op(f"{namespace}::{name}")
+        for namespace, name in _OPERATOR.findall(source)
+    ):
+        return call
+
+    @functools.wraps(call)
+    def below(*args: Any) -> Any:
+        with code.below_autograd():
+            return call(*args)
+
+    return below

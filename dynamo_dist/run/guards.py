@@ -1,0 +1,96 @@
+"""Guards that cost less on every call and fail when stock's would.
+
+Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is compared
+field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and functions of
+ours that are traced in place of torch's are guarded like the program's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from dynamo_dist.run.closures import Closures
+from dynamo_dist.run.module_hooks import ModuleHooks
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dtensor import types
+from dynamo_dist.torch_compat.dynamo import checks as checks_compat
+from dynamo_dist.torch_compat.dynamo import guard_managers
+
+log = logging.getLogger(__name__)
+
+
+def changes() -> list[Change]:
+    """List the changes to apply while the plugin is enabled."""
+    return [
+        guard_managers.leave_out(is_on_own_code),
+        *(guard_managers.wrap_checks(name, identity_first) for name in guard_managers.VALUE_GUARDS),
+    ]
+
+
+def is_on_own_code(guard: Any) -> bool:
+    """Return whether it guards what stands in our own modules and stays: functions, constants, imported modules.
+
+    What is read by way of a module that ours import, such as the default group, is guarded.
+    """
+    named = guard_managers.module_and_member(guard)
+    if named is None or named[0].split(".")[0] != __name__.split(".")[0]:
+        return False
+    module, member = named
+    value = None if member is None else getattr(sys.modules[module], member, None)
+    return guard_managers.is_on_code(guard) or isinstance(
+        value, (str, int, float, tuple, frozenset)
+    )
+
+
+def identity_first(value: object, check: checks_compat.Check) -> checks_compat.Check:
+    """``check``, which ``value`` passes, not asked about ``value`` itself or a spec that equals it.
+
+    ``value`` is held, so that its identity is not given to another. Values that may change while they
+    are the same object, which is all but specs and meshes, are checked every time.
+    """
+    if isinstance(value, types.DTensorSpec):
+        return checks_compat.same_or(value, check)
+    if isinstance(value, DeviceMesh):  # those that count as equal may have other groups
+        return lambda now: now is value or check(now)
+    return check
+
+
+def lighten() -> dict[Any, object]:
+    """Replace guards of the frame that is being compiled, before they are built.
+
+    Returns what settled cells of hooks' closures hold, by their sources.
+    """
+    guards = guard_managers.guards()
+    if guards is None:
+        return {}
+    closures = Closures(guards)
+    left = [guard for guard in guards.inner if id(guard) not in closures.implied]
+    modules = ModuleHooks(left, closures.checks)
+    dropped = _meshes_of_specs(guards) | closures.implied | modules.implied
+    if dropped:
+        log.debug("%d guards are implied by others", len(dropped))
+        checks = {
+            at: is_same for at, is_same in closures.checks.items() if at not in modules.replaced
+        }
+        checks |= modules.checks
+        if checks:
+            last, check = checks.popitem()
+            checks[last] = lambda value: closures.are_as_they_were() and check(value)
+        guard_managers.replace(guards, dropped, checks)
+    return closures.contents
+
+
+def _meshes_of_specs(guards: Any) -> set[int]:
+    """Guards on the mesh of a DTensor whose spec is guarded, which compares the mesh."""
+    specs = {
+        guard_managers.owner(each) for each in guards.inner if guard_managers.is_on(each, "_spec")
+    }
+    return {
+        id(guard)
+        for guard in guards.inner
+        if guard_managers.is_on(guard, "device_mesh") and guard_managers.owner(guard) in specs
+    }

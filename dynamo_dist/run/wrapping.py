@@ -1,0 +1,84 @@
+"""DTensors around what a compiled graph returns, without a spec made anew for each.
+
+A compiled training step wraps every gradient on every call. Size, stride and placements are the same
+each time, so the spec can be as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.torch_compat.aot import wrapping
+from dynamo_dist.torch_compat.changes import Change
+
+# Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
+# plugin is disabled, all are dropped.
+_MOST = 16384
+
+
+class _Made(NamedTuple):
+    flatten_spec: object  # held, so that its id is not given to another
+    mesh: object
+    size: Any
+    stride: Any
+    spec: Any
+    requires_grad: bool
+
+
+_made: dict[int, _Made] = {}
+
+
+def changes() -> list[Change]:
+    """List the changes to apply while the plugin is enabled."""
+    return [wrapping.wrap_with(unflatten), _Forget()]
+
+
+class _Forget:
+    """Undone with the rest: what was made while enabled is held no longer."""
+
+    def apply(self) -> None:
+        _made.clear()
+
+    def undo(self) -> None:
+        _made.clear()
+
+
+def unflatten(
+    inner_tensors: dict[str, Any],
+    flatten_spec: Any,
+    outer_size: Any,
+    outer_stride: Any,
+    *,
+    stock: Callable[..., DTensor] = wrapping.stock_unflatten,
+) -> DTensor:
+    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``stock``.
+
+    ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
+    """
+    mesh = inner_tensors.get("device_mesh")
+    known = _made.get(id(flatten_spec))
+    if (
+        known is not None
+        and known.flatten_spec is flatten_spec
+        and known.mesh is mesh
+        and known.size == outer_size
+        and known.stride == outer_stride
+    ):
+        return wrapping.dtensor(
+            inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
+        )
+    made = stock(inner_tensors, flatten_spec, outer_size, outer_stride)
+    # While tracing, sizes are symbols and tensors are fake: those specs are for that moment.
+    if type(made._local_tensor) is torch.Tensor and all(
+        type(number) is int for number in (*outer_size, *outer_stride)
+    ):
+        if len(_made) >= _MOST:
+            _made.clear()
+        _made[id(flatten_spec)] = _Made(
+            flatten_spec, mesh, outer_size, outer_stride, made._spec, made.requires_grad
+        )
+    return made

@@ -1,1 +1,0 @@
-"""Calls that eager's cache of sharding decisions takes for one and the same."""

@@ -1,0 +1,1 @@
+"""Strategies of ours, by kind of operator."""

@@ -1,0 +1,115 @@
+"""Attention on the CPU, over batches, over heads and over the length of the query.
+
+Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a causal
+mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not depend on the
+order of the sequence is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
+
+QUERY_LENGTH = 2
+KERNEL = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+def forward(call: Call) -> list[Row]:
+    """Query, key and value are (batch, heads, length, width); grouped heads stay together."""
+    return [
+        call.row(
+            [Shard(d), Shard(d)],
+            query=Shard(d),
+            **dict.fromkeys(("key", "value"), _of_keys(d)),
+            **_mask(call, d),
+        )
+        for d in _dims(call)
+    ]
+
+
+def backward(call: Call) -> list[Row]:
+    """Gradients of query, key and value from those of the result.
+
+    Each part of the query's length contributes a summand to the gradients of keys and values.
+    """
+    rows = []
+    for d in _dims(call):
+        sharded = dict.fromkeys(("grad_out", "query", "out", "logsumexp"), Shard(d))
+        keys = dict.fromkeys(("key", "value"), _of_keys(d))
+        to_keys = P if d == QUERY_LENGTH else Shard(d)
+        rows.append(call.row([Shard(d), to_keys, to_keys], **sharded, **keys, **_mask(call, d)))
+    return rows
+
+
+def _dims(call: Call) -> list[int]:
+    query, key = call.args["query"].shape, call.args["key"].shape
+    alike = [d for d in (0, 1) if query[d] == key[d]]
+    # Under a causal mask a query's place in the whole length says which keys it sees.
+    return alike if call.args["is_causal"] else [*alike, QUERY_LENGTH]
+
+
+def _of_keys(dim: int) -> Placement:
+    return R if dim == QUERY_LENGTH else Shard(dim)
+
+
+def _mask(call: Call, dim: int) -> dict[str, Placement]:
+    """A mask, (length, keys) or with batch and heads; of size 1 there, or without that, it serves all."""
+    mask = call.args.get("attn_mask")
+    if mask is None:
+        return {"attn_mask": R}
+    at = len(mask.shape) - 4 + dim
+    return {"attn_mask": R if at < 0 or mask.shape[at] == 1 else Shard(at)}
+
+
+ROWS: dict[str, Rows] = {
+    KERNEL: forward,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
+}
+
+
+def in_context_parallel(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every rank's part of the queries against all keys; raises StrategyError for causal and other masks."""
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("is_causal") or given.get("attn_mask") is not None:
+        raise StrategyError(
+            f"context_parallel cannot compute attention with a mask on the CPU, by {op} in "
+            f"{given['query'].placements}.",
+            "Its parts of the sequence are not in the order of the sequence, which the mask is for, and "
+            "torch passes keys around in a ring on CUDA alone.",
+            "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
+        )
+    results = operators.as_stock(op, in_context_parallel, args, kwargs)
+    return tuple(_by_query(each) for each in results)
+
+
+def _by_query(tensor: DTensor) -> DTensor:
+    return tensor.redistribute(placements=[Shard(QUERY_LENGTH)] * tensor.device_mesh.ndim)
+
+
+def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Results are taken apart as the queries were: torch takes local tensors in any placements for that."""
+
+    @functools.wraps(stock)
+    def output(self: Any, module: Any, inputs: Any, outputs: Any, mesh: Any) -> Any:
+        def by_sequence(value: DTensor) -> DTensor:
+            return value.redistribute(placements=[Shard(self.seq_dim)] * value.device_mesh.ndim)
+
+        return stock(self, module, inputs, calls.tree_map_only(DTensor, by_sequence, outputs), mesh)
+
+    return output
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for ``context_parallel``."""
+    return specs.in_context_parallel(
+        dict.fromkeys(operators.overloads(KERNEL), in_context_parallel), output_by_query
+    )

@@ -1,0 +1,78 @@
+"""Views: where the parts of a sharded tensor are not the parts of its view, the tensor is gathered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from dynamo_dist.sharding.rows import Call, P, Row, Rows, elements, is_even
+from dynamo_dist.sharding.rules.reduction import Wrap
+from dynamo_dist.torch_compat.dtensor import calls, types
+
+
+def parts_match(decide: calls.Strategy) -> calls.Strategy:
+    """As ``decide``, if on every rank the part of the result has as many elements as that of the input.
+
+    Along unevenly sharded dimensions that are split or joined they may not: those are gathered.
+    """
+
+    def checked(schema: types.OpSchema) -> Any:
+        found = decide(schema)
+        shape = _new_shape(schema)
+        self: Any = schema.args_schema[0]
+        before = self.shape
+        kept = [
+            each
+            for each in found.strategies
+            if _match(each.input_spec(0), before, each.output_spec, shape)
+        ]
+        if not kept:
+            raise NotImplementedError(f"{schema.op} of unevenly sharded {self}")
+        return types.OpStrategy(kept)
+
+    return checked
+
+
+def _new_shape(schema: types.OpSchema) -> list[Any]:
+    self: Any = schema.args_schema[0]
+    given: Any = schema.args_schema[1]
+    shape = list(given)
+    if -1 in shape:
+        known = math.prod(size for size in shape if size != -1)
+        shape[shape.index(-1)] = math.prod(self.shape) // max(known, 1)
+    return shape
+
+
+def _match(source: Any, before: Any, target: Any, after: Any) -> bool:
+    if is_even(source, before) and is_even(target, after):
+        return True
+    plain = all(
+        type(p) in (Shard, Replicate, Partial) for p in (*source.placements, *target.placements)
+    )
+    return plain and elements(source, before) == elements(target, after)
+
+
+def select_backward(call: Call) -> list[Row]:
+    """The gradient of one slice among zeros; torch's own takes negative dimensions for others."""
+    ndim = call.ndim("grad_output") + 1
+    dim = call.args["dim"] % ndim
+    rows = [
+        call.row([Shard(d)], grad_output=Shard(d if d < dim else d - 1))
+        for d in range(ndim)
+        if d != dim
+    ]
+    return [*rows, call.row([P], grad_output=P)]
+
+
+ROWS: dict[str, Rows] = {"aten.select_backward.default": select_backward}
+WRAPPED: dict[str, Wrap] = dict.fromkeys(
+    (
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.reshape.default",
+        "aten.view_copy.default",
+    ),
+    parts_match,
+)

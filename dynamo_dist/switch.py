@@ -1,0 +1,68 @@
+"""The stack of changes that are in force: applied in order, undone last first, none half.
+
+What is registered while the plugin is on comes on top of what ``enable()`` has put there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dynamo_dist import interruption
+from dynamo_dist.errors import ActivationError
+
+if TYPE_CHECKING:
+    from dynamo_dist.torch_compat.changes import Change
+
+log = logging.getLogger(__name__)
+
+_applied: list[Change] = []
+
+
+def is_enabled() -> bool:
+    """Return whether ``enable()`` is in force in this process."""
+    return bool(_applied)
+
+
+def apply(changes: list[Change]) -> None:
+    """Apply more changes. Raises ActivationError if one fails, after undoing these; so does a signal (Ctrl-C)."""
+    before = len(_applied)
+    with interruption.held() as signals:
+        for change in changes:
+            try:
+                change.apply()
+            except Exception as error:
+                undo(before)
+                raise ActivationError(
+                    f"enable() failed at {_describe(change)}: {error!r}.",
+                    "This torch is not as we know it.",
+                    "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
+                ) from error
+            except BaseException:
+                undo(before)
+                raise
+            _applied.append(change)
+            try:
+                signals.deliver()
+            except BaseException:
+                undo(before)
+                raise
+
+
+def undo(down_to: int = 0) -> list[str]:
+    """Undo all but the first ``down_to``, last first; the descriptions of those that failed."""
+    failures = []
+    with interruption.held():
+        while len(_applied) > down_to:
+            change = _applied.pop()
+            try:
+                change.undo()
+            except Exception as error:
+                log.warning("could not undo %s: %r", _describe(change), error)
+                failures.append(_describe(change))
+    return failures
+
+
+def _describe(change: Change) -> str:
+    where = getattr(change, "name", getattr(change, "key", ""))
+    return f"{type(change).__name__}({where})" if where else type(change).__name__

@@ -1,0 +1,1 @@
+"""AOTAutograd: what it traces, cuts, wraps and gives back."""

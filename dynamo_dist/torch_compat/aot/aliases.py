@@ -1,0 +1,181 @@
+"""Outputs of a graph that are views of its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._functorch._aot_autograd.collect_metadata_analysis as _collect_metadata
+import torch._functorch._aot_autograd.functional_utils as _functional_utils
+from torch._C import _functionalization
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.probing import _optional_module
+
+
+def storage_key(tensor: torch.Tensor) -> Any:
+    """Equal for tensors that share memory, under functionalization too."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def has_tensors(tree: Any) -> bool:
+    """Return whether any leaf is a tensor."""
+    return any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(tree))
+
+
+def overload(name: str, overload: str) -> Any:
+    """The operator of a schema's name, such as ``aten::view``."""
+    namespace, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), op), overload or "default")
+
+
+class _CallRecorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[Any]]:
+    """Replay what autograd recorded from ``base`` to ``view``: the result, and the operators' calls."""
+    with torch.no_grad(), _CallRecorder() as recorder:
+        found = view._view_func_unsafe(base)
+    return found, recorder.calls
+
+
+def local_views(local: torch.Tensor) -> Any:
+    """The views by which functionalization reached this tensor, or None; they can be pickled."""
+    if not isinstance(local, FunctionalTensor):
+        return None
+    views = _functionalization.get_view_meta_sequence(local.elem)
+    return None if any(view.has_symbolic_inputs for view in views) else views
+
+
+def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:
+    """The same views of another tensor."""
+    return _functionalization.apply_view_meta_sequence(base, views)
+
+
+def on_output_aliases(
+    record: Callable[..., Any],
+    replay: Callable[..., Any],
+    apart: Callable[..., Any],
+    cls: type,
+) -> list[Change]:
+    """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
+
+    AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
+    and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
+    AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
+    requires_grad)`` after each call, one after disable() too.
+
+    It looks again at the program on local tensors, to count what it returns; ``apart(args, outputs)`` are
+    the outputs to look at then, since the program returns none of the bases that it would count for aliases
+    among them. Seen in torch 2.11 to 2.15.
+    """
+    stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
+    stock_alias = _functional_utils.gen_alias_from_base
+
+    @functools.wraps(stock_collect)
+    def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
+        ways: list[Any] = []
+
+        @functools.wraps(f)
+        def watched(*flat: Any) -> Any:
+            if not any(isinstance(arg, cls) for arg in flat):
+                return f(*flat)
+            with torch.autograd.grad_mode._force_original_view_tracking(True):
+                outputs = f(*flat)
+            found, ways[:] = record(flat, outputs)
+            return type(outputs)(found)
+
+        inner = stock_collect(watched, *args, **kwargs)
+
+        @functools.wraps(inner)
+        def run(*flat: Any) -> Any:
+            metadata = inner(*flat)
+            for i, way in enumerate(ways):
+                info = metadata.output_info[i]
+                if way is not None and "alias" in info.output_type.name:
+                    metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
+            return metadata
+
+        return run
+
+    @functools.wraps(stock_collect)
+    def collect_local(f: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(f)
+        def watched(*flat: Any) -> Any:
+            outputs = f(*flat)
+            return type(outputs)(apart(flat, outputs))
+
+        return stock_collect(watched, *args, **kwargs)
+
+    @functools.wraps(stock_alias)
+    def alias(
+        base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
+            return replay(way, base, target, requires_grad)
+        return stock_alias(base, target, requires_grad, way, *args, **kwargs)
+
+    @functools.cache
+    def keeping(handler: Any) -> Any:
+        call = handler.__call__
+        if "gen_alias_from_base" not in call.__code__.co_names:
+            return handler
+        scope = {**call.__globals__, "gen_alias_from_base": alias}
+        bound = types.FunctionType(call.__code__, scope, call.__name__, call.__defaults__)
+        return type(handler.__name__, (handler,), {"__call__": bound})
+
+    def handlers(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            handler = stock(*args, **kwargs)
+            handler.__class__ = keeping(handler.__class__)
+            return handler
+
+        return make
+
+    local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
+    places = [
+        _collect_metadata,
+        _functional_utils,
+        _optional_module("torch._functorch.aot_autograd"),
+        _optional_module("torch._functorch._aot_autograd.runtime_wrappers"),
+        local_program,
+        _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
+    ]
+    found: list[Change] = [
+        SetAttribute(place, name, value)
+        for place in places
+        for name, value in (
+            (stock_collect.__name__, collect_local if place is local_program else collect),
+            (stock_alias.__name__, alias),
+        )
+        if name in vars(place or object)
+    ]
+    # Up to 2.12 these look up at every call what makes an alias.
+    return found + [
+        WrapAttribute(place, "make_output_handler", handlers)
+        for place in places
+        if "make_output_handler" in vars(place or object)
+    ]
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride()

@@ -1,0 +1,140 @@
+"""Changes of torch, each with its way back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from types import FrameType
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+_MISSING = object()
+
+
+class Change(Protocol):
+    """One thing done to torch. ``undo`` is called once after ``apply`` and restores exactly."""
+
+    def apply(self) -> None: ...
+
+    def undo(self) -> None: ...
+
+
+_noting = False
+
+
+@contextlib.contextmanager
+def makers_noted() -> Iterator[None]:
+    """Changes made in the block keep the functions that made them, innermost first, as ``makers``."""
+    global _noting  # noqa: PLW0603 - read by every change that is made
+    before, _noting = _noting, True
+    try:
+        yield
+    finally:
+        _noting = before
+
+
+class Made:
+    """A change of one place of torch, which can say who made it."""
+
+    makers: tuple[
+        tuple[str, str], ...
+    ] = ()  # module and docstring of each function, innermost first
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls)
+        if _noting:
+            made.makers = tuple(_callers(sys._getframe(1)))
+        return made
+
+
+def _callers(frame: FrameType | None) -> Iterator[tuple[str, str]]:
+    while frame is not None:
+        code, module = frame.f_code, frame.f_globals.get("__name__", "")
+        doc = code.co_consts[0] if code.co_consts else None
+        # Of our functions, not of what only groups or adapts: lambdas, generators, methods.
+        if isinstance(doc, str) and "<" not in code.co_name and not code.co_name.startswith("__"):
+            yield f"{module}.{code.co_name}", doc
+        frame = frame.f_back
+
+
+class SetAttribute(Made):
+    """Replace or add an attribute of a class or a module; descriptors are kept as they are."""
+
+    def __init__(self, owner: Any, name: str, value: object) -> None:
+        self.owner, self.name, self.value = owner, name, value
+
+    def apply(self) -> None:
+        self.before = vars(self.owner).get(self.name, _MISSING)
+        setattr(self.owner, self.name, self.value)
+
+    def undo(self) -> None:
+        if self.before is _MISSING:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class WrapAttribute(SetAttribute):
+    """Replace a function by ``wrap`` of what stands there when it is applied, so that changes add up."""
+
+    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        super().__init__(owner, name, None)
+        self.wrap = wrap
+
+    def apply(self) -> None:
+        self.value = self.wrap(getattr(self.owner, self.name))
+        super().apply()
+
+
+class SetItem(Made):
+    """Replace or add one item of a table."""
+
+    def __init__(
+        self, table: MutableMapping[Any, Any], key: object, value: object, of: object = None
+    ) -> None:
+        """``of`` is what the item is about, if the key does not say so."""
+        self.table, self.key, self.value = table, key, value
+        self.of = key if of is None else of
+
+    def apply(self) -> None:
+        self.before = self.table.get(self.key, _MISSING)
+        self.table[self.key] = self.value
+
+    def undo(self) -> None:
+        if self.before is _MISSING:
+            del self.table[self.key]
+        else:
+            self.table[self.key] = self.before
+
+
+class ConfigDefault(Made):
+    """Another default for an entry of a torch config module, for every thread."""
+
+    def __init__(self, config: Any, name: str, value: object) -> None:
+        self.entry, self.name, self.value = config._config[name], name, value
+
+    def apply(self) -> None:
+        self.before = self.entry.default
+        self.entry.default = self.value
+
+    def undo(self) -> None:
+        self.entry.default = self.before
+
+
+_MISSING = object()
+
+
+class RemoveItem(Made):
+    """Take one item out of a table, if it is there."""
+
+    def __init__(self, table: MutableMapping[Any, Any], key: object) -> None:
+        self.table, self.key, self.of = table, key, key
+
+    def apply(self) -> None:
+        self.before = self.table.pop(self.key, _MISSING)
+
+    def undo(self) -> None:
+        if self.before is not _MISSING:
+            self.table[self.key] = self.before

@@ -1,0 +1,1 @@
+"""DTensor: its dispatcher, strategies, placements and redistribution."""

@@ -1,0 +1,164 @@
+"""Placements: how they cut a tensor, empty and strided shards."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.tensor._ops._view_ops as _view_ops
+import torch.distributed.tensor.placement_types as _placement_types
+from torch._C import _get_dispatch_mode
+from torch._C import _TorchDispatchModeKey as _ModeKey
+from torch._dynamo.variables.tensor import TensorVariable
+from torch.distributed.tensor import DTensor, Partial
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.dtensor.types import DTensorSpec, TensorMeta
+from dynamo_dist.torch_compat.dynamo.building import call_traced
+from dynamo_dist.torch_compat.dynamo.opaque import TRACES_PLACEMENTS
+
+KEPT_OFFSETS = 64
+_REFUSES_SYMBOLIC_FACTORS = hasattr(_view_ops, "_explicit_unbacked_hint")  # from 2.13 on
+_partition_value: Any = vars(Partial)["_partition_value"]
+
+
+def can_partition(kind: type) -> bool:
+    """Return whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
+    own: Any = getattr(kind, "_partition_value", None)
+    return TRACES_PLACEMENTS or own is None or inspect.unwrap(own) is _partition_value
+
+
+def partition_value(placement: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    """Traced: what this rank holds of ``tensor`` as a partial value."""
+    if TRACES_PLACEMENTS:
+        return placement._partition_value(tensor, mesh, mesh_dim)
+    return _partition_value(placement, tensor, mesh, mesh_dim)
+
+
+def cut_empty_shards() -> list[Change]:
+    """Have the shards of ranks for which nothing is left be cut off the tensor, as those of all ranks are.
+
+    Stock makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
+    the forward instead of the backward, or not at all where its result is cut, and the ranks hang. Seen
+    in 2.11 to 2.15.
+    """
+
+    def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
+        return [*shards, *[shards[0].narrow(dim, 0, 0).clone()] * missing]
+
+    return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
+
+
+def on_full_tensor(function: Callable[..., Any]) -> list[Change]:
+    """Trace ``function`` for ``full_tensor(grad_placements=...)`` where stock has no method for it, up to 2.11.
+
+    Placements are no values of that stock's graphs.
+    """
+    if TRACES_PLACEMENTS or hasattr(TensorVariable, "method_full_tensor"):
+        return []
+
+    def method_full_tensor(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        return call_traced(tx, function, [self, *args], kwargs) if args or kwargs else None
+
+    return [SetAttribute(TensorVariable, "method_full_tensor", method_full_tensor)]
+
+
+def keep_strided_shards() -> list[Change]:
+    """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
+
+    Such a view says by a flag that the order of its shards stands beside its placements; the flattened
+    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.11 to 2.15.
+    """
+    stock = DTensor.__tensor_unflatten__
+
+    @functools.wraps(stock)
+    def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
+        placements, meta, *rest = context
+        if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
+            return stock(inner, context, size, stride)
+        spec = DTensorSpec(
+            inner["device_mesh"],
+            placements,
+            tensor_meta=TensorMeta(size, stride, meta.dtype),
+            shard_order=rest[0],
+            use_strided_shard_as_shard_order=False,
+        )
+        return DTensor(inner["_local_tensor"], spec, requires_grad=rest[1])
+
+    return [SetAttribute(DTensor, "__tensor_unflatten__", staticmethod(unflatten))]
+
+
+def _is_strided_shard(placement: Any) -> bool:
+    return isinstance(placement, _placement_types._StridedShard)
+
+
+def count_strided_shards_with_real_tensors() -> list[Change]:
+    """Compute the size of a strided shard with real tensors while tracing, not with fakes.
+
+    Otherwise each index becomes an unknown size of the program's graph. A symbolic size is fixed, by a guard,
+    up to 2.12, which cannot count with symbols. Seen in torch 2.11 to 2.15.
+    """
+    cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
+    stock = vars(cls).get(name)
+    if not inspect.isfunction(stock):
+        return []
+
+    @functools.wraps(stock)
+    def size_and_offset(*args: Any, **kwargs: Any) -> Any:
+        fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
+        args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
+        if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
+            return stock(*args, **kwargs)
+        return counted(*args, **kwargs)
+
+    @functools.lru_cache(maxsize=KEPT_OFFSETS)  # a list as long as the dimension
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return stock(*args, **kwargs)
+
+    return [SetAttribute(cls, name, size_and_offset)]
+
+
+def _known_size(size: torch.SymInt) -> int | torch.SymInt:
+    """The number, where guards have fixed a symbolic size; up to 2.12 they do."""
+    if not _REFUSES_SYMBOLIC_FACTORS and not has_free_unbacked_symbols(size):
+        return int(size)
+    known = size.node.maybe_as_int()
+    return size if known is None else known
+
+
+def fix_split_factors() -> list[Change]:
+    """With dynamic sizes, a view that joins dimensions is laid out as in eager.
+
+    Where a dimension behind the first is sharded, the product of those before it is how often its shards
+    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the view
+    from 2.13 on; there, on meshes of several dimensions, the tensor is gathered as before.
+    """
+    cls = vars(_view_ops).get("_ViewShardingPropagator")
+    if not hasattr(cls, "_rewrite_plain_shard"):  # up to 2.11
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def rewrite(
+            self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
+        ) -> Any:
+            sizes = list(sizes)
+            several = len(self.mesh_sizes) > 1
+            for joined in () if several and _REFUSES_SYMBOLIC_FACTORS else self.rule:
+                if isinstance(joined, _view_ops.Flatten):
+                    dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
+                    for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():
+                        if not has_free_unbacked_symbols(sizes[dim]):
+                            sizes[dim] = int(sizes[dim])
+            return stock(self, p, mesh_dim, placements, claimed, sizes, *args)
+
+        return rewrite
+
+    return [WrapAttribute(cls, "_rewrite_plain_shard", changed)]

@@ -1,0 +1,206 @@
+"""Layouts of DTensors: made, asked, and given to local tensors."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch._prims_common as _prims_common
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp, _resolve_process_group
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch.distributed import get_process_group_ranks
+from torch.distributed._local_tensor import LocalTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpStrategy
+from torch.distributed.tensor._ops._math_ops import _NormPartial
+from torch.distributed.tensor._ops.utils import generate_redistribute_costs
+from torch.distributed.tensor._redistribute import redistribute_local_tensor
+from torch.distributed.tensor.placement_types import _MaskPartial
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
+
+from dynamo_dist.torch_compat.changes import Change, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.dtensor.calls import Handler, dispatcher
+from dynamo_dist.torch_compat.dynamo.building import call_traced
+from dynamo_dist.torch_compat.dynamo.opaque import TRACES_PLACEMENTS
+from dynamo_dist.torch_compat.dynamo.trackers import on_function
+
+try:
+    from torch.distributed.tensor.experimental._context_parallel import (
+        _attention as _context_parallel,
+    )
+except ImportError:
+    _context_parallel = None  # type: ignore[assignment]
+
+
+def on_contiguous_strides(function: Callable[..., Any]) -> list[Change]:
+    """Trace ``function`` where ``zeros``, ``ones``, ``empty`` and ``full`` lay out a tensor of a given size.
+
+    In torch's own Python for it stands what 2.11 refuses to trace; from 2.12 on it traces.
+    """
+    found = getattr(_prims_common, "make_contiguous_strides_for", None)
+    if found is None or TRACES_PLACEMENTS:
+        return []
+    return on_function(found, lambda tx, args, kwargs: call_traced(tx, function, args, kwargs))
+
+
+def redistribute_costs(source: OpStrategy, target: DTensorSpec) -> list[float]:
+    """Return the costs of bringing an input from where it is to ``target``."""
+    return generate_redistribute_costs(source, target)
+
+
+def spec(mesh: DeviceMesh, placements: Sequence[Placement], meta: Any = None) -> DTensorSpec:
+    """A layout; ``meta`` is the global TensorMeta or None."""
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+
+
+def mask_partial(shape: Sequence[int], dim: int) -> _MaskPartial:
+    """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
+    # Hashed with the placement: symbolic sizes cannot be.
+    return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
+
+
+def is_masked(placement: Placement) -> bool:
+    """Return whether it is a placement of ``mask_partial``."""
+    return isinstance(placement, _MaskPartial)
+
+
+def is_norm(placement: Placement) -> bool:
+    """Return whether parts of a norm are pending there."""
+    return isinstance(placement, _NormPartial)
+
+
+def own_part_of_index(
+    index: torch.Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside of that."""
+    mask = mask_partial([1] * dim + [shape[dim]], dim)
+    own = mask._partition_value(index, mesh, mesh_dim)
+    outside = mask.mask_buffer.data
+    assert outside is not None
+    return own, outside
+
+
+def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:
+    """A DTensor below autograd, from its local tensor and the global shape, strides and dtype."""
+    return DTensor(local, spec(mesh, placements, meta), requires_grad=local.requires_grad)
+
+
+def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any:
+    """Wrap an operator's local results as torch does."""
+    return dispatcher().wrap(local, specs)
+
+
+def is_here(mesh: DeviceMesh) -> bool:
+    """Return whether this rank is one of the mesh's."""
+    return mesh.get_coordinate() is not None
+
+
+def is_observed() -> bool:
+    """Return whether somebody traces, or looks at what is dispatched."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def relayout(
+    local: torch.Tensor, mesh: DeviceMesh, source: Sequence[Placement], target: DTensorSpec
+) -> torch.Tensor:
+    """The local tensor of a whole in other placements; to a pending sum too."""
+    return redistribute_local_tensor(local, spec(mesh, source, target.tensor_meta), target)
+
+
+def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTensor) -> Any:
+    """Make ``target`` what ``found`` is, shape included, for an operator that changes it in place."""
+    target._local_tensor, target._spec = found._local_tensor, found._spec
+    return return_and_correct_aliasing(op, args, kwargs, target)
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two local tensors are in the same memory, under functionalization too."""
+    if isinstance(one, LocalTensor) and isinstance(other, LocalTensor):
+        rank = min(one._ranks)
+        one, other = one._local_tensors[rank], other._local_tensors[rank]
+    return bool(StorageWeakRef(one.untyped_storage()) == StorageWeakRef(other.untyped_storage()))
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of the generators that operators draw from by default; nothing while a program is traced."""
+    if detect_fake_mode() is not None or get_proxy_mode() is not None:
+        return []
+    with _disable_current_modes():
+        found = [torch.default_generator.get_state()]
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            found.append(torch.cuda.get_rng_state())
+    return found
+
+
+def are_same_states(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    """Return whether nothing was drawn in between."""
+    with _disable_current_modes():
+        return all(map(torch.equal, before, after))
+
+
+def group_and_reduction(
+    op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[int, ...] | None, str | None]:
+    """The ranks of the group that a collective of c10d is called with, and its reduction's name.
+
+    None for a group that cannot be told, as a name is while another program is traced, and where there
+    is no reduction. c10d hands out groups and reductions as script objects.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    group: Any = given.get("process_group", given.get("group_name"))
+    if isinstance(group, torch.ScriptObject):
+        group = ProcessGroup.unbox(group)
+    elif isinstance(group, str):
+        resolve: Callable[[Any], Any] = _resolve_process_group
+        group = resolve(group)
+    ranks = tuple(get_process_group_ranks(group)) if isinstance(group, ProcessGroup) else None
+    reduction: Any = given.get("reduce_op")
+    if not isinstance(reduction, str) and reduction is not None:
+        reduction = ReduceOp.RedOpType(int(reduction.op())).name.lower()
+    return ranks, reduction
+
+
+@functools.lru_cache(maxsize=256)
+def is_beside(mesh: DeviceMesh, ranks: tuple[int, ...]) -> bool:
+    """Return whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of one root."""
+    with _disable_current_modes():
+        root, mine = mesh._get_root_mesh().mesh, mesh.mesh
+        places = dict(zip(root.flatten().tolist(), _indices(root), strict=True))
+        spanned = [places.get(rank) for rank in mine.flatten().tolist()]
+    found = [places.get(rank) for rank in ranks]
+    if None in spanned or None in found:
+        return False
+    across = [dim for dim, at in enumerate(zip(*spanned, strict=True)) if len(set(at)) > 1]
+    return all(len({at[dim] for at in found if at is not None}) == 1 for dim in across)
+
+
+def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, tensor.shape))
+
+
+def in_context_parallel(
+    handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Change]:
+    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
+
+    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one
+    for attention. A torch without these names has no context parallelism that we know of; seen in 2.11 to
+    2.15.
+    """
+    table = getattr(_context_parallel, "custom_ops", None)
+    style = getattr(_context_parallel, "_ContextParallel", None)
+    if table is None or style is None:
+        return []
+    return [
+        *(SetItem(table, op, handler) for op, handler in handlers.items()),
+        WrapAttribute(style, "sdpa_output_fn", output),
+    ]

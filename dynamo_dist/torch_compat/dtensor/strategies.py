@@ -1,0 +1,251 @@
+"""DTensor's tables of strategies: what decides for an operator, and changes of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.distributed.tensor import Placement, _sharding_prop
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from dynamo_dist.errors import StrategyError
+from dynamo_dist.torch_compat.changes import Change, RemoveItem, SetAttribute, SetItem
+from dynamo_dist.torch_compat.dtensor.calls import (
+    Handler,
+    Strategy,
+    dispatcher,
+    propagator,
+    tree_map_only,
+)
+from dynamo_dist.torch_compat.dtensor.operators import moves_what_is_written
+
+
+class ClearCaches:
+    """Forget every sharding decision, those of eager's two caches and of global shapes."""
+
+    def apply(self) -> None:
+        clear_caches()
+
+    def undo(self) -> None:
+        clear_caches()
+
+
+# What was learned of torch's decisions for lists of DTensors; ``local_lists.py`` fills it.
+answers_for_lists: dict[Any, Any] = {}
+
+
+def clear_caches() -> None:
+    """Forget every sharding decision of this process."""
+    answers_for_lists.clear()
+    _clear_sharding_prop_cache()
+    propagator()._propagate_tensor_meta_cached.cache_clear()
+
+
+class _AskedHere(BaseException):
+    """Raised by the probe, through torch's handlers of exceptions."""
+
+
+class ProveAsked:
+    """Fails unless torch's propagation of ``op`` reaches ``strategy``, by going through it once."""
+
+    def __init__(self, op: OpOverload, strategy: Strategy) -> None:
+        self.op, self.strategy, self.name = op, strategy, str(op)
+
+    def apply(self) -> None:
+        tables = propagator()
+
+        def probe(schema: OpSchema) -> Any:
+            raise _AskedHere
+
+        in_place = tables.op_strategy_funcs.get(self.op) is self.strategy
+        if in_place and self.op not in dispatcher()._custom_op_handlers:
+            tables.op_strategy_funcs[self.op] = probe
+            # The probe has no arguments, of which torch would derive the results' shapes first.
+            tables._propagate_tensor_meta_non_cached = lambda schema: None
+            try:
+                tables.propagate_op_sharding_non_cached(OpSchema(self.op, (), {}))
+            except _AskedHere:
+                return
+            except Exception as error:
+                raise self._not_asked() from error
+            finally:
+                del tables._propagate_tensor_meta_non_cached
+                tables.op_strategy_funcs[self.op] = self.strategy
+        raise self._not_asked()
+
+    def undo(self) -> None:
+        pass
+
+    def _not_asked(self) -> StrategyError:
+        return StrategyError(
+            f"A strategy was registered for {self.op}, but eager would not ask it.",
+            "This torch asks another table first.",
+            "Report it with the output of: python -m dynamo_dist doctor",
+        )
+
+
+def on_strategy(
+    op: OpOverload, strategy: Strategy, info: RuntimeSchemaInfo, keep_handler: bool = False
+) -> list[Change]:
+    """Have ``strategy`` decide for ``op``, whatever decided before.
+
+    Torch asks in this order: a handler, a strategy of one mesh dimension, a strategy, a decomposition,
+    a rule. All that come before are taken out.
+    """
+    tables = propagator()
+    found: list[Change] = [
+        RemoveItem(tables.op_single_dim_strategy_funcs, op),
+        RemoveItem(tables.op_to_schema_info_for_single_dim_strategy, op),
+        SetItem(tables.op_strategy_funcs, op, strategy),
+        SetItem(tables.op_to_schema_info, op, info),
+    ]
+    if not keep_handler:
+        found.insert(0, RemoveItem(dispatcher()._custom_op_handlers, op))
+    return found
+
+
+def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
+    """Have ``handler(op, args, kwargs)`` answer every call of ``op`` with a DTensor."""
+    return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
+
+
+def decided_operators() -> list[OpOverload]:
+    """List the operators for which torch has a strategy, in its order, and no handler."""
+    tables = propagator()
+    known = {**tables.op_strategy_funcs, **tables.op_single_dim_strategy_funcs}
+    return [op for op in known if op not in dispatcher()._custom_op_handlers]
+
+
+def stock_strategy(op: OpOverload) -> Strategy | None:
+    """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension comes first.
+
+    Reductions are of the latter kind from torch 2.14 on.
+    """
+    of_one_dimension = propagator().op_single_dim_strategy_funcs.get(op)
+    if of_one_dimension is None:
+        return propagator().op_strategy_funcs.get(op)
+
+    def decide(schema: OpSchema) -> Any:
+        args, kwargs = tree_map_only(
+            OpStrategy,
+            lambda each: each.strategies[0].output_spec,
+            (schema.args_schema, schema.kwargs_schema),
+        )
+        # Without it, an operator that can only be replicated would have a plain result.
+        result = propagator()._propagate_tensor_meta_non_cached(OpSchema(op, args, kwargs))
+        expanded = _expand_single_dim_strategy_to_mesh(
+            schema.get_mesh_from_args(), schema, of_one_dimension, result
+        )
+        return expanded(schema.op, schema.args_meta, schema.kwargs_meta)
+
+    return decide
+
+
+def is_decided(op: OpOverload) -> bool:
+    """Return whether torch has a strategy or a rule for ``op``."""
+    tables = propagator()
+    return any(
+        op in table
+        for table in (
+            tables.op_strategy_funcs,
+            tables.op_single_dim_strategy_funcs,
+            tables.op_to_rules,
+        )
+    )
+
+
+def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
+    """Every argument that is no tensor is part of the keys of eager's cache.
+
+    Not numbers that are written to a tensor: they change no layout, and complex ones have no hash there.
+    """
+    arguments = op._schema.arguments
+    positional = [not a.kwarg_only for a in arguments]
+    left_out = ("Tensor", "number") if op._schema.is_mutable else ("Tensor",)
+    plain = [not any(kind in str(a.type) for kind in left_out) for a in arguments]
+    first = next(
+        (i for i, (p, q) in enumerate(zip(positional, plain, strict=True)) if p and q),
+        len(arguments),
+    )
+    return RuntimeSchemaInfo(
+        static_argnum=first,
+        static_kwargkey=[
+            a.name for a, q in zip(arguments, plain, strict=True) if a.kwarg_only and q
+        ],
+        needs_pytree=any("Tensor" in str(a.type) and "List" in str(a.type) for a in arguments),
+    )
+
+
+def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
+    """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
+
+    What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
+    decision for the result of the operator, as it does for operators that it decomposes.
+    """
+    stock = OpDispatcher._propagate_op_sharding_dispatch_slow_path
+
+    @functools.wraps(stock)
+    def propagate(
+        self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
+    ) -> Any:
+        try:
+            found = stock(self, op, args, kwargs, *rest)
+        except (NotImplementedError, RuntimeError) as error:
+            return answer(error, op, args, kwargs)
+        if moves_what_is_written(op, args, found):
+            return answer(NotImplementedError(f"{op} would write to a copy"), op, args, kwargs)
+        return found
+
+    return [SetAttribute(OpDispatcher, stock.__name__, propagate)]
+
+
+def only_reachable_strategies(
+    is_reachable: Callable[[Sequence[Placement], Sequence[Placement]], bool],
+) -> list[Change]:
+    """Have torch choose a strategy whose layouts it can bring the arguments to, if there is one.
+
+    It prices what it cannot do as any other, and fails later. With none left, no strategy decides.
+    """
+    stock = _sharding_prop._select_min_cost_strategy
+
+    def reachable(each: OpSpec, schema: OpSchema) -> bool:
+        return all(
+            is_reachable(
+                now.placements, (each.input_specs or [each.output_spec] * (at + 1))[at].placements
+            )
+            for at, now in enumerate(schema.args_spec)
+        )
+
+    @functools.wraps(stock)
+    def select(strategy: OpStrategy, schema: OpSchema | None = None) -> OpSpec:
+        chosen = stock(strategy, schema)
+        if schema is None or reachable(chosen, schema):
+            return chosen
+        kept = [each for each in strategy.strategies if reachable(each, schema)]
+        if not kept:
+            raise NotImplementedError(f"{schema.op}: torch cannot redistribute to what it needs")
+        return stock(OpStrategy(kept), schema)
+
+    return [SetAttribute(_sharding_prop, stock.__name__, select)]
+
+
+def without_derived_strategies() -> list[Change]:
+    """Have no strategy derived from an operator's decomposition, but for random operators.
+
+    Torch derives the placements from the decomposition and then runs the operator itself on the local
+    tensors, where a mean or a gradient divides by the local number of elements.
+    """
+
+    def has_decomposition(op: OpOverload) -> bool:
+        draws = torch.Tag.nondeterministic_seeded in op.tags
+        return draws and not op._schema.is_mutable and stock(op)
+
+    stock = DecompShardingStrategy.has_decomp
+    return [SetAttribute(DecompShardingStrategy, "has_decomp", staticmethod(has_decomposition))]

@@ -1,0 +1,1 @@
+"""Dynamo: trackers, guards, frames."""

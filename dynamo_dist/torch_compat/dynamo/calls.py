@@ -1,0 +1,175 @@
+"""Functions and objects that are traced as ours, and the ends of graphs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo.config as _dynamo_config
+from torch._dynamo.bytecode_transformation import (
+    create_call_function,
+    create_call_method,
+    create_instruction,
+)
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.tensor import TensorVariable
+
+from dynamo_dist.torch_compat.changes import Change, ConfigDefault, SetAttribute, SetItem
+from dynamo_dist.torch_compat.dynamo.building import realized
+
+
+class ObjectTracker(BackwardHookVariable):
+    """An object that exists while tracing only; its members and its way out are the subclass's hooks.
+
+    It is true. Up to 2.12 stock's hooks are the one class that no table holds and every condition takes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        VariableTracker.__init__(self, **options)
+
+    def as_proxy(self) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} is no value of a graph")
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of an attribute, bound methods included."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of a method call."""
+        raise NotImplementedError
+
+    def traced_type(self) -> type:
+        """Hook: what ``type()`` gives."""
+        raise NotImplementedError
+
+    def python_type(self) -> type:
+        return self.traced_type()
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.traced_type(), name))
+
+    def is_python_hashable(self) -> bool:
+        return True
+
+    def get_python_hash(self) -> int:
+        return id(self)
+
+    def is_python_equal(self, other: object) -> bool:
+        return self is other
+
+
+def construct(codegen: Any, cls: type, args: list[Any]) -> None:
+    """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is imported."""
+    codegen.add_push_null(lambda: codegen.load_import_from(cls.__module__, cls.__name__))
+    for arg in args:
+        if inspect.isfunction(arg):
+            codegen.load_import_from(arg.__module__, arg.__name__)
+        else:
+            codegen(arg)
+    codegen.extend_output(create_call_function(len(args), False))
+
+
+def call_before_graph(tx: Any, source: Any, method: str) -> None:
+    """Have ``source.method()`` called each time the compiled function starts, before its graph."""
+    codegen = PyCodegen(tx.output.root_tx)
+    codegen(source)
+    codegen.load_method(method)
+    codegen.extend_output(create_call_method(0))
+    codegen.append_output(create_instruction("POP_TOP"))
+    tx.output.pregraph_bytecode.extend(codegen.get_instructions())
+
+
+def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
+    """Return the state that we keep for one trace; made anew when Dynamo starts over."""
+    state = vars(tx.output).get("_dynamo_dist")
+    if state is None:
+        state = tx.output._dynamo_dist = make()
+    return state
+
+
+def is_subclass_instance(tracker: Any) -> bool:
+    """Return whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
+    tracker = realized(tracker)
+    if not isinstance(tracker, TensorVariable):
+        return False
+    return tracker.python_type() not in (torch.Tensor, torch.nn.Parameter)
+
+
+def user_line(tx: Any, ours: str) -> str:
+    """``file:line in function`` of the innermost traced frame outside the folder ``ours``."""
+    frame = tx
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(ours) or frame.parent is None:
+            break
+        frame = frame.parent
+    return f"{frame.f_code.co_filename}:{frame.lineno} in {frame.f_code.co_name}"
+
+
+def trackers_in_use(tx: Any) -> set[int]:
+    """Ids of the trackers that the code after this point, or the caller, can still reach."""
+    found: set[int] = set()
+    cache: dict[int, Any] = {}
+    effects, frame = tx.output.side_effects, tx
+    roots: list[Any] = []
+    while frame is not None:
+        frame.prune_dead_locals()
+        roots += [frame.stack, dict(frame.symbolic_locals)]
+        frame = frame.parent
+    effects.prune_dead_object_new(tx)
+    roots += [dict(effects.id_to_variable), list(effects.store_attr_mutations)]
+    roots += [dict(values) for values in effects.store_attr_mutations.values()]
+    for root in roots:
+        VariableTracker.visit(lambda each: found.add(id(each)), root, cache)
+    return found
+
+
+def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Change]:
+    """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph break."""
+    stock = OutputGraph.compile_subgraph
+
+    @functools.wraps(stock)
+    def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_dynamo_dist" not in vars(self):
+            return stock(self, tx, *args, **kwargs)
+        before(tx)
+        result = stock(self, tx, *args, **kwargs)
+        after(tx)
+        return result
+
+    return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+
+
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
+    """Track one object by ``make(tx, source)``."""
+    return [
+        SetItem(
+            VariableBuilder._id_dispatch(),
+            id(value),
+            lambda builder, _: make(builder.tx, builder.source),
+            of=value,
+        )
+    ]
+
+
+def allow_point_to_point() -> list[Change]:
+    """Let stock construct ``P2POp`` while tracing; before 2.12 it has no switch for that."""
+    if "enable_p2p_compilation" not in _dynamo_config._config:  # type: ignore[attr-defined]
+        return []
+    return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]

@@ -1,0 +1,160 @@
+"""DTensors while tracing: attributes, construction, and contexts that change them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch._dynamo.guards as _guards
+import torch._dynamo.variables.builder as _builder
+import torch.distributed.device_mesh as _device_mesh
+from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.source import GlobalStateSource
+from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.dynamo.building import fake_tensor, realized
+
+
+def current_mesh() -> Any:
+    """Traced: the mesh of the innermost ``with mesh:``; RuntimeError outside of any."""
+    return _device_mesh._mesh_resources.get_current_mesh()
+
+
+_ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14 on
+
+
+def on_tensor_attributes(
+    has_attribute: Callable[[Any, type, str], bool | None],
+    attribute: Callable[[Any, Any, str], Any],
+) -> list[Change]:
+    """``hasattr(tensor, name)`` and ``tensor.name``, where our answer is not None.
+
+    ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
+    gives a tracker.
+    """
+    stock_hasattr: Any = TensorVariable.call_obj_hasattr
+    name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
+    stock_getattr = getattr(TensorVariable, name)
+
+    @functools.wraps(stock_hasattr)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = has_attribute(self, type(fake_tensor(self)), name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    @functools.wraps(stock_getattr)
+    def getattr_(self: Any, tx: Any, name: str) -> Any:
+        found = attribute(tx, self, name)
+        return stock_getattr(self, tx, name) if found is None else found
+
+    return [
+        SetAttribute(TensorVariable, "call_obj_hasattr", call_obj_hasattr),
+        SetAttribute(TensorVariable, name, getattr_),
+    ]
+
+
+def on_construction(answers: Mapping[type, Callable[..., Any]]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answers[cls](tx, args, kwargs)`` is not None.
+
+    One call for all classes: a second would take the place of the first.
+    """
+    stock: Any = UserDefinedClassVariable.call_function
+
+    @functools.wraps(stock)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        answer = next((answers[cls] for cls in answers if cls is self.value), None)
+        found = None if answer is None else answer(tx, list(args), kwargs)
+        return stock(self, tx, args, kwargs) if found is None else found
+
+    return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]
+
+
+def dtensor_state(tx: Any) -> dict[str, Any]:
+    """Return the state that the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
+    found: dict[str, Any] = vars(tx.output).setdefault("_dynamo_dist_dtensor", {})
+    return found
+
+
+MODULE_HOOK = "module backward hook"
+_HOOK_GRAPHS = (MODULE_HOOK, "register_hook")  # as the tracer of a hook's graph is described
+
+
+def is_in_backward_hook(tx: Any) -> bool:
+    """Return whether what is traced here is a hook: its gradients are examples, laid out as the forward's values."""
+    return tx.output.current_tracer.description in _HOOK_GRAPHS
+
+
+def is_tensor_of(tracker: Any, cls: type) -> bool:
+    """Return whether it tracks a tensor of this class."""
+    tracker = realized(tracker)
+    return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
+
+
+def requires_grad(tracker: Any) -> bool:
+    """Return whether the tracked tensor requires gradients."""
+    return bool(fake_tensor(tracker).requires_grad)
+
+
+def call_in_graph(tx: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """One node of the graph that calls a Python function of ours; AOTAutograd looks into it."""
+    proxy_args, proxy_kwargs = _proxy_args_kwargs(
+        [realized(arg) for arg in args], {name: realized(arg) for name, arg in kwargs.items()}
+    )
+    proxy = tx.output.create_proxy("call_function", function, proxy_args, proxy_kwargs)
+    return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+def implicit_replication() -> bool:
+    """Return whether plain tensors among DTensors count as replicated."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def set_implicit_replication(on: bool) -> None:
+    """Turn that switch."""
+    DTensor._op_dispatcher._allow_implicit_replication = on
+
+
+def restore_implicit_replication(tx: Any) -> None:
+    """Have the switch be as it is now when Dynamo is done with the frame, or gives it up."""
+    tx.output.add_cleanup_hook(functools.partial(set_implicit_replication, implicit_replication()))
+
+
+def call_for_effect(tx: Any, function: Callable[..., None], *args: Any) -> None:
+    """Call ``function`` now, and in the graph."""
+    tx.output.create_node("call_function", function, args, {})
+    function(*args)
+
+
+def keep_implicit_replication() -> list[Change]:
+    """The switch is as it was once a graph is compiled; a graph compiled while it was on asks for it.
+
+    Without it the program is one that eager refuses.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_user_compiler(self: Any, *args: Any, **kwargs: Any) -> Any:
+            on = implicit_replication()
+            if on:
+                _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
+            try:
+                return stock(self, *args, **kwargs)
+            finally:
+                set_implicit_replication(on)
+
+        return call_user_compiler
+
+    return [WrapAttribute(OutputGraph, "call_user_compiler", changed)]
+
+
+def REPLICATES_IMPLICITLY(builder: Any, guard: Any) -> None:
+    """Guard: the switch is on."""
+    code = _guards.get_verbose_code_parts("plain tensors count as replicated", guard)
+    builder.guard_manager.root.add_lambda_guard(
+        lambda _: implicit_replication(), code, guard.user_stack
+    )

@@ -1,0 +1,149 @@
+"""Frames: those that Dynamo leaves alone, gives up, or leaves to Python."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch._dynamo.convert_frame as _convert_frame
+import torch._dynamo.trace_rules as _trace_rules
+from torch._C._dynamo import eval_frame as _eval_frame
+from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+
+
+class SkippedFrames:
+    """Let Dynamo look anew at functions that it has given up on, at either switch.
+
+    A function without one graph is marked for good, whatever compiles it later, and a mark outlives the
+    rules by which it was made. Compiled code stays: only functions without any are forgotten.
+    ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.11 to 2.15.
+    """
+
+    def apply(self) -> None:
+        tried = getattr(_convert_frame, "input_codes", None)
+        entries = getattr(_eval_frame, "_debug_get_cache_entry_list", None)
+        if tried is None or entries is None:
+            return
+        for code in [reference() for reference in tried.seen]:
+            if code is not None and not entries(code):
+                _eval_frame.reset_code(code)
+
+    undo = apply
+
+
+def frames_left_alone(is_ours: Callable[[str], bool]) -> Change:
+    """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
+
+    Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
+    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own.
+    ``trace_rules.check`` was seen in 2.11 to 2.15.
+    """
+
+    def wrap(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def check(obj: Any, is_inlined_call: bool = False, *args: Any, **kwargs: Any) -> Any:
+            if not is_inlined_call and isinstance(obj, CodeType) and is_ours(obj.co_filename):
+                return True
+            return stock(obj, is_inlined_call, *args, **kwargs)
+
+        return check
+
+    return WrapAttribute(_trace_rules, "check", wrap)
+
+
+def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
+    """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
+
+    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.11 to 2.15.
+    """
+    from torch._dynamo import convert_frame
+
+    name = "exceeds_recompile_limit"
+    if not hasattr(convert_frame, name):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+            exceeded, limit = stock(cache_size, compile_id)
+            if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
+                return False, ""
+            return exceeded, limit
+
+        return exceeds
+
+    return [WrapAttribute(convert_frame, name, changed)]
+
+
+def on_what_is_left_to_python(
+    tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
+) -> list[Change]:
+    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
+
+    Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
+    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
+    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.11 to 2.15.
+    """
+    from torch._dynamo import convert_frame, trace_rules
+    from torch._dynamo.types import ConvertFrameReturn
+    from torch._dynamo.utils import counters
+
+    converter = getattr(convert_frame, "ConvertFrame", None)
+    if converter is None:
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
+            if stays(frame.f_code) or is_deprecated_collective(frame):
+                return ConvertFrameReturn()
+            fine = counters["frames"]["ok"]
+            result = stock(self, frame, *args, skip=skip + 1, **named)
+            if counters["frames"]["ok"] == fine:  # an error that Dynamo took back
+                tell(frame.f_code)
+            return result
+
+        return call
+
+    def may_break() -> bool:
+        translator: Any = InstructionTranslator.current_tx()
+        return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
+
+    def stays_out(function: Any) -> bool:
+        try:
+            code = function.get_code()
+        except (AttributeError, NotImplementedError):  # not a function of Python's
+            return False
+        return stays(code) and may_break()
+
+    def checked(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
+            result = stock(function, is_inlined_call, *rest, **named)
+            if is_inlined_call and not result.skipped and stays_out(function):
+                return trace_rules.SkipResult(True, "this rank has left it to Python before")
+            return result
+
+        return check
+
+    return [
+        WrapAttribute(converter, "__call__", changed),
+        WrapAttribute(trace_rules, "check_verbose", checked),
+    ]
+
+
+def is_deprecated_collective(frame: types.FrameType) -> bool:
+    """Return whether a frame only warns before it calls a collective of ``torch.distributed``.
+
+    Dynamo leaves those to Python where Python calls them, but not the wrapper that ``typing_extensions.deprecated`` puts around
+    some, from 2.13 on: a graph of one launch, and known by lines that no graph of its caller has. ``arg`` is a name there.
+    """
+    if frame.f_code.co_name != "wrapper" or "arg" not in frame.f_code.co_freevars:
+        return False
+    wrapped = frame.f_locals.get("arg")
+    return getattr(wrapped, "__module__", "") == "torch.distributed.distributed_c10d"

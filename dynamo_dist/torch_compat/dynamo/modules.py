@@ -1,0 +1,200 @@
+"""Modules while tracing: hooks, backward, DDP and FSDP2."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch._dynamo.compiled_autograd as _compiled_autograd
+import torch._dynamo.config as _dynamo_config
+import torch._dynamo.variables.builder as _builder
+import torch._dynamo.variables.higher_order_ops as _higher_order_ops
+import torch.distributed._composable_state as _composable_state
+from torch._dynamo.eval_frame import DisableContext, OptimizedModule
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
+from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._higher_order_ops.wrap import wrap as _wrap
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as _FSDPState
+from torch.fx import GraphModule
+from torch.utils.hooks import BackwardHook
+
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.dynamo.building import (
+    build_list,
+    call_traced,
+    fake_tensor,
+    graph_break,
+    realized,
+)
+from dynamo_dist.torch_compat.dynamo.dtensors import MODULE_HOOK
+
+State: Any = _composable_state._State
+module_state: Callable[[Any], Any] = _composable_state._get_module_state
+
+
+def on_module_compiled(
+    wanted: Callable[[Any], bool], function_of: Callable[[Any], Callable[..., Any]]
+) -> list[Change]:
+    """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
+
+    Seen in torch 2.11 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def initialize(self: Any) -> None:
+            stock(self)
+            module = self._orig_mod
+            if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
+                name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
+                setattr(self, name, self.dynamo_ctx(function_of(module)))
+
+        return initialize
+
+    return [WrapAttribute(OptimizedModule, "_initialize", changed)]
+
+
+def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
+    """``BackwardHook(module, hooks, pre_hooks)`` while tracing, unless compiled autograd is on.
+
+    Seen in torch 2.11 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def made(tx: Any, *args: Any, **kwargs: Any) -> Any:
+            is_stocks = _compiled_autograd.compiled_autograd_enabled
+            return (stock if is_stocks else create)(tx, *args, **kwargs)
+
+        return staticmethod(made)
+
+    return [WrapAttribute(BackwardHookVariable, "create", changed)]
+
+
+def is_tensor(tracker: Any) -> bool:
+    """Return whether it tracks a tensor."""
+    return isinstance(realized(tracker), TensorVariable)
+
+
+def requires_grad(tracker: Any) -> bool:
+    """Return whether it tracks a tensor that requires gradients."""
+    return is_tensor(tracker) and bool(fake_tensor(tracker).requires_grad)
+
+
+def build_tuple(tx: Any, items: list[Any]) -> Any:
+    """A new tuple of trackers."""
+    return call_traced(tx, _as_tuple, [build_list(tx, items)], {})
+
+
+def _as_tuple(items: list[Any]) -> tuple[Any, ...]:
+    return tuple(items)
+
+
+def node_of_tensors(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+    """A node of the graph that calls a function of ours, which returns tensors; their tracker."""
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+def node_of_constant(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+    """A node of the graph that calls a function of ours, which returns torch's module hooks; its proxy."""
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    proxy.node.meta["example_value"] = BackwardHook(None, [], [])
+    return proxy
+
+
+def traced_apart(
+    tx: Any, call: Callable[..., Any], tensors: list[Any], kind: str, why: str, fix: str
+) -> tuple[Any, list[Any]]:
+    """Trace ``call(*trackers)`` as a graph of its own: the graph, and the proxies of what it closes over.
+
+    ``call`` gets trackers of new inputs like ``tensors`` and returns a tuple of tensors. What has another
+    effect than its result breaks with the given text.
+    """
+    try:
+        _, graph, free = _higher_order_ops.speculate_subgraph(
+            tx,
+            LambdaVariable(call),
+            tensors,
+            {},
+            MODULE_HOOK,
+            source_target=_wrap,  # 2.11 names the trace after it
+            enable_grad=False,
+            set_subgraph_inputs="manual",
+            supports_input_mutation=False,
+            supports_aliasing=True,
+        )
+    except Unsupported as error:
+        graph_break(kind, str(error).splitlines()[0], why, fix)
+    return graph, list(free.keys())
+
+
+def computes_nothing(graph: Any) -> bool:
+    """Return whether a graph has inputs and an output only, but for switching gradients off and on."""
+    return all(
+        node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled
+        for node in graph.nodes
+    )
+
+
+def graph_as_argument(tx: Any, graph: Any) -> Any:
+    """A proxy of the graph as a function, for another node to call."""
+    modules = tx.output.tracing_context.module_context.copy_graphstate()
+    name = tx.output.install_subgraph("hook_body", GraphModule(modules.nn_modules, graph))
+    return tx.output.create_proxy("get_attr", name, (), {})
+
+
+def on_backward(refuse: Callable[[], None]) -> list[Change]:
+    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            if name == "backward" and not _dynamo_config.trace_autograd_ops:
+                refuse()
+            return stock(self, tx, name, *args, **kwargs)
+
+        return call_method
+
+    return [WrapAttribute(TensorVariable, "call_method", changed)]
+
+
+def fsdp_hooks() -> list[Any]:
+    """List the hooks that FSDP2 runs around a sharded module's forward."""
+    return [_FSDPState._pre_forward, _FSDPState._post_forward]
+
+
+def on_methods(
+    refused: dict[Any, Callable[[], NoReturn]], failed: dict[Any, Callable[[str], None]]
+) -> list[Change]:
+    """Call ``refused[method]()`` where the program calls a method written in Python.
+
+    Of a method in ``failed`` stock's break is first given to ``failed[method](its text)``. Seen in torch
+    2.11 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            function = self.fn
+            if (refuse := refused.get(function)) is not None:
+                refuse()
+            if (explain := failed.get(function)) is None:
+                return stock(self, tx, *args, **kwargs)
+            try:
+                return stock(self, tx, *args, **kwargs)
+            except Unsupported as error:
+                explain(str(error))
+                raise
+
+        return call_function
+
+    return [
+        WrapAttribute(owner, "call_function", changed)
+        for owner in (UserFunctionVariable, UserMethodVariable)
+    ]

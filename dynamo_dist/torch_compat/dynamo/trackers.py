@@ -1,0 +1,433 @@
+"""Dynamo's trackers of groups, meshes and placements, extended and put in place of stock's."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch._dynamo.bytecode_transformation import create_call_function
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import TypeSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._library.fake_class_registry import FakeScriptObject
+
+from dynamo_dist.torch_compat.changes import _MISSING, Change, SetAttribute, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.dynamo.building import (
+    attribute_source,
+    build,
+    constants,
+    imported_source,
+)
+from dynamo_dist.torch_compat.dynamo.guards import guard_source
+from dynamo_dist.torch_compat.dynamo.opaque import (
+    _HASATTR_NAMES_ITSELF,
+    _OPAQUE,
+    _OPAQUE_CLASS,
+    _STOCK_GROUP,
+    _STOCK_MESH,
+    _STOCK_PLACEMENT,
+    _STOCK_PLACEMENT_CLASS,
+    HAS_OPAQUE_TYPES,
+    unwrap,
+)
+
+
+class Tracker:
+    """Stands before a stock tracker in the bases: our hooks first, then stock's rules.
+
+    A hook that returns None leaves the case to stock. Attribute access is ``var_getattr`` up to 2.13
+    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise, and up to 2.12 a
+    hash is asked for by another name; here each is one hook. Guards are the hooks' own business.
+    """
+
+    source: Any
+    value: Any
+
+    @property
+    def real(self) -> Any:
+        """The object itself; no guard is installed."""
+        return unwrap(self.value)
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.name``, or None."""
+        return None
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``real.name(...)``, or None."""
+        return None
+
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        """Hook: ``hasattr(real, name)``, or None."""
+        return None
+
+    def text(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.__repr__()`` or ``real.__str__()``, or None."""
+        return None
+
+    def guard_identity(self) -> None:
+        """Hook: called when stock is about to look at which object this is."""
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().var_getattr(tx, name) if found is None else found  # type: ignore[misc]
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().tp_getattro_impl(tx, name) if found is None else found  # type: ignore[misc]
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.method(tx, name, list(args), kwargs)
+        return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
+
+    def mp_subscript_impl(self, tx: Any, key: Any) -> Any:
+        found = self.method(tx, "__getitem__", [key], {})
+        return super().mp_subscript_impl(tx, key) if found is None else found  # type: ignore[misc]
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        found = self.has_attribute(tx, name)
+        if found is None:
+            return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
+        if _HASATTR_NAMES_ITSELF:
+            guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
+        else:
+            guard_source(attribute_source(self, name), GuardBuilder.HASATTR)
+        return ConstantVariable.create(found)
+
+    def python_type(self) -> type:
+        return type(self.real)
+
+    def _text(self, tx: Any, name: str, stock: str) -> Any:
+        found = self.text(tx, name)
+        return getattr(super(), stock)(tx) if found is None else found
+
+    def repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "repr_impl")
+
+    def str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "str_impl")
+
+    def tp_repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "tp_repr_impl")
+
+    def tp_str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "tp_str_impl")
+
+    def as_python_constant(self) -> Any:
+        self.guard_identity()
+        return self.real
+
+    def is_python_constant(self) -> bool:
+        return True  # stock asks by trying ``as_python_constant``, which would install the guard
+
+    def get_real_python_backed_value(self) -> object:
+        self.guard_identity()
+        return self.real
+
+    def hash_impl(self, tx: Any) -> Any:
+        self.guard_identity()
+        return hash(self.real), False
+
+    def is_python_hashable(self) -> bool:
+        return True
+
+    def get_python_hash(self) -> int:
+        self.guard_identity()
+        return hash(self.real)
+
+    def is_python_equal(self, other: object) -> bool:
+        self.guard_identity()
+        return bool(self.real == other.as_python_constant())  # type: ignore[attr-defined]
+
+
+def _with_stock(stock: Any) -> Any:
+    return type(f"{stock.__name__}WithHooks", (Tracker, stock), {"__module__": __name__})
+
+
+GroupTracker: Any = _with_stock(_STOCK_GROUP or _OPAQUE)
+MeshTracker: Any = _with_stock(_STOCK_MESH or _OPAQUE)
+PlacementTracker: Any = _with_stock(_STOCK_PLACEMENT or _OPAQUE)
+
+
+def retrack(trackers: Mapping[type, type]) -> list[Change]:
+    """Let stock build its trackers of the given types, then make each an instance of ours.
+
+    ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
+    from ``GroupTracker`` and so on. Stock keeps the guards, the graph input and the fake object: a
+    tracker made from nothing lacks them as soon as its object must become a graph input. In an exported
+    program an object that is reached in two ways is one, as in stock.
+    """
+    ours = set(trackers.values())
+    stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
+    owner: Any = _OPAQUE if HAS_OPAQUE_TYPES else _STOCK_GROUP.__mro__[1]
+    stock_init = owner.__init__
+
+    @functools.wraps(stock_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
+        if type(self) in stock:
+            real = unwrap(self.value)
+            for traced, tracker in trackers.items():
+                if isinstance(real, traced):
+                    self.__class__ = tracker
+                    break
+            if HAS_OPAQUE_TYPES and isinstance(self.proxy, FakeScriptObject):
+                # 2.13 leaves the stand-in of a placement of an intermediate DTensor in the graph.
+                self.value, self.proxy = real, real
+            if self.source is not None and getattr(self, "cls_source", _MISSING) is None:
+                self.cls_source = TypeSource(
+                    self.source
+                )  # up to 2.14 stock sets ``source`` too late
+
+    def one_each(stock_one: Any) -> Any:
+        @functools.wraps(stock_one)
+        def is_one_input(self: Any, tracker: Any) -> Any:
+            # Stock looks at the class itself; ours stands for the one behind it. Outside of export, stock
+            # does not always guard that two ways lead to one object, and guards on hooks are ours.
+            if not self.tx.export or type(tracker) not in ours:
+                return stock_one(self, tracker)
+            behind = next(each for each in type(tracker).__mro__ if each in stock)
+            return stock_one(self, object.__new__(behind))
+
+        return is_one_input
+
+    return [
+        SetAttribute(owner, "__init__", init),
+        WrapAttribute(VariableBuilder, "_can_lift_attrs_to_inputs", one_each),
+    ]
+
+
+def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Change]:
+    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where stock breaks.
+
+    ``has_attribute(cls, name)`` is None for a class that is left to stock, in both cases.
+    """
+    owner = _OPAQUE_CLASS if HAS_OPAQUE_TYPES else _STOCK_PLACEMENT_CLASS
+    compare = next(
+        n for n in ("tp_richcompare_impl", "richcompare_impl", "") if hasattr(owner, n) or not n
+    )
+    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare, None)
+
+    @functools.wraps(stock_hasattr)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = has_attribute(self.value, name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
+        known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
+        if not known or (values := constants([other], {})) is None:
+            return stock_compare(self, tx, other, op)  # type: ignore[misc]
+        return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
+
+    changes: list[Change] = [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
+    if (
+        HAS_OPAQUE_TYPES
+    ):  # as keys of dictionaries; 2.11 knows how, and from 2.13 on stock hashes them
+        changes.append(SetAttribute(owner, "is_python_equal", _is_same_class))
+    if HAS_OPAQUE_TYPES and hasattr(owner, "get_python_hash"):
+        changes.append(SetAttribute(owner, "get_python_hash", lambda self: hash(self.value)))
+        changes.append(SetAttribute(owner, "is_python_hashable", lambda self: True))
+    if stock_compare is not None:
+        changes.append(SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)))
+    elif hasattr(owner, "get_real_python_backed_value"):  # 2.12 compares classes by it, or breaks
+        changes.append(SetAttribute(owner, "get_real_python_backed_value", lambda self: self.value))
+    return changes
+
+
+def _is_same_class(self: Any, other: Any) -> bool:
+    return self.value is other.as_python_constant()
+
+
+def on_class_call(cls: type, answer: Callable[..., Any]) -> list[Change]:
+    """Answer ``cls(...)`` while tracing by ``answer(tx, args, kwargs)``, for a class of opaque objects."""
+    if "call_function" not in vars(_OPAQUE_CLASS or object):  # 2.11, where no class is
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self.value is cls:
+                return answer(tx, list(args), kwargs)
+            return stock(self, tx, args, kwargs)
+
+        return call
+
+    return [WrapAttribute(_OPAQUE_CLASS, "call_function", changed)]
+
+
+def extend_builtins() -> list[Change]:
+    """``str``, ``hash``, ``type`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
+
+    Stock prints an opaque object's stand-in up to 2.13, has no ``hash`` of one up to 2.12, and from 2.15 on
+    asks ``isinstance`` which object it is, which would guard its identity. Up to 2.11 the class of an object
+    that was made while tracing gets another kind of tracker than the class by its name, and so is never it.
+    """
+
+    def answer_str(tx: Any, arg: Any) -> Any:
+        return arg.text(tx, "__str__")
+
+    def answer_hash(tx: Any, arg: Any) -> Any:
+        arg.guard_identity()
+        return build(tx, hash(arg.real))
+
+    def answer_isinstance(tx: Any, arg: Any, classes: Any) -> Any:
+        values = constants([classes], {})
+        return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
+
+    def answer_type(tx: Any, arg: Any) -> Any:
+        cls = type(arg.real)
+        named = getattr(importlib.import_module(cls.__module__), cls.__qualname__, None)
+        if HAS_OPAQUE_TYPES or arg.source is not None or named is not cls:
+            return None
+        return build(tx, cls, imported_source(tx, cls.__module__, cls.__qualname__))
+
+    return [
+        SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
+        for name, answer in (
+            ("call_str", answer_str),
+            ("call_hash", answer_hash),
+            ("call_type", answer_type),
+            ("call_isinstance", answer_isinstance),
+        )
+    ]
+
+
+def _answered(stock: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
+        is_ours = isinstance(arg, Tracker)
+        found = answer(tx, arg.realize(), *others) if is_ours else None
+        return stock(self, tx, arg, *others) if found is None and stock is not None else found
+
+    return functools.wraps(stock)(call) if stock is not None else call
+
+
+class ConstantTracker(VariableTracker):
+    """An object known while tracing that no stock tracker fits; its members are the subclass's hooks."""
+
+    def __init__(self, value: object, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.value = value
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``value.name``."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``value.name(...)``."""
+        raise NotImplementedError
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.value, name))
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def as_python_constant(self) -> Any:
+        return self.value
+
+    def reconstruct(self, codegen: Any) -> None:
+        _load_object(codegen, self.value)
+
+
+def _load_object(codegen: Any, value: object) -> None:
+    name = codegen.tx.output.install_global_by_id("__dynamo_dist_constant", value)
+    codegen.append_output(codegen.create_load_global(name, add=True))
+
+
+class FunctionTracker(VariableTracker):
+    """A function whose calls we answer: ``answer(tx, args, kwargs)`` gives a tracker or None.
+
+    On None the call goes to ``stock``, the function's stock tracker.
+    """
+
+    def __init__(self, function: Any, answer: Any, stock: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function, self.answer, self.stock = function, answer, stock
+
+    def python_type(self) -> type:
+        return type(self.function)
+
+    def as_python_constant(self) -> Any:
+        return self.function
+
+    def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.answer(tx, list(args), kwargs)
+        return self.stock.call_function(tx, args, kwargs) if found is None else found
+
+
+def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
+    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards."""
+    table = VariableBuilder._id_dispatch()
+
+    def wrap(builder: Any, value: Any) -> Any:
+        del table[id(function)]
+        try:
+            stock = builder._wrap(value)
+        finally:
+            table[id(function)] = wrap
+        return FunctionTracker(value, answer, stock, source=builder.source)
+
+    return [SetItem(table, id(function), wrap, of=function)]
+
+
+def on_values(
+    cls: type, matches: Callable[[object], bool], make: Callable[[Any, Any, Any], Any]
+) -> list[Change]:
+    """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def wrap(self: Any, value: Any) -> Any:
+            if isinstance(value, cls) and matches(value):
+                return make(self.tx, value, self.source)
+            return stock(self, value)
+
+        return wrap
+
+    return [WrapAttribute(VariableBuilder, "_wrap", changed)]
+
+
+def constant_node(function: Callable[..., Any], *args: Any) -> Any:
+    """A node of the graph that calls ``function(*args)``, whose result stays the same."""
+    tx: Any = InstructionTranslator.current_tx()
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    proxy.node.meta["example_value"] = function(*args)
+    return proxy
+
+
+def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
+    """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
+
+    ``load(value)`` gives an object and False, or a function and True; the compiled function then calls
+    it, every time it runs, for a new object.
+    """
+    stock: Any = PyCodegen.__call__
+
+    @functools.wraps(stock)
+    def call(self: Any, value: Any, allow_cache: bool = True) -> None:
+        if type(value) is not tracker or value.source is not None:
+            return stock(self, value, allow_cache)
+        loaded, is_factory = load(value)
+        if is_factory:
+            self.add_push_null(lambda: _load_object(self, loaded))
+            self.extend_output(create_call_function(0, False))
+        else:
+            _load_object(self, loaded)
+        self.clear_tos()
+
+    return [SetAttribute(PyCodegen, "__call__", call)]

@@ -1,0 +1,1 @@
+"""Inductor: code that it has compiled, and its tables."""

@@ -1,0 +1,80 @@
+"""Attributes of a traced DTensor: ``hasattr``, ``getattr`` with a default, ``_spec`` of an intermediate.
+
+Stock answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
+``to_local`` or ``full_tensor`` takes the branch for plain tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import placements, types
+from dynamo_dist.torch_compat.dynamo import building, dtensors
+
+
+def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to stock.
+
+    No guard: stock guards a DTensor's type, and what a class has does not change.
+    """
+    if not issubclass(cls, DTensor):
+        return None
+    found = inspect.getattr_static(cls, name, None)
+    return True if found is not None and not isinstance(found, property) else None
+
+
+def attribute(tx: Any, tracker: Any, name: str) -> Any:
+    """Return an attribute that stock gets wrong, see below; None leaves the rest to stock.
+
+    ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
+    that the program made cannot be built by stock. A gradient's layout breaks.
+    """
+    if name not in ("_local_tensor", "_spec", "placements"):
+        return None
+    if not isinstance(building.fake_tensor(tracker), DTensor):
+        return None
+    if name == "_local_tensor":
+        return building.call_traced(tx, local_of, [tracker], {})
+    if tracker.source is not None:
+        return None
+    if dtensors.is_in_backward_hook(tx):
+        building.graph_break(
+            "Layout of a gradient in a backward hook",
+            name,
+            "How a gradient is laid out is decided when the backward graph is made, after this trace.",
+            "Give the gradient a layout first: grad = grad.redistribute(mesh, [Replicate()])",
+        )
+    if name == "placements":
+        return None
+    return building.call_traced(tx, spec_of, [tracker], {})
+
+
+def local_of(tensor: DTensor) -> torch.Tensor:
+    """Traced: the local tensor, which is outside of autograd."""
+    detached: Any = tensor.detach()
+    return detached.to_local()
+
+
+def spec_of(tensor: DTensor) -> Any:
+    """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
+    meta = types.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return types.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+
+
+def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor:
+    """Traced: ``tensor.full_tensor(grad_placements=...)``, the global tensor on every rank."""
+    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
+    return whole.to_local(grad_placements=grad_placements)
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for attributes."""
+    return [
+        *dtensors.on_tensor_attributes(has_attribute, attribute),
+        *placements.on_full_tensor(full_tensor),
+    ]

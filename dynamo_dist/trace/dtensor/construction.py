@@ -1,0 +1,100 @@
+"""``DTensor(local, spec, requires_grad=...)`` while tracing, and with it all that ends in it.
+
+``distribute_tensor``, ``zeros``, ``ones``, ``empty`` and ``full`` are Python that traces, up to this
+call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dtensor import specs
+from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+
+
+def construct(local: torch.Tensor, spec: Any) -> DTensor:
+    """Traced: the DTensor of the local tensor, without its autograd history, as the class makes it."""
+    meta = spec.tensor_meta
+    return DTensor.from_local(
+        local.detach(),
+        spec.mesh,
+        spec.placements,
+        run_check=False,
+        shape=meta.shape,
+        stride=meta.stride,
+    )
+
+
+_SIGNATURE = inspect.signature(lambda local_tensor, spec, *, requires_grad: None)
+
+
+def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of the constructor; a new leaf that requires gradients breaks the graph."""
+    try:
+        bound = _SIGNATURE.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    wanted = building.constants([bound["requires_grad"]], {})
+    if wanted is None or wanted[0][0]:
+        building.graph_break(
+            "New DTensor that requires gradients",
+            "DTensor(..., requires_grad=True)",
+            "A tensor made inside a compiled function cannot be a leaf that collects gradients.",
+            "Make it outside the compiled function, or make it without requires_grad and let an "
+            "input that requires gradients take part: y = distribute_tensor(x.detach(), mesh, ...)",
+        )
+    return building.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
+
+
+_FROM_LOCAL = inspect.signature(
+    lambda local_tensor, device_mesh=None, placements=None, *, run_check=False, **others: None
+)
+
+
+def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the graph."""
+    try:
+        given = _FROM_LOCAL.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    if "run_check" in given and building.constants([given["run_check"]], {}) != ([False], {}):
+        building.graph_break(
+            "DTensor.from_local with run_check",
+            "DTensor.from_local(..., run_check=True)",
+            "The check compares Python objects that all ranks send, which no graph can hold.",
+            "Check once outside the compiled function, and inside it use "
+            "DTensor.from_local(x, mesh, placements, run_check=False)",
+        )
+    mesh = given.get("device_mesh")
+    if mesh is not None and building.constants([mesh], {}) != ([None], {}):
+        return None
+    kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}
+    mesh = building.call_traced(tx, dtensors.current_mesh, [], {})
+    return building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Traced: the strides of a contiguous tensor of this size."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step = step * max(length, 1)
+    return tuple(reversed(strides))
+
+
+CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for ``from_local`` and for the sizes of new tensors."""
+    return [
+        *trackers.on_function(DTensor.from_local, from_local),
+        *specs.on_contiguous_strides(contiguous_strides),
+    ]

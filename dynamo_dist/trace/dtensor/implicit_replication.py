@@ -1,0 +1,53 @@
+"""``with implicit_replication():`` inside a compiled function, or around one.
+
+The context turns a switch of DTensor's dispatcher, by which plain tensors count as replicated. Turned
+while tracing it must stand as it does in eager at each operation, for Dynamo, which runs the operations on
+fake tensors, and for AOTAutograd, which runs Dynamo's graph: so each turn becomes a call in that graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch.fx
+from torch.distributed.tensor.experimental import implicit_replication
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+
+
+@torch.fx.has_side_effect
+def turn(on: bool) -> None:
+    """In the graph: turn the switch. Nothing is left of it once AOTAutograd has run the graph."""
+    dtensors.set_implicit_replication(on)
+
+
+@contextlib.contextmanager
+def _context() -> Iterator[None]:
+    """Stand in for the context while tracing; stock up to 2.11 would put off what it does to the switch."""
+    try:
+        turn(True)
+        yield
+    finally:
+        turn(False)
+
+
+def _enter(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return building.call_traced(tx, _context, args, kwargs)
+
+
+def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    dtensors.restore_implicit_replication(tx)
+    dtensors.call_for_effect(tx, turn, args[0].as_python_constant())
+    return building.build(tx, None)
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for the context."""
+    return [
+        *trackers.on_function(implicit_replication, _enter),
+        *trackers.on_function(turn, _turn),
+        *dtensors.keep_implicit_replication(),
+    ]

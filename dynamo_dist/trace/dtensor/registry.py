@@ -1,0 +1,45 @@
+"""The changes in torch that put DTensor's surface in place."""
+
+from __future__ import annotations
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.aot import outputs
+from dynamo_dist.torch_compat.dtensor import placements, redistribution
+from dynamo_dist.torch_compat.dynamo import dtensors
+from dynamo_dist.trace.dtensor import (
+    attributes,
+    construction,
+    debug,
+    distribution,
+    implicit_replication,
+    inside_operators,
+    loss_parallel,
+    unused_outputs,
+    views,
+)
+from dynamo_dist.trace.trackers import creation
+
+
+def changes(config: DistConfig) -> list[changes_compat.Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    return [
+        *views.changes(),
+        *attributes.changes(),
+        *construction.changes(),
+        *distribution.changes(),
+        *dtensors.on_construction(
+            {**construction.CONSTRUCTED, **debug.CONSTRUCTED, **creation.CONSTRUCTED}
+        ),
+        *loss_parallel.changes(),
+        *implicit_replication.changes(),
+        *inside_operators.changes(),
+        *unused_outputs.changes(),
+        *outputs.keep_first_symbols(),
+        *placements.keep_strided_shards(),
+        *placements.cut_empty_shards(),
+        *redistribution.search_decompositions_apart(),
+        *placements.count_strided_shards_with_real_tensors(),
+        *placements.fix_split_factors(),
+        *redistribution.remember_redistributions(),
+    ]

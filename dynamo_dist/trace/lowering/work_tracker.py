@@ -1,0 +1,278 @@
+"""Work in flight while tracing: what ``async_op=True`` returns, and a Work that comes from outside."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dynamo_dist.errors import InFlightError
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat import overlap
+from dynamo_dist.torch_compat.dynamo import building, calls, guards, trackers, values
+from dynamo_dist.trace.lowering.work import GraphFuture, GraphWork
+
+log = logging.getLogger(__name__)
+
+_OURS = str(Path(__file__).parents[2])
+
+# What a program asks of a Work that waits and then gives True; ``exception`` and ``synchronize`` give None.
+_GIVES_TRUE = frozenset({"wait", "is_completed", "is_success"})
+_GIVES_NONE = frozenset({"exception", "synchronize"})
+WORK_METHODS = _GIVES_TRUE | _GIVES_NONE | {"result", "get_future"}
+FUTURE_METHODS = frozenset({"wait", "value", "done", "then"})
+
+
+@dataclass(slots=True)
+class Traced:
+    """The state that the lowering keeps for one trace."""
+
+    serials: int = 0
+    works: list[WorkVariable] = field(default_factory=list)
+    futures: list[FutureVariable] = field(default_factory=list)
+    managers: dict[str, list[Any]] = field(default_factory=dict)
+    has_launched: bool = False
+
+
+def traced(tx: Any) -> Traced:
+    """The state of the trace that ``tx`` belongs to."""
+    return calls.trace_state(tx, Traced)
+
+
+class WorkVariable(calls.ObjectTracker):
+    """A Work launched in this graph. The first method that needs it done traces its end, there."""
+
+    def __init__(
+        self,
+        finish: Any,
+        launched: Any,
+        outputs: Any,
+        buffers: list[torch.Tensor],
+        line: str,
+        **kw: Any,
+    ) -> None:
+        super().__init__(**kw)
+        self.finish, self.launched, self.outputs = finish, launched, outputs
+        self.buffers, self.line = buffers, line
+        self.done = self.left = False
+
+    def traced_type(self) -> type:
+        return GraphWork
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        if name not in WORK_METHODS:
+            _refuse(name)
+        return building.build_callable(
+            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name == "get_future":
+            return FutureVariable(self, None)
+        if name not in WORK_METHODS:
+            _refuse(name)
+        self.end(tx)
+        if name == "result":
+            return self.outputs
+        return building.build(tx, True if name in _GIVES_TRUE else None)
+
+    def end(self, tx: Any) -> None:
+        """Trace the wait and the copy into the buffers, once."""
+        if not self.done:
+            self.done = True
+            traced(tx).works.remove(self)
+            building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
+
+    def reconstruct(self, codegen: Any) -> None:
+        self.left = True
+        finish = building.build(codegen.tx, None) if self.done else self.finish
+        launched = building.build_list(codegen.tx, []) if self.done else self.launched
+        calls.construct(codegen, GraphWork, [finish, launched, self.outputs])
+
+
+class FutureVariable(calls.ObjectTracker):
+    """The future of a Work, or of a callback on a future; a callback is traced at the first wait."""
+
+    def __init__(self, of: Any, callback: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.of, self.callback = of, callback
+        self.value: Any = None
+
+    def traced_type(self) -> type:
+        return GraphFuture
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        if name not in FUTURE_METHODS:
+            _refuse(name)
+        return building.build_callable(
+            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name not in FUTURE_METHODS:
+            _refuse(name)
+        if name == "then":
+            future = FutureVariable(self, *args, **kwargs)
+            traced(tx).futures.append(future)
+            return future
+        value = self.end(tx)
+        return building.build(tx, True) if name == "done" else value
+
+    def end(self, tx: Any) -> Any:
+        """Trace what the future waits for, once; its value."""
+        if self.value is None:
+            before = self.of.end(tx)
+            if self.callback is not None:
+                traced(tx).futures.remove(self)
+                self.value = self.callback.call_function(tx, [self.of], {})
+            else:
+                self.value = self.of.outputs if isinstance(self.of, WorkVariable) else before
+        return self.value
+
+    def reconstruct(self, codegen: Any) -> None:
+        if self.callback is not None:
+            building.graph_break(
+                "A callback on a collective's future leaves the graph",
+                "Future.then",
+                "The callback would run outside the compiled function.",
+                "Wait for the future inside: value = work.get_future().then(callback).wait()",
+            )
+        calls.construct(codegen, GraphFuture, [self.of])
+
+
+def _refuse(name: str) -> None:
+    building.graph_break(
+        "Attribute of a Work or its future that is not traced",
+        name,
+        "It tells of the backend's own object, which exists only when the graph runs.",
+        "Use work.wait(), or call it outside the compiled function.",
+    )
+
+
+def start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``lowering.work.start`` while tracing."""
+    finish, launched, outputs = args
+    launched = building.build_list(tx, building.items_of(tx, launched))
+    outputs = building.build_list(tx, building.items_of(tx, outputs))
+    work = WorkVariable(
+        finish.as_python_constant(),
+        launched,
+        outputs,
+        values.fake_tensors(tx, outputs),
+        calls.user_line(tx, _OURS),
+    )
+    traced(tx).works.append(work)
+    return work
+
+
+def wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``wait_tensor`` of a buffer in flight ends its launch; None for anything else."""
+    state = traced(tx)
+    tensors = [*args, *kwargs.values()]
+    if not state.works or len(tensors) != 1:
+        return None
+    buffer = building.fake_tensor(tensors[0])
+    found = [
+        work for work in state.works if any(overlap.may_overlap(buffer, b) for b in work.buffers)
+    ]
+    for work in found:
+        work.end(tx)
+    return tensors[0] if found else None
+
+
+class EagerWorkVariable(calls.ObjectTracker):
+    """A Work launched outside. It is waited for before the graph runs, which its results allow."""
+
+    def traced_type(self) -> type:
+        return dist.Work
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        if name not in WORK_METHODS:
+            _refuse(name)
+        return building.build_callable(
+            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if name not in _GIVES_TRUE | _GIVES_NONE:
+            _refuse(name)
+        if traced(tx).has_launched:
+            building.graph_break(
+                "Wait for a Work of an earlier launch after a launch in the graph",
+                f"Work.{name}",
+                "Such a wait runs before the graph. Peers may need this graph's launch first, and "
+                "would wait for ever.",
+                "Call work.wait() before the first collective of the compiled function.",
+            )
+        calls.call_before_graph(tx, self.source, "wait")
+        return building.build(tx, True if name in _GIVES_TRUE else None)
+
+
+def from_outside(tx: Any, value: Any, source: Any) -> Any:
+    """The tracker of a Work that is an argument, an attribute or an item of something."""
+    guards.guard_source(source, _IS_WORK)
+    return EagerWorkVariable(source=source)
+
+
+def _is_work(value: object) -> bool:
+    return isinstance(value, dist.Work)
+
+
+_IS_WORK = guards.value_guard("being a Work", _is_work)
+
+
+def in_flight(state: Traced) -> list[tuple[torch.Tensor, WorkVariable]]:
+    """The buffers that launches of this trace have yet to fill."""
+    return [(buffer, work) for work in state.works for buffer in work.buffers]
+
+
+def used_in_flight(tx: Any, work: WorkVariable) -> None:
+    """Refuse the use of a buffer before its Work is waited for."""
+    raise InFlightError(
+        f"{calls.user_line(tx, _OURS)} uses a buffer of the collective launched at {work.line}, "
+        "which is in flight.",
+        "Before its Work is waited for, what the buffer holds is undefined.",
+        "Call .wait() on the Work first.",
+    )
+
+
+def before_end(tx: Any) -> None:
+    """Wait at the graph's end for every Work that nobody can wait for any more."""
+    state = traced(tx)
+    alive = calls.trackers_in_use(tx) if state.works or state.futures else set()
+    found: list[FutureVariable | WorkVariable] = [*state.futures, *state.works]
+    for pending in found:
+        done = pending.value is not None if isinstance(pending, FutureVariable) else pending.done
+        if done or id(pending) in alive:
+            continue
+        if isinstance(pending, WorkVariable):
+            log.warning(
+                "%s: the Work of this collective is never waited for, so it is waited for at the end of "
+                "the graph. Call .wait() on it where its result is needed.",
+                pending.line,
+            )
+        pending.end(tx)
+
+
+def after_end(tx: Any) -> None:
+    """Make sure that no launch was lost: each was waited for, or its Work left the graph."""
+    for work in traced(tx).works:
+        if not work.left:
+            raise InFlightError(
+                f"The Work of the collective launched at {work.line} was lost.",
+                "It was launched inside a checkpointed or autograd function and outlived it.",
+                "Call .wait() on the Work inside that function.",
+            )
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for work in flight."""
+    return [
+        *trackers.on_values(dist.Work, _is_work, from_outside),
+        *calls.on_graph_end(before_end, after_end),
+        *values.on_tensor_uses(in_flight, used_in_flight),
+    ]

@@ -1,0 +1,31 @@
+"""``loss.backward()`` inside a compiled function: refused, with the way that works.
+
+Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's engine
+does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce; and the
+gradients of DTensors come in other layouts than eager's.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import building, modules
+
+
+def refuse() -> NoReturn:
+    """Break the graph at the call."""
+    building.graph_break(
+        "backward() inside a compiled function",
+        "Tensor.backward",
+        "The compiled forward brings its own backward graph, and eager's engine, with the hooks of "
+        "parameters, runs outside of graphs.",
+        "Return the loss and call backward outside, where it runs the compiled backward graph:\n"
+        "    loss = compiled(x)\n"
+        "    loss.backward()",
+    )
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for ``backward()`` inside a compiled function."""
+    return modules.on_backward(refuse)

@@ -1,0 +1,18 @@
+"""The changes in torch that concern modules as a whole."""
+
+from __future__ import annotations
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.trace.modules import backward, backward_hooks, calls, composable, parallel
+
+
+def changes(config: DistConfig) -> list[changes_compat.Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    return [
+        *calls.changes(),
+        *composable.changes(),
+        *backward.changes(),
+        *backward_hooks.changes(),
+        *parallel.changes(),
+    ]

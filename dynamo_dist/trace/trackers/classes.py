@@ -1,0 +1,26 @@
+"""The classes themselves: ``hasattr(Shard, "dim")``, ``type(mesh) == DeviceMesh``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import trackers
+
+TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
+
+
+def has_attribute(cls: Any, name: str) -> bool | None:
+    """``hasattr(cls, name)`` of a tracked class; None for others, whose attributes may change."""
+    if isinstance(cls, type) and issubclass(cls, TRACKED):
+        return hasattr(cls, name)
+    return None
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling any tracker makes for the classes."""
+    return trackers.extend_class_tracker(has_attribute)

@@ -1,0 +1,62 @@
+"""``trace_instead``: what Dynamo traces where a program calls a function that it cannot trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dynamo_dist import switch
+from dynamo_dist.errors import ConfigError
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import building, compiler, trackers
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_hooks: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+
+def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
+    """Have the decorated function traced wherever a compiled program calls ``function``.
+
+    It takes the same arguments, and gives the same values out of operations that a graph can hold:
+    functional collectives, a custom operator. Eager code calls ``function`` as before. In force now and
+    after each ``enable()``; a second one for ``function`` takes the place of the first. Raises
+    ConfigError if either is not callable.
+    """
+
+    def register(replacement: _Function) -> _Function:
+        for given in (function, replacement):
+            if not callable(given):
+                raise ConfigError(
+                    f"trace_instead got {given!r}, which is no function.",
+                    "It replaces the calls of one function by those of another.",
+                    "Pass the function that the program calls, and decorate the one to trace.",
+                )
+        with compiler.compile_lock:
+            _hooks[id(function)] = (function, replacement)
+            if switch.is_enabled():
+                switch.apply(_change(function, replacement))
+        return replacement
+
+    return register
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling makes for the functions that were registered."""
+    return [change for pair in _hooks.values() for change in _change(*pair)]
+
+
+def save() -> Callable[[], None]:
+    """Note what is registered now; the function returned goes back to it."""
+    before = dict(_hooks)
+
+    def restore() -> None:
+        _hooks.clear()
+        _hooks.update(before)
+
+    return restore
+
+
+def _change(function: Any, replacement: Any) -> list[changes_compat.Change]:
+    return trackers.on_function(
+        function, lambda tx, args, kwargs: building.call_traced(tx, replacement, args, kwargs)
+    )

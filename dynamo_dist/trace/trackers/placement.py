@@ -1,0 +1,97 @@
+"""Placements: values that compare by ``==``, so the object itself may stand in the graph's code."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import building, trackers
+from dynamo_dist.trace.trackers import attributes
+from dynamo_dist.trace.trackers.device_mesh import DeviceMeshVariable
+
+CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})
+
+
+class PlacementVariable(trackers.PlacementTracker):
+    """A placement, torch's own or a subclass of the user's."""
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        if (
+            name == "__class__"
+        ):  # up to 2.11 stock's is another kind of tracker than that of ``Shard``
+            return building.build_type(tx, self)
+        if is_torchs_own(self.real) and not hasattr(self.real, name):
+            building.missing_attribute(tx, self.real, name)
+        if self.source is None and self._is_constant_property(name):
+            return building.build(tx, getattr(self.real, name))
+        if not self._is_constant_method(name):
+            return None
+        return building.build_callable(
+            lambda *args, **kwargs: self.call_method(tx, name, list(args), kwargs)
+        )
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not self._is_constant_method(name):
+            return None
+        if (values := building.constants(args, kwargs)) is None:
+            return None
+        return building.build(tx, getattr(self.real, name)(*values[0], **values[1]))
+
+    def _is_constant_method(self, name: str) -> bool:
+        """Torch's own cannot change: their methods are constants of it and of constant arguments."""
+        if not is_torchs_own(self.real) or (name.startswith("__") and name not in CONSTANT_DUNDERS):
+            return False
+        return callable(getattr(self.real, name, None))
+
+    def _is_constant_property(self, name: str) -> bool:
+        """A property of one of torch's own; stock traces none of a placement made in the program."""
+        kind = type(self.real)
+        return is_torchs_own(self.real) and isinstance(getattr(kind, name, None), property)
+
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        return attributes.has_attribute(self.real, name)
+
+    def text(self, tx: Any, name: str) -> Any:
+        # What torch's own print is what they compare; a subclass's text is the user's code.
+        return building.build(tx, getattr(self.real, name)()) if is_torchs_own(self.real) else None
+
+
+def is_torchs_own(placement: Placement) -> bool:
+    """Return whether torch defines this class: its objects then cannot change."""
+    return type(placement).__module__.startswith("torch.distributed.tensor")
+
+
+def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change either.
+
+    None leaves other things to stock.
+    """
+    value = building.realized(args[0]) if args else None
+    if isinstance(value, PlacementVariable):  # deepcopy() passes itself a memo
+        return building.build(tx, copy.copy(value.as_python_constant()))
+    return value if isinstance(value, DeviceMeshVariable) else None
+
+
+def load(tracker: Any) -> tuple[Any, bool]:
+    """Tell how the compiled function gets a placement that was made while tracing: itself, or how to make it.
+
+    Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new one.
+    """
+    value: Any = tracker.real
+    made_by: Any = getattr(tracker, "ctor_args_kwargs", None)
+    if made_by is None or is_torchs_own(value):
+        return value, False
+    args, kwargs = made_by
+    return (lambda: type(value)(*args, **kwargs)), True
+
+
+def changes() -> list[changes_compat.Change]:
+    """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
+    return [
+        *trackers.on_codegen(PlacementVariable, load),
+        *trackers.on_function(copy.copy, copied),
+        *trackers.on_function(copy.deepcopy, copied),
+    ]

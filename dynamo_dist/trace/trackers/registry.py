@@ -1,0 +1,58 @@
+"""The trackers, and the changes in torch that put them in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.dynamo import guards, meshes, trackers
+from dynamo_dist.trace.trackers import classes, creation, device_mesh, placement, process_group
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One tracker: the type it tracks, its class, and what else it changes."""
+
+    name: str
+    traced: type
+    tracker: type
+    changes: Callable[[], list[changes_compat.Change]]
+
+
+TRACKERS = (
+    Registration(
+        "process_group",
+        dist.ProcessGroup,
+        process_group.ProcessGroupVariable,
+        process_group.changes,
+    ),
+    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, device_mesh.changes),
+    Registration("placement", Placement, placement.PlacementVariable, placement.changes),
+)
+
+
+def active(config: DistConfig) -> tuple[Registration, ...]:
+    """The trackers that ``config`` leaves on, in the order of ``TRACKERS``."""
+    return tuple(entry for entry in TRACKERS if entry.name not in config.trackers_off)
+
+
+def changes(config: DistConfig) -> list[changes_compat.Change]:
+    """Everything to apply, in order, for the trackers that are on; nothing is applied here."""
+    entries = active(config)
+    if not entries:
+        return []
+    return [
+        *trackers.retrack({entry.traced: entry.tracker for entry in entries}),
+        *guards.register_guards(),
+        *trackers.extend_builtins(),
+        *classes.changes(),
+        *creation.changes(),
+        *meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
+        *(change for entry in entries for change in entry.changes()),
+    ]

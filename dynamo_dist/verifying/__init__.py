@@ -1,4 +1,0 @@
-"""Distributed numbers against those of one device, operator by operator and for a whole step."""
-
-from dynamo_dist.verifying.step import Report as Report
-from dynamo_dist.verifying.step import verify as verify

@@ -1,0 +1,64 @@
+"""AOTAutograd: when a backward graph is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import fx
+
+
+@contextlib.contextmanager
+def backward_at_once() -> Iterator[None]:
+    """Compile backward graphs with their forward ones, not when they are first needed.
+
+    ``force_non_lazy_backward_lowering`` was seen in 2.11 to 2.15.
+    """
+    from torch._functorch import config
+
+    name = "force_non_lazy_backward_lowering"
+    if not hasattr(config, name):
+        yield
+        return
+    with config.patch({name: True}):
+        yield
+
+
+@contextlib.contextmanager
+def merged_without(
+    apart: Callable[[fx.Graph], set[Any]], *, again: Callable[[fx.Graph], bool]
+) -> Iterator[None]:
+    """Let AOTAutograd merge equal nodes of a joint graph in the block, but not calls of the operators ``apart``.
+
+    Where ``again`` has changed what was merged, it is merged once more. ``partitioners.fx_graph_cse`` and
+    ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where they are missing, stock's way stays.
+    """
+    from torch._functorch import compile_utils, partitioners
+
+    owner: Any = partitioners
+    stock = getattr(owner, "fx_graph_cse", None)
+    if stock is None or not hasattr(compile_utils, "rand_ops"):
+        yield
+        return
+
+    def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
+        before = compile_utils.rand_ops
+        compile_utils.rand_ops = [*before, *apart(graph)]
+        try:
+            found: fx.Graph = stock(graph, **how)
+        finally:
+            compile_utils.rand_ops = before
+        return found
+
+    @functools.wraps(stock)
+    def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
+        found = merged(graph, **how)
+        return merged(found, **how) if again(found) else found
+
+    owner.fx_graph_cse = changed
+    try:
+        yield
+    finally:
+        owner.fx_graph_cse = stock

@@ -1,0 +1,161 @@
+"""Process groups: ranks, devices, the job's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+
+def group_size_of(group_name: str) -> int:
+    """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        size: Any = distributed_c10d._get_group_size_by_name
+        return int(size(group_name))
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return 0
+
+
+def group_device_types(group_name: str) -> frozenset[str] | None:
+    """Device types that a registered group's backends serve; None if there is no such group.
+
+    Empty where the group does not say. Seen in 2.11 to 2.15.
+    """
+    from torch.distributed import distributed_c10d
+
+    try:
+        resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
+        group = resolve(group_name)
+    except (RuntimeError, ValueError, KeyError, LookupError):
+        return None
+    try:
+        return frozenset(device.type for device in group._device_types)
+    except (AttributeError, RuntimeError):
+        return frozenset()
+
+
+def group_ranks(group: object) -> tuple[int, ...] | None:
+    """Global ranks of a group given by name or as an object; None if this process does not know it.
+
+    Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj`` were
+    seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    group = getattr(group, "real_obj", group)
+    try:
+        if isinstance(group, str):
+            group = c10d._resolve_process_group(group)
+        if isinstance(group, dist.ProcessGroup):
+            return tuple(dist.get_process_group_ranks(group))
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None  # a name that nobody registered, or a group already destroyed
+    return None
+
+
+# Backends whose ranks are one process: what one of them compiles, all have.
+_OF_ONE_PROCESS = frozenset(("fake", "threaded", "timed"))
+
+
+def default_group() -> Any:
+    """The default process group; None where none is initialised. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def reads_default_group() -> Callable[[], Any]:
+    """Return a getter of the default process group without the checks of ``default_group``: each call asks it.
+
+    ``_world.default_pg`` was seen in 2.11 to 2.15.
+    """
+    from torch.distributed import distributed_c10d
+
+    world: Any = getattr(distributed_c10d, "_world")  # noqa: B009 - not exported
+    return lambda: world.default_pg
+
+
+def moves_data(group: object) -> bool:
+    """Return whether a group's ranks are processes of their own."""
+    import torch.distributed as dist
+
+    try:
+        return dist.get_backend(cast(Any, group)) not in _OF_ONE_PROCESS
+    except (RuntimeError, ValueError):
+        return False
+
+
+def job_store() -> Any:
+    """The default group's c10d store, or None. ``_get_default_store`` was seen in 2.11 to 2.15."""
+    from torch.distributed import distributed_c10d
+
+    get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
+    return None if get_store is None else get_store()
+
+
+def global_rank() -> int:
+    """This process's rank in the job."""
+    import torch.distributed as dist
+
+    return dist.get_rank()
+
+
+def real_group_ranks(name: str) -> tuple[int, ...] | None:
+    """Global ranks of a group that moves data between processes, by name; None for any other.
+
+    ``_resolve_process_group`` was seen in 2.11 to 2.15.
+    """
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    try:
+        group = c10d._resolve_process_group(name)
+        return tuple(dist.get_process_group_ranks(group)) if moves_data(group) else None
+    except (KeyError, LookupError, RuntimeError, ValueError):
+        return None
+
+
+def real_groups() -> dict[str, tuple[int, ...]]:
+    """Name and ranks of every group of this process that moves data to others."""
+    return {
+        name: ranks
+        for name, ranks in known_groups().items()
+        if len(ranks) > 1 and real_group_ranks(name) is not None
+    }
+
+
+def known_groups() -> dict[str, tuple[int, ...]]:
+    """Name and global ranks of every group that this process has made. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    ranks = c10d._world.pg_group_ranks
+    return {
+        name: tuple(ranks[group]) for group, name in c10d._world.pg_names.items() if group in ranks
+    }
+
+
+def world_size() -> int | None:
+    """Ranks of the job, or None where no process group is initialised."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
+def init_fake_group(world_size: int, rank: int) -> None:
+    """Initialise the default process group on fake ranks. Seen in 2.11 to 2.15."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

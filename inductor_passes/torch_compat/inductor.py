@@ -1,0 +1,127 @@
+"""Inductor: passes attached, orders pinned, graphs compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import fx
+from torch.utils._ordered_set import OrderedSet
+
+
+@functools.cache
+def pass_base() -> type:
+    """The class to derive an Inductor graph pass from, told whether the graph is for inference.
+
+    ``CustomInferenceAwareGraphPass`` was seen in 2.13 and 2.15; 2.11 has ``CustomGraphPass`` only.
+    """
+    from torch._inductor import custom_graph_pass
+
+    return getattr(
+        custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass
+    )
+
+
+def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) -> None:
+    """Call a user's Inductor pass the way this torch would."""
+    from torch._inductor import custom_graph_pass
+
+    aware = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", None)
+    if aware is not None and isinstance(pass_, aware):
+        pass_(graph, is_inference)
+    else:
+        pass_(graph)
+
+
+def reorder_for_locality(graph: fx.Graph) -> None:
+    """Stock's pass of that name. Seen in 2.11 to 2.15."""
+    from torch._inductor.fx_passes.post_grad import reorder_for_locality as stock
+
+    stock(graph)
+
+
+@functools.cache
+def can_pin_order() -> bool:
+    """Return whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
+    try:
+        from torch._inductor.fx_passes import control_dependencies
+    except ImportError:
+        return False
+    return hasattr(control_dependencies, "preserve_node_ordering")
+
+
+def pin_nodes(graph: fx.Graph, after: Mapping[fx.Node, Iterable[fx.Node]]) -> None:
+    """Make each key run after its values in the generated code. Call only if ``can_pin_order()``.
+
+    Each key is replaced by a higher-order op of the same name that holds the original operation.
+    """
+    from torch._inductor.fx_passes.control_dependencies import preserve_node_ordering
+
+    preserve_node_ordering(graph, {node: OrderedSet(deps) for node, deps in after.items()})
+
+
+def pinned_target(node: fx.Node) -> Any:
+    """The operation a pinned node holds; the node's own target if it is not pinned."""
+    if not can_pin_order() or node.op != "call_function":
+        return node.target
+    from torch._inductor.fx_passes.control_dependencies import control_deps
+
+    if node.target is not control_deps:
+        return node.target
+    holder = node.args[1]
+    assert isinstance(holder, fx.Node)
+    owner = node.graph.owning_module
+    assert owner is not None
+    subgraph = getattr(owner, str(holder.target))
+    return next(n.target for n in subgraph.graph.nodes if n.op == "call_function")
+
+
+def is_aot_inductor() -> bool:
+    """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
+    from torch._inductor.virtualized import V
+
+    return bool(getattr(V, "aot_compilation", False))
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    example_inputs: Any,
+    inner_compile: Callable[..., Any],
+    patches: Mapping[str, Any],
+) -> Callable[..., Any]:
+    """Stock's entry for backends. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx as stock
+
+    compiled: Any = stock(
+        gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches)
+    )
+    return compiled
+
+
+def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
+    """Stock's compile of one lowered graph. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx_inner as stock
+
+    return stock(*args, **kwargs)
+
+
+def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
+    """In place of ``compile_fx_inner``: Inductor up to and with its graph passes; the graph then runs as it is.
+
+    ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
+    """
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    with V.set_fake_mode(detect_fake_mode(inputs)):
+        post_grad_passes(gm, bool(kwargs.get("is_inference")))
+
+    def boxed(given: list[Any]) -> Any:
+        arguments = list(given)
+        given.clear()
+        return gm(*arguments)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed

@@ -1,0 +1,51 @@
+"""Sizes of traced tensors: hints of symbols, and where a symbol comes from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, cast
+
+import torch
+
+# Called with a symbolic size's expression, its hint and where its symbols are from, in place of the hint.
+SizeReader = Callable[[Any, int, Mapping[Any, str]], Any]
+
+
+_size_reader: ContextVar[SizeReader | None] = ContextVar("size_reader", default=None)
+
+
+def size_hint(size: int | torch.SymInt) -> int:
+    """An int as it is; of a symbolic size the value seen while tracing (1 if there is none).
+
+    Seen in torch 2.11 to 2.15.
+    """
+    if isinstance(size, int):
+        return size
+    hint = getattr(size.node, "hint", None)
+    value = int(hint) if hint is not None else 1
+    read = _size_reader.get()
+    if read is None:
+        return value
+    expr = size.node.expr
+    return cast(int, read(expr, value, {s: _source_of_symbol(size, s) for s in expr.free_symbols}))
+
+
+def _source_of_symbol(size: torch.SymInt, symbol: Any) -> str:
+    """``L['x'].size()[0]``, or "" where torch does not say. Seen in torch 2.11 to 2.15."""
+    known = getattr(getattr(size.node, "shape_env", None), "var_to_sources", {})
+    for source in known.get(symbol, ()):
+        name = source.name
+        return str(name() if callable(name) else name)
+    return ""
+
+
+@contextlib.contextmanager
+def sizes_read_by(read: SizeReader) -> Iterator[None]:
+    """Within it, ``size_hint`` of a symbolic size is what ``read`` makes of it: a number of its own kind."""
+    token = _size_reader.set(read)
+    try:
+        yield
+    finally:
+        _size_reader.reset(token)

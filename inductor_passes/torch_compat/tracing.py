@@ -1,0 +1,54 @@
+"""Graphs without a compile: fake tensors, local tensors of all ranks, and graphs as passes see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_passes.torch_compat.config import inductor_config
+
+
+def fake_tensor_mode() -> Any:
+    """A mode in which new tensors have shapes and no storage. Seen in 2.11 to 2.15."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
+
+
+def run_on_local_tensors(
+    call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Call ``call`` once on tensors that hold every rank's value; its flat results, by rank.
+
+    ``LocalTensorMode`` was seen in 2.11 to 2.15.
+    """
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+
+    with LocalTensorMode(world_size):
+        results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
+    flat = results if isinstance(results, (list, tuple)) else [results]
+    return [[tensor._local_tensors[rank] for tensor in flat] for rank in range(world_size)]
+
+
+class _Reached(Exception):
+    pass
+
+
+def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) -> None:
+    """Run stock's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    def stop(graph: fx.Graph) -> None:
+        raise _Reached
+
+    config: Any = inductor_config()
+    with config.patch(post_grad_custom_post_pass=stop), V.set_fake_mode(detect_fake_mode(inputs)):
+        try:
+            post_grad_passes(gm, is_inference)
+        except _Reached:
+            return

@@ -1,0 +1,18 @@
+"""Reductions that torch decides for each mesh dimension by itself from 2.14 on."""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from dynamo_dist.numerics.ranks import join, split
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("order", [1, 2, 3, -1, float("inf"), float("-inf")])
+def test_the_norm_of_one_number_is_a_dtensor(ranks, order):
+    x = split(torch.tensor(-2.0), ranks, [Replicate()], True)
+    norm = torch.linalg.vector_norm(x, order)
+    assert isinstance(norm, DTensor)
+    assert join(norm) == 2
+    norm.backward()
+    assert join(x.grad) == -1
