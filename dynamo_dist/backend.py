@@ -42,31 +42,35 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
-    from dynamo_dist.run import below_autograd
-    from dynamo_dist.run.gradients import direct
+    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
+    from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct
     from dynamo_dist.run.guards import lighten
-    from dynamo_dist.run.inputs import merge
+    from dynamo_dist.run.inputs import merge_inputs
     from dynamo_dist.trace.randomness import replicas
-    from inductor_passes.agree.graph import frame_in_work
-    from inductor_passes.attach.compile import compile_graph as compile_with_passes
+    from inductor_passes.agree.graph import frame_of_graph
+    from inductor_passes.attach.compile import compile_split
     from inductor_passes.graph.source_lines import add_library
-    from inductor_passes.pass_options import BELOW_AUTOGRAD, DIRECT_GRADIENTS, split
+    from inductor_passes.pass_options import register_switch, split
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
-    own, _ = split(options or {})  # an unknown option is an error before anything is done
-    example_inputs = merge(gm, example_inputs, lighten())
+    register_switch(DIRECT_GRADIENTS)
+    register_switch(BELOW_AUTOGRAD)
+    own, inductor = split(
+        options or {}, mode
+    )  # an unknown option is an error before anything is done
+    example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
             replicas.forget()
-            compiled = compile_with_passes(
+            compiled = compile_split(
                 gm,
                 inputs,
-                mode=mode,
-                options=options,
-                around=lambda: below_autograd.wanted(BELOW_AUTOGRAD not in own.disable),
+                own,
+                inductor,
+                around=lambda: below_autograd(BELOW_AUTOGRAD not in own.disable),
             )
-            replicas.check(agreement_seconds(), frame_in_work())
+            replicas.check(agreement_seconds(), frame_of_graph())
             return compiled
 
     if own.plan == "off":

@@ -16,10 +16,18 @@ from inductor_passes.torch_compat import config
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 ON_PASS_ERROR = ("raise", "skip")
-# What `disable` takes beside passes; those after the first belong to the backend "dynamo_dist".
-DIRECT_GRADIENTS = "direct_gradients"
-BELOW_AUTOGRAD = "below_autograd"
-NO_PASSES = (pin.NAME, DIRECT_GRADIENTS, BELOW_AUTOGRAD)
+# What ``disable`` takes beside passes.
+_switches = [pin.NAME]
+
+
+def register_switch(name: str) -> None:
+    """Let ``disable`` take ``name``, for something of a backend's that is no pass."""
+    if name not in _switches:
+        _switches.append(name)
+
+
+def _known_names() -> tuple[str, ...]:
+    return (*registry.registered_passes(), *_switches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +36,9 @@ class PassOptions:
 
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
-    disable: names of passes to leave out; ``pin_order``; ``direct_gradients`` to leave gradients of
-        DTensor parameters to autograd; ``below_autograd`` to call operators with autograd's kernels.
+    disable: names of passes to leave out; ``pin_order``; and with ``backend="dynamo_dist"``,
+        ``direct_gradients`` to leave gradients of DTensor parameters to autograd, ``below_autograd`` to call
+        operators with autograd's kernels.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
@@ -50,7 +59,7 @@ class PassOptions:
     on_pass_error: str = "raise"
 
     def __post_init__(self) -> None:
-        known = (*registry.registered_passes(), *NO_PASSES)
+        known = _known_names()
         for name in (*(self.passes or ()), *self.disable):
             if name not in known:
                 raise registry.unknown_pass(name, known)
@@ -70,8 +79,9 @@ class PassOptions:
 OWN_KEYS = tuple(field.name for field in fields(PassOptions))
 
 
-def split(given: Mapping[str, Any]) -> tuple[PassOptions, dict[str, Any]]:
-    """Our options and Inductor's, from one mapping. Raises OptionError for a key neither knows."""
+def split(given: Mapping[str, Any], mode: str | None = None) -> tuple[PassOptions, dict[str, Any]]:
+    """Our options and Inductor's, from one mapping, on top of those of ``mode``. Raises OptionError for an unknown key."""
+    given = {**config.mode_options(mode), **given}
     own: dict[str, Any] = {}
     inductor: dict[str, Any] = {}
     for key, value in given.items():
@@ -115,7 +125,7 @@ def _coerce(key: str, value: Any) -> Any:
 
 
 def _names_fix() -> str:
-    return f"Known passes are {', '.join((*registry.registered_passes(), *NO_PASSES))}."
+    return f"Known passes are {', '.join(_known_names())}."
 
 
 def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:

@@ -31,7 +31,7 @@ from inductor_passes.reporting.describe import describe
 from inductor_passes.reporting.pass_log import PassLog
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.graph.follow import FollowPlan
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 
@@ -121,7 +121,7 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
         named = options.passes is not None and pass_.name in options.passes
         if pass_.schedules and options.schedule == "off":
             continue
-        if isinstance(pass_, Schedule) and options.schedule == "local":
+        if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

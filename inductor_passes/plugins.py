@@ -14,8 +14,9 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Names of plugins, separated by commas, that are not loaded.
-OFF = "DYNAMO_DIST_PLUGINS_OFF"
+# Names of plugins, separated by commas, that are not loaded. The second name is that of versions up to 0.1.
+OFF = "INDUCTOR_PASSES_PLUGINS_OFF"
+_OFF_BEFORE = "DYNAMO_DIST_PLUGINS_OFF"
 
 
 def load_plugins(
@@ -26,7 +27,8 @@ def load_plugins(
     ``save`` notes what is registered and returns the way back to it: nothing stays of a plugin that
     failed half-way.
     """
-    off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
+    given = f"{os.environ.get(OFF, '')},{os.environ.get(_OFF_BEFORE, '')}"
+    off = {name.strip() for name in given.split(",")}
     failures = {}
     for entry in sorted(importlib.metadata.entry_points(group=group)):
         if entry.name in off:
@@ -51,7 +53,7 @@ def load_plugins(
 
 
 @functools.cache
-def source_digest(module: str) -> str:
+def digest_of_sources(module: str) -> str:
     """A hash over the sources of the package that ``module`` is in: its helpers count as much as it.
 
     Of a module outside any package its own source; "" where there is none, as at a prompt.

@@ -15,7 +15,9 @@ from typing import Any
 SCHEMA_VERSION = 1
 LEFT_ALONE = "left alone"
 
-_ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
+# One rank's send is another's receive.
+ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
+# Ranks may give and get shares of different sizes.
 OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
 
 
@@ -47,7 +49,7 @@ class CollectiveRecord:
 
         A send has a receive on the other side; shares of an all_to_all, gather or scatter may differ.
         """
-        if self.kind in _ONE_SIDED:
+        if self.kind in ONE_SIDED:
             return ""
         parts = [self.kind] if self.reduce_op is None else [self.kind, self.reduce_op]
         size = [] if self.kind in OWN_SHARES else [f"of {self.payload_bytes} bytes"]
@@ -163,6 +165,15 @@ class TimelineRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class FigureRecord:
+    """A number that reports show of a graph: predicted, not measured. ``unit`` is ``us``, ``bytes`` or a word."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
 class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
 
@@ -181,6 +192,7 @@ class GraphRecord:
     order: tuple[str, ...] = ()
     order_kept: bool | None = None
     warnings: tuple[str, ...] = ()
+    figures: tuple[FigureRecord, ...] = ()
 
     @property
     def schedule(self) -> ScheduleRecord | None:
@@ -208,6 +220,9 @@ class GraphRecord:
             timeline["spans"] = tuple(SpanRecord(**known(SpanRecord, s)) for s in timeline["spans"])
             timeline["memory"] = tuple((at, size) for at, size in timeline.get("memory", ()))
             fields[which] = TimelineRecord(**timeline)
+        fields["figures"] = tuple(
+            FigureRecord(**known(FigureRecord, f)) for f in fields.get("figures", ())
+        )
         for which in ("order", "warnings"):
             fields[which] = tuple(fields.get(which, ()))
         return cls(**fields)

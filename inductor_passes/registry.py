@@ -12,13 +12,13 @@ from inductor_passes.machine.topology.topology import forget_topologies, registe
 from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
-    Schedule,
+    ScheduleGraph,
     SinkWaits,
     HoistLaunches,
     *FUSIONS,

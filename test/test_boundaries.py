@@ -1,10 +1,12 @@
 """Which package may know of which."""
 
 import ast
+import collections
 import runpy
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 import inductor_passes
 
@@ -44,12 +46,14 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
     allowed = (
         "backend.py",
         "benchmark",
+        "job",
         "cli",
         "config.py",
         "errors.py",
         "plugins.py",
         "reporting",
         "run/recompiles.py",
+        "trace/lowering/ops.py",
         "sharding/plan",
     )
     for path in sources("dynamo_dist"):
@@ -95,3 +99,46 @@ def test_a_cycle_of_rooms_is_found_and_named():
 def test_the_page_of_rooms_is_what_the_code_says():
     page = (ROOT / "docs" / "structure.md").read_text()
     assert page == structure["render"](), "run python tools/docs/structure.py"
+
+
+# Names that stand for one idea in many modules: what every command, kernel, rule or registry offers by that name.
+OFFERED = {
+    "add_arguments",
+    "answer",
+    "backward",
+    "changes",
+    "forward",
+    "handler",
+    "parse",
+    "reference",
+    "refuse",
+    "run",
+}
+
+
+def defined(package, kinds):
+    """Public names at the top of the package's modules, and the modules that define them."""
+    found = collections.defaultdict(list)
+    for path in sources(package):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, kinds) and not node.name.startswith("_"):
+                found[node.name].append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+@pytest.mark.parametrize("package", ["inductor_passes", "dynamo_dist"])
+def test_no_two_classes_have_one_name(package):
+    assert {n: at for n, at in defined(package, ast.ClassDef).items() if len(at) > 1} == {}
+
+
+@pytest.mark.parametrize("package", ["inductor_passes", "dynamo_dist"])
+def test_no_two_functions_of_a_room_have_one_name(package):
+    alike = {}
+    for name, at in defined(package, ast.FunctionDef).items():
+        # Functions that stand in for torch's bear its names.
+        if name in OFFERED or hasattr(torch.distributed, name):
+            continue
+        rooms = collections.Counter(path.rpartition("/")[0] for path in at)
+        if most := [room for room, count in rooms.items() if count > 1]:
+            alike[name] = most
+    assert alike == {}

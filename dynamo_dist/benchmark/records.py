@@ -141,7 +141,7 @@ class Comparison:
     @property
     def merged(self) -> dict[str, VariantResult]:
         """One result a variant: the worst rank's differences, the slowest rank's step times."""
-        return {name: merge([rank[name] for rank in self.ranks]) for name in VARIANTS}
+        return {name: over_ranks([rank[name] for rank in self.ranks]) for name in VARIANTS}
 
     @property
     def ok(self) -> bool:
@@ -175,7 +175,7 @@ class Comparison:
         return as_text(self)
 
 
-def merge(results: Sequence[VariantResult]) -> VariantResult:
+def over_ranks(results: Sequence[VariantResult]) -> VariantResult:
     """One variant over its ranks; ``results`` has at least one entry."""
     worst = max(results, key=lambda r: _order(max(r.max_output_diff, r.max_grad_diff)))
     slowest = max(results, key=lambda r: _order(r.step_ms_median, nan=-1.0))

@@ -15,10 +15,10 @@ from dynamo_dist.benchmark.measure import launches_counted, peak_memory, step_ti
 from dynamo_dist.benchmark.records import VARIANTS, Comparison, RankResult, VariantResult
 from dynamo_dist.errors import CompareError
 from dynamo_dist.job.rendezvous import Rendezvous
-from dynamo_dist.numerics.differences import difference
+from dynamo_dist.numerics.differences import distance
 from dynamo_dist.reporting import collect
-from dynamo_dist.torch_compat import c10d
 from dynamo_dist.torch_compat.dynamo import counters
+from inductor_passes.torch_compat import c10d
 
 WARM_UP_STEPS = 2
 
@@ -118,7 +118,7 @@ def _ranks(timeout_s: float) -> Rendezvous:
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
         return Rendezvous(None)
     return Rendezvous(
-        c10d.default_store(), dist.get_rank(), dist.get_world_size(), deadline_s=timeout_s
+        c10d.job_store(), dist.get_rank(), dist.get_world_size(), deadline_s=timeout_s
     )
 
 
@@ -233,8 +233,8 @@ class _Bench:
         made = counters.unique_graphs() - graphs
         if not made:
             self.notes.append(f"{variant} compiled no graph of this model: it ran as in eager.")
-        outputs = difference(self.expected.outputs, numbers[0].outputs, *self.tolerance)
-        grads = difference(self.expected.grads, numbers[0].grads, *self.tolerance)
+        outputs = distance(self.expected.outputs, numbers[0].outputs, *self.tolerance)
+        grads = distance(self.expected.grads, numbers[0].grads, *self.tolerance)
         return VariantResult(
             variant,
             max_output_diff=outputs.largest,

@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show them; 0, or 2 if nothing can be read."""
-    from dynamo_dist.reporting import merge
+    from dynamo_dist.reporting import merge_ranks
 
     try:
-        merged = merge([report for path in arguments.paths for report in _reports(path)])
+        merged = merge_ranks([report for path in arguments.paths for report in _reports(path)])
     except (OSError, ValueError) as error:
         output.fail(arguments, str(error))
         return _NOTHING

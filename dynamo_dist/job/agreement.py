@@ -16,25 +16,14 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dynamo_dist.errors import RanksDifferError
-from dynamo_dist.torch_compat import c10d
+from inductor_passes.torch_compat import c10d
+from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
 
 _AGREED = "agreed"
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def set(self, key: str, value: str | bytes) -> object: ...
-    def get(self, key: str) -> bytes: ...
-    def add(self, key: str, amount: int) -> int: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta) -> object: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,15 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dynamo_dist.errors import CompareError
+from inductor_passes.torch_compat.c10d import Store
 
 _POLL_S = 0.05
 # How long a failed rank waits for the others to say how they fared.
 GRACE_S = 30.0
 _calls = itertools.count()
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is needed."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class Rendezvous:

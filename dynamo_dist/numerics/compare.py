@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.numerics.ranks import LayoutError, join, resolved
+from dynamo_dist.numerics.ranks import LayoutError, resolved, whole_tensor
 
 # Sums in another order: a few units in the last place for each of the numbers added up.
-TOLERANCES = {
+TOLERANCES_OF_SUMS = {
     torch.float64: 1e-8,
     torch.complex128: 1e-8,
     torch.float32: 1e-4,
@@ -22,7 +22,7 @@ TOLERANCES = {
 }
 
 
-def difference(
+def difference_from_one_device(
     found: Any,
     expected: Any,
     values: bool = True,
@@ -44,7 +44,7 @@ def difference(
         return "missing" if expected.count_nonzero() else ""
     try:
         whole = (
-            join(found, values and same_replicas)
+            whole_tensor(found, values and same_replicas)
             if isinstance(found, DTensor)
             else same_on_all_ranks(found)
         )
@@ -73,7 +73,7 @@ def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = No
     one, other = resolved(one), resolved(other)
     if one.layout != torch.strided:
         one, other = one.to_dense(), other.to_dense()
-    allowed = TOLERANCES.get(one.dtype)
+    allowed = TOLERANCES_OF_SUMS.get(one.dtype)
     if allowed is None:
         return "" if torch.equal(one, other) else f"{int((one != other).sum())} values differ"
     if one.dtype is torch.complex32:  # few operators take it
@@ -90,7 +90,8 @@ def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = No
 def tolerance_of(*tensors: object) -> float:
     """The tolerance of the least precise among the tensors: what is computed from it is no better."""
     return max(
-        (TOLERANCES.get(t.dtype, 0.0) for t in tensors if isinstance(t, torch.Tensor)), default=0.0
+        (TOLERANCES_OF_SUMS.get(t.dtype, 0.0) for t in tensors if isinstance(t, torch.Tensor)),
+        default=0.0,
     )
 
 

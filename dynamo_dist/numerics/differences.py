@@ -20,7 +20,7 @@ TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Distance:
     """Largest absolute difference, the tensor that has it, and whether all are within tolerance."""
 
     largest: float = 0.0
@@ -28,21 +28,21 @@ class Difference:
     within: bool = True
 
 
-def difference(
+def distance(
     expected: Mapping[str, torch.Tensor],
     actual: Mapping[str, torch.Tensor],
     rtol: float | None = None,
     atol: float | None = None,
-) -> Difference:
+) -> Distance:
     """Compare tensor by tensor. Tolerances default by dtype (``TOLERANCES``, exact for integers).
 
     A tensor that is missing, or of another shape or dtype, is infinitely far; NaN equals NaN.
     """
-    total = Difference()
+    total = Distance()
     for name in sorted({*expected, *actual}):
         one = _one(name, expected.get(name), actual.get(name), rtol, atol)
         further = one.largest > total.largest
-        total = Difference(
+        total = Distance(
             largest=max(one.largest, total.largest),
             worst=one.worst if further else total.worst,
             within=total.within and one.within,
@@ -56,18 +56,18 @@ def _one(
     actual: torch.Tensor | None,
     rtol: float | None,
     atol: float | None,
-) -> Difference:
+) -> Distance:
     if expected is None or actual is None:
-        return Difference(
+        return Distance(
             math.inf, f"{name} (only in {'eager' if actual is None else 'this'})", False
         )
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
         found = (
             f"{actual.dtype} {list(actual.shape)}, expected {expected.dtype} {list(expected.shape)}"
         )
-        return Difference(math.inf, f"{name} ({found})", False)
+        return Distance(math.inf, f"{name} ({found})", False)
     if expected.numel() == 0:
-        return Difference()
+        return Distance()
     default_rtol, default_atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = expected.to(wide), actual.to(wide)
@@ -76,7 +76,7 @@ def _one(
     allowed = (default_atol if atol is None else atol) + (
         default_rtol if rtol is None else rtol
     ) * a.abs()
-    return Difference(
+    return Distance(
         largest=float(gap.max()),
         worst=name,
         within=bool((same | (gap <= allowed)).all()),

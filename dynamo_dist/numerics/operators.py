@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamo_dist
-from dynamo_dist.numerics.compare import difference, same_on_all_ranks, tolerance_of
-from dynamo_dist.numerics.ranks import LayoutError, join
+from dynamo_dist.numerics.compare import difference_from_one_device, same_on_all_ranks, tolerance_of
+from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.torch_compat.dtensor import local_ranks
 
 _NOT_THE_USERS = tuple(
@@ -75,7 +75,8 @@ class Operators(TorchDispatchMode):
             found, wanted = pytree.tree_leaves(results), pytree.tree_leaves(expected)
             allowed = tolerance_of(*wanted, *pytree.tree_leaves((whole_args, whole_kwargs)))
             problems = [
-                difference(a, b, tolerance=allowed) for a, b in zip(found, wanted, strict=False)
+                difference_from_one_device(a, b, tolerance=allowed)
+                for a, b in zip(found, wanted, strict=False)
             ]
             self._record(func, layout, next((p for p in problems if p), ""))
         return results
@@ -91,7 +92,9 @@ def _describe(tensor: torch.Tensor) -> str:
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     # Memory that is about to be filled differs from rank to rank, and may.
-    whole = join(tensor, False) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
+    whole = (
+        whole_tensor(tensor, False) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
+    )
     return whole.detach().clone()
 
 

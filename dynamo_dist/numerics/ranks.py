@@ -55,10 +55,12 @@ def split(
             ):
                 part = _part(part, placement, size, at)
             parts[rank] = part.clone(memory_format=torch.preserve_format)
-    return local_ranks.dtensor(types.LocalTensor(parts), mesh, placements, full, requires_grad)
+    return local_ranks.dtensor_of_ranks(
+        types.LocalTensor(parts), mesh, placements, full, requires_grad
+    )
 
 
-def join(distributed: DTensor, same_replicas: bool = True) -> torch.Tensor:
+def whole_tensor(distributed: DTensor, same_replicas: bool = True) -> torch.Tensor:
     """The whole tensor that all ranks of ``distributed`` hold together.
 
     Raises LayoutError if a local shape is not the one that global shape and placements give, or, with
@@ -72,7 +74,7 @@ def join(distributed: DTensor, same_replicas: bool = True) -> torch.Tensor:
         return _parts(_full(distributed), 1)[0]
     parts = _parts(local, mesh.size())
     for rank, part in parts.items():
-        expected = local_shape(distributed.shape, mesh.shape, placements, rank)
+        expected = local_shape_on(distributed.shape, mesh.shape, placements, rank)
         if tuple(part.shape) != expected:
             raise LayoutError(
                 f"rank {rank} holds local shape {tuple(part.shape)}, expected {expected}: global "
@@ -93,7 +95,7 @@ def _joined_by_all(distributed: DTensor) -> torch.Tensor:
         at = mesh.get_coordinate()
         rank = sum(i * math.prod(mesh.shape[dim + 1 :]) for dim, i in enumerate(at or ()))
         found = tuple(distributed._local_tensor.shape)
-        expected = local_shape(distributed.shape, mesh.shape, placements, rank)
+        expected = local_shape_on(distributed.shape, mesh.shape, placements, rank)
         if found != expected:
             raise LayoutError(f"this rank holds local shape {found}, expected {expected}")
     whole = _full(distributed)
@@ -106,7 +108,7 @@ def _full(distributed: DTensor) -> torch.Tensor:
         return distributed.full_tensor().detach()
 
 
-def local_shape(
+def local_shape_on(
     shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement], rank: int
 ) -> tuple[int, ...]:
     """The local shape on ``rank`` of a tensor of global ``shape``: shards as ``torch.chunk`` makes them."""

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.errors import VerifyError
-from dynamo_dist.numerics.compare import difference, tolerance_of
+from dynamo_dist.numerics.compare import difference_from_one_device, tolerance_of
 from dynamo_dist.numerics.operators import Checked, Operators
-from dynamo_dist.numerics.ranks import LayoutError, join
+from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.torch_compat.dtensor import local_ranks
 
 Outputs = Any
@@ -91,7 +91,7 @@ def verify(
     differences = {
         name: problem
         for name, value in expected.items()
-        if (problem := difference(found.get(name), value, tolerance=allowed))
+        if (problem := difference_from_one_device(found.get(name), value, tolerance=allowed))
     }
     return Report(tuple(operators.checked), differences)
 
@@ -167,7 +167,7 @@ def _leaf(value: Any) -> Any:
         # A clone of a pending sum is a finished one in stock.
         local = value._local_tensor.clone()
         mesh, grad = value.device_mesh, value.requires_grad
-        return local_ranks.dtensor(local, mesh, value.placements, value, grad)
+        return local_ranks.dtensor_of_ranks(local, mesh, value.placements, value, grad)
     return value.detach().clone().requires_grad_(value.requires_grad)
 
 
@@ -175,7 +175,7 @@ def _gathered(value: Any) -> Any:
     if not isinstance(value, DTensor):
         return value
     try:
-        return join(value).clone().requires_grad_(value.requires_grad)
+        return whole_tensor(value).clone().requires_grad_(value.requires_grad)
     except LayoutError as error:
         raise VerifyError(
             f"verify() got a broken DTensor: {error}.",

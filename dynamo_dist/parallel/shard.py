@@ -62,7 +62,10 @@ def shard(name: str, param: nn.Parameter, layout: Layout) -> tuple[nn.Parameter,
                 wrappers.strided_shard(0, splits) if isinstance(each, Shard) else each
                 for each in placements
             ]
-        mesh, placements = wrappers.join(mesh, before.mesh), [*placements, *before.placements]
+        mesh, placements = (
+            wrappers.joined_mesh(mesh, before.mesh),
+            [*placements, *before.placements],
+        )
         shape, stride = before.shape, before.stride
     sharded = DTensor.from_local(
         chunk, mesh, placements, run_check=False, shape=shape, stride=stride

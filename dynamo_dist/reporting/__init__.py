@@ -1,7 +1,7 @@
 """From records of breaks, recompiles and graphs to text, JSON, HTML and a trace."""
 
 from dynamo_dist.reporting.collect import Collector, collect, explain
-from dynamo_dist.reporting.merge import MergedReport, RankDifference, merge
+from dynamo_dist.reporting.merge import MergedReport, RankDifference, merge_ranks
 from dynamo_dist.reporting.read import read_report
 from dynamo_dist.reporting.records import BreakRecord, Fact, RecompileRecord, RunReport
 from dynamo_dist.reporting.render_html import render_html
@@ -18,7 +18,7 @@ __all__ = [
     "RunReport",
     "collect",
     "explain",
-    "merge",
+    "merge_ranks",
     "read_report",
     "render_html",
     "render_text",

@@ -56,7 +56,7 @@ class MergedReport:
         }
 
 
-def merge(reports: Sequence[RunReport]) -> MergedReport:
+def merge_ranks(reports: Sequence[RunReport]) -> MergedReport:
     """Compare the ranks of one run.
 
     Compared are graph breaks, graphs, and in each graph the launches, their payloads and the order

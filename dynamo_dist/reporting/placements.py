@@ -11,10 +11,10 @@ from inductor_passes.graph.source_lines import CAUSE
 
 def changes() -> list[Change]:
     """List the changes that enabling makes, so that a cached graph's record has the cause too."""
-    return [*moves.redistribute_changes(describe, CAUSE)]
+    return [*moves.redistribute_changes(change_of_placement, CAUSE)]
 
 
-def describe(current: Any, target: Any, op: str) -> str:
+def change_of_placement(current: Any, target: Any, op: str) -> str:
     """``Shard(0) -> Replicate() on tp, for aten.mm.default``: each mesh dimension that changes."""
     mesh = current.mesh
     names = mesh.mesh_dim_names or [f"mesh dim {i}" for i in range(mesh.ndim)]

@@ -195,6 +195,9 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
         _line(console, f"  {text}")
     if graph.schedule is not None:
         _line(console, f"  {schedule_text(graph.schedule)}")
+    for figure in graph.figures:
+        said = units.fact_text(figure.value, figure.unit)
+        _line(console, f"  {figure.name}: {_us(figure.value) if figure.unit == 'us' else said}")
     for warning in graph.warnings:
         _line(console, f"  warning: {warning}", "yellow")
     groups = alike(graph.collectives)

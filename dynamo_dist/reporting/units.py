@@ -44,6 +44,8 @@ def fact_text(value: float | str | tuple[float, ...], unit: str = "") -> str:
         return f"{value} {unit}".rstrip()
     values = value if isinstance(value, tuple) else (value,)
     ends = values[:1] + values[-1:] if len(values) > 1 else values
+    if unit == "us":
+        return " → ".join(map(human_us, ends)) or "none"
     if unit == "bytes":
         return " → ".join(map(human_bytes, ends)) or "none"
     return f"{' → '.join(map(human_number, ends)) or 'none'} {unit}".rstrip()

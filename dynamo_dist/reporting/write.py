@@ -14,7 +14,7 @@ from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.render_html import render_html
 from dynamo_dist.reporting.summary import graph_titles
-from inductor_passes.simulate import chrome_trace, joined
+from inductor_passes.simulate import chrome_trace, joined_traces
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def write_report(
 def trace(report: RunReport | MergedReport) -> dict[str, Any]:
     """The timelines of all graphs, before and after, as one Chrome trace; of every rank there is."""
     if isinstance(report, MergedReport):
-        return joined([trace(of_rank) for of_rank in report.reports])
+        return joined_traces([trace(of_rank) for of_rank in report.reports])
     timelines = {}
     for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
         timelines[f"{title}, before"] = graph.before

@@ -19,6 +19,8 @@ from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.inductor import code
 from dynamo_dist.trace.lowering.ops import NAMESPACE
 
+# In option ``disable``: operators keep autograd's kernels.
+BELOW_AUTOGRAD = "below_autograd"
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("below_autograd", default=False)
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 # Operators whose autograd kernels record gradients and do nothing else.
@@ -26,12 +28,12 @@ _KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor",
 
 
 def changes() -> list[Change]:
-    """List the changes that enabling makes; code that is made or loaded inside ``wanted()`` gains by them."""
+    """List the changes that enabling makes; code that is made or loaded inside ``below_autograd()`` gains by them."""
     return code.wrap_compiled_code(_lower)
 
 
 @contextlib.contextmanager
-def wanted(yes: bool) -> Iterator[None]:
+def below_autograd(yes: bool) -> Iterator[None]:
     """Let graphs that are compiled, or loaded from a cache, in the block call below autograd, or not."""
     token = _wanted.set(yes)
     try:

@@ -61,8 +61,11 @@ class Closures:
         }
 
     def _add(self, source: Any, under: list[Any]) -> None:
-        function = None if source is None else guard_managers.value_of(source)
-        cells = {cell: guard_managers.value_of(cell) for cell in map(guard_managers.cell_of, under)}
+        function = None if source is None else guard_managers.value_of_source(source)
+        cells = {
+            cell: guard_managers.value_of_source(cell)
+            for cell in map(guard_managers.cell_of, under)
+        }
         if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
             return
         held = {guard_managers.index_of(cell): value for cell, value in cells.items()}

@@ -25,6 +25,8 @@ from dynamo_dist.torch_compat.changes import Change
 
 _grad = operator.attrgetter("grad")
 _grad_dtype = operator.attrgetter("grad_dtype")
+# In option ``disable``: gradients stay with autograd.
+DIRECT_GRADIENTS = "direct_gradients"
 _wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("direct_gradients", default=False)
 
 

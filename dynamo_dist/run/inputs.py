@@ -14,7 +14,9 @@ from torch import fx
 from dynamo_dist.torch_compat.dynamo import graph_inputs
 
 
-def merge(gm: fx.GraphModule, inputs: Sequence[Any], known: Mapping[Any, object]) -> list[Any]:
+def merge_inputs(
+    gm: fx.GraphModule, inputs: Sequence[Any], known: Mapping[Any, object]
+) -> list[Any]:
     """Remove placeholders of ``gm`` that hold what an earlier one holds; the inputs that are left.
 
     ``known``: sources that are guarded by identity, with what they are.

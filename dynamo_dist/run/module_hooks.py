@@ -51,8 +51,10 @@ class ModuleHooks:
         self, owner: Any, hooks: Mapping[Any, checks_compat.Check], under: Sequence[Any]
     ) -> None:
         try:
-            module = guard_managers.value_of(owner)
-            checks = {id(guard_managers.value_of(source)): check for source, check in hooks.items()}
+            module = guard_managers.value_of_source(owner)
+            checks = {
+                id(guard_managers.value_of_source(source)): check for source, check in hooks.items()
+            }
         except LookupError:
             return
         if isinstance(module, nn.Module) and all(

@@ -46,7 +46,7 @@ def _asked(tensor: DTensor, placements: Sequence[Any]) -> str:
     return f"redistribute of {tuple(tensor.shape)} in {tensor.placements} to {tuple(placements)}"
 
 
-def checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor]:
+def redistribute_checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor]:
     """``DTensor.redistribute`` with its placements checked."""
 
     @functools.wraps(stock)
@@ -65,4 +65,8 @@ def checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor]:
 
 def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes to check placements."""
-    return [changes_compat.SetAttribute(DTensor, "redistribute", checked(DTensor.redistribute))]
+    return [
+        changes_compat.SetAttribute(
+            DTensor, "redistribute", redistribute_checked(DTensor.redistribute)
+        )
+    ]

@@ -60,7 +60,7 @@ def strategy(rows: Rows, any_part: bool = False) -> calls.Strategy:
 
     def decide(schema: types.OpSchema) -> types.OpStrategy:
         inputs = tensor_strategies(schema)
-        call = describe(schema, inputs)
+        call = call_of(schema, inputs)
         return expand(
             schema, inputs, [*rows(call), (R,) * (call.results + len(inputs))], call, any_part
         )
@@ -84,7 +84,7 @@ def shapes_and_placements(specs: Sequence[Any]) -> str:
     return ", ".join(f"{tuple(spec.shape)} in {spec.placements}" for spec in specs)
 
 
-def describe(schema: types.OpSchema, inputs: Sequence[types.OpStrategy]) -> Call:
+def call_of(schema: types.OpSchema, inputs: Sequence[types.OpStrategy]) -> Call:
     """The call without its layouts."""
 
     def meta(value: object) -> object:

@@ -1,4 +1,4 @@
-"""The job: its store, its groups, and c10d's private functions."""
+"""c10d: its groups and its private functions."""
 
 from __future__ import annotations
 
@@ -9,47 +9,6 @@ import torch
 import torch._C._distributed_c10d as _distributed_c10d
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
-
-
-def job_store() -> Any:
-    """The default group's c10d store; None without one, or where the group is a fake.
-
-    ``_get_default_store`` was seen in 2.11 to 2.15.
-    """
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
-        return None
-    from torch.distributed import distributed_c10d
-
-    get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
-    return None if get_store is None else get_store()
-
-
-def real_group_ranks(name: str) -> tuple[int, ...] | None:
-    """Global ranks of a group that moves data; None for a fake one or where nobody knows the name.
-
-    ``_resolve_process_group`` was seen in 2.11 to 2.15.
-    """
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    try:
-        resolve: Any = getattr(distributed_c10d, "_resolve_process_group")  # noqa: B009 - not exported
-        group = resolve(name)
-        if dist.get_backend(group) == "fake":
-            return None
-        return tuple(dist.get_process_group_ranks(group))
-    except (KeyError, LookupError, RuntimeError, ValueError):
-        return None
-
-
-def global_rank() -> int:
-    """This process's rank in the job."""
-    import torch.distributed as dist
-
-    return dist.get_rank()
-
 
 # The group registered under a name; raises if there is none.
 resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]
@@ -98,10 +57,3 @@ def reduce_scatter_of(group: Any) -> Any:
     """The group's reduce-scatter of one tensor into one; renamed in 2.13."""
     name = "reduce_scatter_single"
     return getattr(group, name) if hasattr(group, name) else group._reduce_scatter_base
-
-
-def default_store() -> Any:
-    """The store of the default process group, which must be initialised. Seen in 2.11 to 2.15."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()

@@ -14,7 +14,7 @@ OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
 CHECKPOINT_REACHES_INSIDE = hasattr(_wrap, "_always_prefer_recompute")
 
 
-def join(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
+def joined_mesh(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
     """A mesh of ``outer``'s dimensions, then ``inner``'s; RuntimeError if they have no common root."""
     return DeviceMesh._concatenate([outer, inner])
 

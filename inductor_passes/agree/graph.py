@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from inductor_passes.agree.plan import LaunchPlan, Planned
-from inductor_passes.agree.stream import ONE_SIDED, OWN_SHARES, Group, Launch, Stream, digest
+from inductor_passes.agree.stream import Group, Launch, Stream, digest
 from inductor_passes.graph.collectives import (
     group_name,
     input_tensors,
@@ -22,6 +22,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.graph.source_lines import frames_of, user_line
+from inductor_passes.records import ONE_SIDED, OWN_SHARES
 from inductor_passes.torch_compat import dynamo
 
 # Global ranks of a group that moves data, by name; None for any other.
@@ -36,7 +37,7 @@ class Frame:
     root: str = ""
 
 
-def frame_in_work() -> Frame:
+def frame_of_graph() -> Frame:
     """The frame that Dynamo compiles now; an empty one outside of a compile."""
     return Frame(*dynamo.frame_in_work())
 
@@ -87,7 +88,7 @@ def place_of(traced: fx.Graph) -> str:
     Launches are known by these. Code from a cache has them as they were when it was made, so that it serves only
     where they still are.
     """
-    frame = frame_in_work()
+    frame = frame_of_graph()
     with_own_stack = {node.stack_trace: node for node in traced.nodes}.values()
     return digest([frame.partial, frame.root, *(_path(node)[0] for node in with_own_stack)])
 

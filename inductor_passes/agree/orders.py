@@ -15,10 +15,11 @@ from dataclasses import replace
 from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Register
-from inductor_passes.agree.store import Store, StoreFailedError, run
+from inductor_passes.agree.store import StoreFailedError, run
 from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import OptionError
 from inductor_passes.torch_compat import c10d, dynamo
+from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
 

@@ -6,23 +6,14 @@ import datetime
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from inductor_passes.errors import PassesError
+from inductor_passes.torch_compat.c10d import Store
 
 
 class StoreFailedError(PassesError):
     """The job's store did not do what it was asked for, or holds what nobody of this version wrote."""
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def get(self, key: str) -> bytes: ...
-    def set(self, key: str, value: str) -> object: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def wait(self, keys: list[str], timeout: datetime.timedelta) -> object: ...
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inductor_passes.records import ONE_SIDED
+
 VERSION = 3
-# One rank's send is another's receive.
-ONE_SIDED = frozenset(("send", "recv", "isend", "irecv", "batch_p2p"))
-# Ranks may give and get shares of different sizes.
-OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from inductor_passes.attach.options import config_patches
 from inductor_passes.attach.uneven import has_uneven_values
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
-from inductor_passes.pass_options import split
+from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder, reporters
 from inductor_passes.reporting.logs import log_graph
-from inductor_passes.torch_compat import aot, c10d, caches, config, dynamo
+from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 log = logging.getLogger(__name__)
@@ -45,24 +45,38 @@ def graph_passes_only() -> Iterator[None]:
         _makes_code.reset(token)
 
 
-def compile_graph(
+def compile_with_passes(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     on_graph: Callable[[GraphRecord], None] | None = None,
-    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """Compile a graph as a torch.compile backend does, by ``compile_fx`` with configuration of this compile alone.
+    """Compile a graph as a torch.compile backend does.
 
     ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
+    """
+    own, inductor = split(options or {}, mode)
+    return compile_split(gm, example_inputs, own, inductor, on_graph=on_graph)
+
+
+def compile_split(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    own: PassOptions,
+    inductor: Mapping[str, Any],
+    *,
+    on_graph: Callable[[GraphRecord], None] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Callable[..., Any]:
+    """Compile a graph by ``compile_fx`` with configuration of this compile alone: our options and Inductor's.
+
     Inductor's and AOTAutograd's caches work as they do in stock. ``on_graph`` is called with each graph
     that communicates, compiled or from a cache, before it runs; what it raises ends the compile. Code is
     made, and loaded from caches, inside ``around()``: that of a backward graph perhaps long after this returns.
     """
-    own, inductor = split({**config.mode_options(mode), **(options or {})})
     current = dynamo.compile_id()
 
     def rename(record: GraphRecord) -> str:

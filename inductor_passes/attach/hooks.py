@@ -13,7 +13,7 @@ from torch import fx
 
 from inductor_passes import pin, plugins, registry
 from inductor_passes.agree import carried, orders
-from inductor_passes.agree.graph import frame_in_work, number_launches
+from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.attach.checks import check_groups
@@ -112,7 +112,7 @@ class Attachment:
         stream = number_launches(
             graph,
             orders.ranks_of,
-            frame_in_work(),
+            frame_of_graph(),
             phase=phase,
             graph_id=graph_id,
             options=self.options.digest(),
@@ -183,7 +183,7 @@ def third_party_digest(pass_: registry.Registered) -> str:
     if cls in registry.DEFAULT_PASSES:
         return pass_.name
     config = pass_.digest() if isinstance(pass_, GraphPass) else ""
-    return f"{pass_.name} {config} {plugins.source_digest(cls.__module__)}"
+    return f"{pass_.name} {config} {plugins.digest_of_sources(cls.__module__)}"
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from inductor_passes.cli import formula as formula_command
 from inductor_passes.cli import measure as measure_command
 from inductor_passes.errors import PassesError, TopologyError
 from inductor_passes.machine.importing import kineto, nccl_tests
-from inductor_passes.machine.importing.errors import errors_of, text_of
+from inductor_passes.machine.importing.errors import errors_as_text, errors_of
 from inductor_passes.machine.importing.measurements import Measurements, add_to
 from inductor_passes.machine.topology.file import dump_topology
 from inductor_passes.machine.topology.topology import Topology, built, load_topology, topology_text
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         "out": arguments.out,
         "tables": [row for found in tables for row in errors_of(found, base)],
     }
-    print(json.dumps(result) if arguments.json else text_of(result))
+    print(json.dumps(result) if arguments.json else errors_as_text(result))
     return 0
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from inductor_passes.attach.compile import compile_graph, graph_passes_only
+from inductor_passes.attach.compile import compile_with_passes, graph_passes_only
 from inductor_passes.torch_compat import c10d
 
 
@@ -82,7 +82,7 @@ def _with_passes(stock: Callable[..., Any], dynamic: bool | None) -> Callable[..
             return lambda decorated: compile_(decorated, backend=backend, **kwargs)
         if backend == "inductor":
             mode, options = kwargs.pop("mode", None), kwargs.pop("options", None)
-            backend = functools.partial(compile_graph, mode=mode, options=options)
+            backend = functools.partial(compile_with_passes, mode=mode, options=options)
         return stock(model, backend=backend, **kwargs)
 
     return compile_

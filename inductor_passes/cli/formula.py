@@ -17,7 +17,7 @@ from inductor_passes import registry
 from inductor_passes.base import GraphPass, PassStats
 from inductor_passes.cli.fake_rank import run_script
 from inductor_passes.errors import OptionError, PassesError
-from inductor_passes.machine.formula import RANKS, GraphCosts, Prediction, StepFormula
+from inductor_passes.machine.formula import RANKS, GraphCosts, StepFormula, StepTimes
 from inductor_passes.machine.topology.topology import Topology, load_topology
 
 DIGITS = 4
@@ -117,7 +117,7 @@ def _assignment(text: str) -> tuple[str, int]:
 
 def _json(
     formula: StepFormula,
-    predicted: Sequence[tuple[dict[str, int], Prediction]],
+    predicted: Sequence[tuple[dict[str, int], StepTimes]],
     topology: Topology,
     graphs: int,
 ) -> str:
@@ -148,7 +148,7 @@ def _json(
 
 def _text(
     formula: StepFormula,
-    predicted: Sequence[tuple[dict[str, int], Prediction]],
+    predicted: Sequence[tuple[dict[str, int], StepTimes]],
     topology: Topology,
     graphs: int,
 ) -> str:

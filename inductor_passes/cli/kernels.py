@@ -4,8 +4,7 @@
 
     {"triton": str or null,      installed version
      "why_not": str,             why none can run in this process; "" if they can, on groups of this host
-     "kernels": [{"name", "replaces", "fused_by", "needs": [str], "dtypes": [str], "runs": bool,
-                  "experimental": bool}]}
+     "kernels": [{"name", "replaces", "fused_by", "needs": [str], "dtypes": [str], "runs": bool}]}
 
 The exit status is 0.
 """
@@ -39,7 +38,6 @@ class KernelRow:
     fused_by: str
     needs: tuple[str, ...]
     dtypes: tuple[str, ...] = FLOATS
-    experimental: bool = False
 
 
 KERNELS = (
@@ -67,13 +65,6 @@ KERNELS = (
         "product, reduce_scatter, wait",
         "fuse_matmul_reduce_scatter",
         (*PEERS, "rows that all ranks share evenly"),
-    ),
-    KernelRow(
-        "all_to_all_grouped_matmul",
-        "all_to_all, wait, one product an expert",
-        "",
-        (*PEERS, "one capacity for all experts, at most 16 experts a rank"),
-        experimental=True,
     ),
     KernelRow("reduce_chunks", "sum over the first dimension", "", PEERS[:2]),
 )
@@ -110,7 +101,7 @@ def _render(obstacle: str) -> None:
         Console(),
         (
             (
-                kernel.name + (" (experimental)" if kernel.experimental else ""),
+                kernel.name,
                 (
                     f"in place of {kernel.replaces}",
                     f"fused by {kernel.fused_by or 'hand'}",

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from inductor_passes.errors import CalibrationError, PassesError, TopologyError
-from inductor_passes.machine.importing.errors import errors_of, text_of
+from inductor_passes.machine.importing.errors import errors_as_text, errors_of
 from inductor_passes.machine.importing.measurements import add_to
 from inductor_passes.machine.measure import job
 from inductor_passes.machine.measure.clock import Clock, CpuClock, CudaClock
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         options = _checked(options)
         device = str(options.device)
         if job.is_launched():
-            with job.joined(device, options.timeout):
+            with job.inside_job(device, options.timeout):
                 _measure(options)
             return 0
         ranks = job.rank_count(device, options.ranks)
@@ -170,7 +170,7 @@ def _show(options: MeasureOptions, content: dict[str, Any], rows: list[dict[str,
         return
     Path(options.out).write_text(text, encoding="utf-8")
     result = {"topology": content["name"], "out": options.out, "tables": rows}
-    print(json.dumps(result) if options.json else text_of(result))
+    print(json.dumps(result) if options.json else errors_as_text(result))
 
 
 def _rank() -> int:

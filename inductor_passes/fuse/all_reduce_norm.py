@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
-from inductor_passes.fuse.norms import Norm, find_norm
+from inductor_passes.fuse.norms import MatchedNorm, find_norm
 from inductor_passes.fuse.prediction import Prediction, all_reduce_norm_us
 from inductor_passes.fuse.rows import reshaped, row_views
 from inductor_passes.graph.collectives import group_name, group_size, reduce_op, tensor_bytes
@@ -78,7 +78,7 @@ class AllReduceNorm(Match):
     total: fx.Node
     biases: Sequence[fx.Node]
     residuals: Sequence[fx.Node]
-    norm: Norm
+    norm: MatchedNorm
     world: int
 
     def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:

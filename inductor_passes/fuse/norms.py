@@ -18,7 +18,7 @@ from inductor_passes.graph.edit import CAST, aten, static_shape, tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class MatchedNorm:
     """A norm: its statistics ``[..., 1]``, the end of the chain, and all of its ``nodes``, the end first.
 
     ``mean`` is there for a layer norm only; ``weight`` and ``shift`` are rows.
@@ -33,7 +33,7 @@ class Norm:
     nodes: tuple[fx.Node, ...]
 
 
-def find_norm(node: fx.Node) -> Norm | None:
+def find_norm(node: fx.Node) -> MatchedNorm | None:
     """The norm of the last dimension of ``node``, if one of its readers begins one."""
     wide = [u for u in node.users if u.target is CAST and u.args[1] is torch.float32]
     for source in (node, *wide):
@@ -94,7 +94,7 @@ def _with_weight(
     eps: float,
     mean: fx.Node | None,
     normed: fx.Node,
-) -> Norm:
+) -> MatchedNorm:
     """Follow the norm to its end: a weight, a shift, a cast to the type of ``source``."""
     narrow = tensor(source)
     shape = static_shape(source)
@@ -122,7 +122,7 @@ def _with_weight(
         inside = [end, *inside]
     assert weight is None or isinstance(weight, fx.Node)
     assert shift is None or isinstance(shift, fx.Node)
-    return Norm(rstd, end, eps, mean, weight, shift, tuple(inside))
+    return MatchedNorm(rstd, end, eps, mean, weight, shift, tuple(inside))
 
 
 def _users(node: fx.Node, target: object) -> list[fx.Node]:

@@ -13,7 +13,7 @@ from torch import fx
 from inductor_passes.torch_compat.c10d import group_size_of
 from inductor_passes.torch_compat.sizes import size_hint
 
-NAMESPACES = frozenset({"_c10d_functional", "c10d_functional", "dynamo_dist"})
+_namespaces = {"_c10d_functional", "c10d_functional"}
 # Longest first: "all_gather" must not be read as "gather".
 KINDS = (
     "reduce_scatter",
@@ -35,6 +35,11 @@ KINDS = (
 )
 
 
+def register_namespace(name: str) -> None:
+    """Have operators of a namespace count as launches and waits, by the kinds at the start of their names."""
+    _namespaces.add(name)
+
+
 def _op(node: fx.Node) -> torch._ops.OpOverload | None:
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         return node.target
@@ -44,19 +49,19 @@ def _op(node: fx.Node) -> torch._ops.OpOverload | None:
 def is_wait(node: fx.Node) -> bool:
     """Return whether ``node`` is a ``wait_tensor``."""
     op = _op(node)
-    return op is not None and op.namespace in NAMESPACES and op._opname.startswith("wait_tensor")
+    return op is not None and op.namespace in _namespaces and op._opname.startswith("wait_tensor")
 
 
 def is_launch(node: fx.Node) -> bool:
     """Return whether ``node`` starts a collective that a ``wait_tensor`` ends."""
     op = _op(node)
-    return op is not None and op.namespace in NAMESPACES and not is_wait(node) and kind(node) != ""
+    return op is not None and op.namespace in _namespaces and not is_wait(node) and kind(node) != ""
 
 
 def kind(node: fx.Node) -> str:
     """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``broadcast`` ...; "" if none."""
     op = _op(node)
-    if op is None or op.namespace not in NAMESPACES:
+    if op is None or op.namespace not in _namespaces:
         return ""
     return next((k for k in KINDS if op._opname.startswith(k)), "")
 

@@ -9,7 +9,6 @@ OPERATORS = (
     "all_gather_matmul",
     "all_reduce",
     "all_reduce_add_norm",
-    "all_to_all_grouped_matmul",
     "matmul_reduce_scatter",
     "reduce_chunks",
 )

@@ -9,7 +9,6 @@ import torch
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import reduce_chunks as chunks
 from inductor_passes.kernels.ahead import Build, Facts, compile_build
@@ -38,7 +37,6 @@ def builds(capability: int) -> list[Build]:
         _gather(capability, gather.MAX_WEIGHTS),
         _gather(capability, gather.MAX_WEIGHTS, plain=False),
         *_scatter(capability),
-        _grouped(capability),
     ]
 
 
@@ -171,28 +169,3 @@ def _scatter(capability: int) -> list[Build]:
         warps=8,
     )
     return [push, add]
-
-
-def _grouped(capability: int) -> Build:
-    tiles = tiles_for(torch.bfloat16, 1024, capability)
-    pointers, sizes = ("x_ptr", "weight_ptr", "out_ptr"), ("C", "N", "K")
-    return Build(
-        "all_to_all_grouped_matmul",
-        exchange.all_to_all_grouped_matmul_kernel,
-        {**dict.fromkeys(pointers, "*bf16"), **dict.fromkeys((*sizes, "E"), "i32"), **_SHARED},
-        {
-            "WORLD": WORLD,
-            "PROGRAMS": 132,
-            "COPIERS": gather.COPIERS,
-            "COPY_BLOCK": gather.COPY_BLOCK,
-            "BM": tiles.m,
-            "BN": tiles.n,
-            "BK": tiles.k,
-            "EVEN": True,
-            "MODE": 0,
-        },
-        (*pointers, *sizes, "half_bytes"),
-        warps=tiles.warps,
-        stages=tiles.stages,
-        tensor_cores=True,
-    )

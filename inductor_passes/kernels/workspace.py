@@ -170,7 +170,7 @@ _workspaces: dict[tuple[str, str], Workspace] = {}
 _replaced: list[tuple[str, Workspace]] = []
 
 
-def install(group_name: str, workspace: Workspace) -> None:
+def install_workspace(group_name: str, workspace: Workspace) -> None:
     """Use ``workspace`` for its family on a group, from now on. Every rank does, or none."""
     _workspaces[group_name, workspace.family] = workspace
 

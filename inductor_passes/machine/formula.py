@@ -49,7 +49,7 @@ _GATHERS = ("all_gather", "gather")  # their payload is a share of what they bri
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LaunchCall:
     """One call of a collective: kind, global ranks of its group and how it lies on nodes, payloads in bytes."""
 
     kind: str
@@ -64,7 +64,7 @@ class GraphCosts:
     """Parts of a formula, read from one graph: microseconds of its kernels by kind, its collectives."""
 
     kernels: tuple[tuple[str, sympy.Expr], ...]
-    calls: tuple[Call, ...]
+    calls: tuple[LaunchCall, ...]
     sizes: Sizes
 
     @classmethod
@@ -92,7 +92,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class StepTimes:
     """Microseconds of a step at given sizes, on the compute stream and on the link of each group."""
 
     compute_us: float
@@ -156,7 +156,7 @@ class StepFormula:
             {name: source for name, source in sources.items() if name in used},
         )
 
-    def at(self, **values: int) -> Prediction:
+    def at(self, **values: int) -> StepTimes:
         """Evaluate at some sizes; what is not given is as traced. Raises OptionError for an unknown symbol."""
         for name in values.keys() - self.traced.keys():
             raise OptionError(
@@ -168,7 +168,7 @@ class StepFormula:
         us: dict[str, float] = {COMPUTE: 0.0}
         for term in self.terms:
             us[term.where] = us.get(term.where, 0.0) + float(term.us.xreplace(point))
-        return Prediction(us.pop(COMPUTE), us)
+        return StepTimes(us.pop(COMPUTE), us)
 
 
 def _formulas_only(topology: Topology) -> Topology:
@@ -180,10 +180,10 @@ def _kernel(node: fx.Node) -> str:
     return op_name(node) if loop == "none" else "pointwise and reductions"
 
 
-def _call(node: fx.Node, name: str, topology: Topology) -> Call:
+def _call(node: fx.Node, name: str, topology: Topology) -> LaunchCall:
     group = argument(node, "group_name")
     ranks = group_ranks(group.meta.get("val") if isinstance(group, fx.Node) else group)
-    return Call(
+    return LaunchCall(
         name,
         tuple(ranks or range(group_size(node))),
         shape_of(node, topology.ranks_per_node),
@@ -192,7 +192,7 @@ def _call(node: fx.Node, name: str, topology: Topology) -> Call:
     )
 
 
-def _call_us(call: Call, machine: Machine, ranks: sympy.Expr | None) -> sympy.Expr:
+def _call_us(call: LaunchCall, machine: Machine, ranks: sympy.Expr | None) -> sympy.Expr:
     """Microseconds of one call; of one on a group of ``ranks``, in a node and across nodes."""
     if ranks is None:
         us = machine.call_us(call.kind, call.payloads, call.shape, one_peer=call.one_peer)

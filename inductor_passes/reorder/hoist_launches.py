@@ -18,11 +18,11 @@ from inductor_passes.graph.collectives import (
     output_bytes,
     waits_of,
 )
+from inductor_passes.graph.hazards import BARRIERS
 from inductor_passes.graph.invariants import check_functional, check_permutation
 from inductor_passes.graph.order import relink
 from inductor_passes.machine import CostModel
 
-BARRIERS = ("barrier", "monitored_barrier")
 # A launch may take this many cheap nodes (casts, views, packing) along.
 MAX_CONE = 32
 

@@ -99,10 +99,10 @@ def _unpacks(node: fx.Node, floating: set[fx.Node]) -> bool:
         return False
     if not all(source in floating for source in node.all_input_nodes):
         return False
-    return node.target in UNPACKING or is_view(node)
+    return node.target in UNPACKING or returns_view(node)
 
 
-def is_view(node: fx.Node) -> bool:
+def returns_view(node: fx.Node) -> bool:
     """Return whether the op returns a view of its input, by its schema."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):

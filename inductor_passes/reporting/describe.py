@@ -12,6 +12,7 @@ from inductor_passes.graph.source_lines import cause, user_line
 from inductor_passes.machine import CostModel
 from inductor_passes.pin import has_own_kernel
 from inductor_passes.records import CollectiveRecord, GraphRecord, PassRecord, TimelineRecord
+from inductor_passes.reporting.figures import PlannedGraph, figures_of
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE
 
@@ -49,6 +50,7 @@ def describe(
         after=_with_reasons(after.record(), why),
         order=tuple(order_events(graph)),
         warnings=tuple(warnings),
+        figures=figures_of(PlannedGraph(graph, cost, before, after)),
     )
 
 

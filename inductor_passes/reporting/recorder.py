@@ -113,7 +113,7 @@ def store(key: str, record: GraphRecord) -> None:
         )
 
 
-def load(key: str) -> GraphRecord | None:
+def load_record(key: str) -> GraphRecord | None:
     """The stored record, or None if it is gone or of another version."""
     try:
         with open(os.path.join(_folder(), key + ".json")) as file:
@@ -138,7 +138,7 @@ def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> list[G
                     _published[key] = count
                     fresh.append((key, missing))
     for key, times in fresh:
-        record = load(key)
+        record = load_record(key)
         if record is None:
             log.info("A graph came from the cache, but its record %s is gone.", key)
             continue
@@ -163,7 +163,7 @@ def _counts() -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def gathered() -> Iterator[list[GraphRecord]]:
+def records_of_block() -> Iterator[list[GraphRecord]]:
     """The records published while the block runs, each ``graph_id`` once, in first-seen order."""
     records: dict[str, GraphRecord] = {}
 

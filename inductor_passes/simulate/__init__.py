@@ -8,12 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from inductor_passes.simulate.chrome_trace import chrome_trace, joined
+from inductor_passes.simulate.chrome_trace import chrome_trace, joined_traces
 
 if TYPE_CHECKING:
     from inductor_passes.simulate.timeline import Timeline, simulate
 
-__all__ = ["Timeline", "chrome_trace", "joined", "simulate"]
+__all__ = ["Timeline", "chrome_trace", "joined_traces", "simulate"]
 
 
 def __getattr__(name: str) -> object:

@@ -56,7 +56,7 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
     }
 
 
-def joined(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined_traces(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Traces of several ranks as one: each keeps its processes and arrows apart from the others'."""
     events: list[dict[str, Any]] = []
     processes = arrows = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 
 def group_size_of(group_name: str) -> int:
@@ -85,18 +86,37 @@ def moves_data(group: object) -> bool:
     """Return whether a group's ranks are processes of their own."""
     import torch.distributed as dist
 
+    if group is None:
+        return False
     try:
         return dist.get_backend(cast(Any, group)) not in _OF_ONE_PROCESS
     except (RuntimeError, ValueError):
         return False
 
 
-def job_store() -> Any:
-    """The default group's c10d store, or None. ``_get_default_store`` was seen in 2.11 to 2.15."""
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is used."""
+
+    def get(self, key: str) -> bytes: ...
+    def set(self, key: str, value: str | bytes) -> object: ...
+    def add(self, key: str, amount: int) -> int: ...
+    def check(self, keys: list[str]) -> bool: ...
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> object: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+
+
+def job_store() -> Store | None:
+    """The default group's store; None without a group, or where all ranks are one process.
+
+    ``_get_default_store`` was seen in 2.11 to 2.15.
+    """
     from torch.distributed import distributed_c10d
 
     get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
-    return None if get_store is None else get_store()
+    if get_store is None or not moves_data(default_group()):
+        return None
+    store: Store = get_store()
+    return store
 
 
 def global_rank() -> int:

@@ -49,7 +49,7 @@ with fake_group(4):
     if state == "disabled":
         dynamo_dist.enable()
         dynamo_dist.disable()
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         if state == "training":
             out = train(x, w)
         else:

@@ -117,7 +117,7 @@ def main():
             stack.enter_context(mock.patch.object(CudaInterface, name, stand_in))
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
         stack.enter_context(fake_group(8))
-        with recorder.gathered() as records:
+        with recorder.records_of_block() as records:
             fused = calls(generated())
         notes = [note for record in records for p in record.passes for note in p.notes]
         exact = calls(generated(exact=True))

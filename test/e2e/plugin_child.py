@@ -23,7 +23,7 @@ def program(x, local):
 
 def compiled(options):
     torch.compiler.reset()
-    with fake_group(4), recorder.gathered() as records:
+    with fake_group(4), recorder.records_of_block() as records:
         mesh = init_device_mesh("cpu", (4,))
         x = DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)], run_check=False)
         local = torch.full((8,), 4.0)

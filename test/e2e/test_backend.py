@@ -74,7 +74,7 @@ def check(model, compiled, x, *, train=True):
 @pytest.mark.parametrize("wrap", [None, "checkpoint"])
 def test_training_step(mesh, wrap):
     model = parallel_mlp(mesh, wrap)
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         compiled = torch.compile(model, backend="dynamo_dist", fullgraph=True)
         check(model, compiled, torch.randn(8, D, requires_grad=True))
     assert dynamo_dist.is_enabled()
@@ -85,7 +85,7 @@ def test_training_step(mesh, wrap):
 
 def test_inference_and_several_graphs(mesh):
     model = parallel_mlp(mesh, "break")
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         check(model, torch.compile(model, backend="dynamo_dist"), torch.randn(8, D), train=False)
     assert [r.phase for r in records] == ["inference", "inference"]
     assert len({r.graph_id for r in records}) == 2
@@ -93,7 +93,7 @@ def test_inference_and_several_graphs(mesh):
 
 def test_dynamic_sizes_compile_once(mesh):
     model = parallel_mlp(mesh)
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         compiled = torch.compile(model, backend="dynamo_dist", fullgraph=True, dynamic=True)
         for batch in (8, 12, 20):
             check(model, compiled, torch.randn(batch, D), train=False)
@@ -134,7 +134,7 @@ def test_exported_and_compiled_ahead_of_time(mesh):
             return torch.relu(x @ fc.all_gather_tensor(self.w, 0, torch.distributed.group.WORLD))
 
     model, x = Gathered().eval(), torch.randn(8, D)
-    with torch.no_grad(), dynamo_dist.enabled(), recorder.gathered() as records:
+    with torch.no_grad(), dynamo_dist.enabled(), recorder.records_of_block() as records:
         program = torch.export.export(model, (x,))
         package = torch._inductor.aoti_compile_and_package(program, inductor_configs=ip.options())
         got = torch._inductor.aoti_load_package(package)(x)

@@ -74,7 +74,7 @@ def test_order_survives_lowering(program, shapes, grad):
             sum(leaf.sum() for leaf in leaves).backward()
         return out
 
-    with recorder.gathered() as records, torch.set_grad_enabled(grad):
+    with recorder.records_of_block() as records, torch.set_grad_enabled(grad):
         out, codes = run_and_get_code(step)
     assert len(codes) == len(records) == (2 if grad else 1)
     for code, record in zip(codes, records, strict=True):
@@ -97,7 +97,7 @@ def test_order_survives_lowering_of_a_data_parallel_step():
     model = torch.nn.Sequential(*(Block(512) for _ in range(4)))
     dynamo_dist.data_parallel(model, init_device_mesh("cpu", (2,)))
     compiled = torch.compile(model, backend="dynamo_dist", options={"topology": "h100x8"})
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         _, codes = run_and_get_code(lambda: compiled(torch.randn(64, 512)).sum().backward())
     assert len(records) == 2
     for code, record in zip(codes, records, strict=True):
@@ -112,7 +112,7 @@ def test_without_pinning_inductor_undoes_the_order():
     inputs = tensors(*PROGRAMS[0][1], grad=False)
     moves = ["sink_waits", "hoist_launches"]  # nothing that would merge the launches
     options = ip.options(topology="h100x8", passes=moves, disable=["pin_order"])
-    with recorder.gathered() as records, torch.no_grad():
+    with recorder.records_of_block() as records, torch.no_grad():
         _, codes = run_and_get_code(torch.compile(gathers, options=options), *inputs)
     assert order_kept(records[0].order, codes[0]) is False
 

@@ -320,7 +320,7 @@ def gathers_behind_python(rank):
         sum_.wait()
         return x + total, out * 1.0
 
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         word = compare(merged, [batch()])
     if word == "ok" and not any(
         p.name == "merge_tiny" and p.changed for r in records for p in r.passes
@@ -381,7 +381,7 @@ def equal_sums(loud):
                 print("turn", turn)
         return x, x * fc.all_reduce(part.mean(0), "sum", dist.group.WORLD)
 
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         word = compare(step, [(x, loud)])
     return word, any(p.name == "share_launches" and p.changed for r in records for p in r.passes)
 

@@ -47,7 +47,7 @@ def test_training_equals_eager_and_keeps_its_order(mode):
             grads = torch.autograd.grad(out.sum(), inputs)
         return [out.detach().clone(), *(g.clone() for g in grads)]
 
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         got = step(torch.compile(layers, backend="dynamo_dist", fullgraph=True, mode=mode))
     torch.testing.assert_close(got, step(layers))
     assert [r.phase for r in records] == ["forward", "backward"]

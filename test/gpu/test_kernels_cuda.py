@@ -122,29 +122,6 @@ def test_matmul_reduce_scatter(space):
         close(out, torch.bmm(a.float(), b.float()).sum(0))
 
 
-def test_all_to_all_grouped_matmul(space):
-    from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
-    from inductor_passes.kernels.tiles import capability_of, tiles_for
-
-    experts, capacity, k, n = 2, 64, 256, 512
-    x = torch.randn(WORLD, WORLD * experts, capacity, k, device="cuda", dtype=BF16)
-    weights = torch.randn(WORLD, experts, k, n, device="cuda", dtype=BF16) / k**0.5
-    area = space(exchange.FAMILY)
-    out = exchange.launch_all_to_all_grouped_matmul(
-        x.view(-1, capacity, k),
-        weights.view(-1, k, n),
-        area,
-        tiles=tiles_for(BF16, capacity, capability_of(x.device)),
-        copiers=2,
-    )
-    torch.cuda.synchronize()
-    area.raise_if_failed()
-    for rank in range(WORLD):
-        came = x[:, rank * experts : (rank + 1) * experts].reshape(-1, capacity, k)
-        wanted = exchange.grouped(came.float(), weights[rank].float())
-        close(out[rank * experts : (rank + 1) * experts], wanted)
-
-
 def test_reduce_chunks():
     from inductor_passes.kernels.reduce_chunks import launch_reduce_chunks, reference
 

@@ -43,12 +43,13 @@ def test_by_name_and_nothing_stays_of_one_that_fails(installed, caplog):
         "b": "KeyError: 'half-way'"
     }
     assert registered == ["first", "last"]
-    assert "DYNAMO_DIST_PLUGINS_OFF=b" in caplog.text
+    assert "INDUCTOR_PASSES_PLUGINS_OFF=b" in caplog.text
 
 
-def test_one_that_is_off_is_not_even_imported(installed, monkeypatch):
+@pytest.mark.parametrize("variable", [plugins.OFF, "DYNAMO_DIST_PLUGINS_OFF"])
+def test_one_that_is_off_is_not_even_imported(installed, monkeypatch, variable):
     installed(a="first", b="fails")
-    monkeypatch.setenv(plugins.OFF, " b ,x")
+    monkeypatch.setenv(variable, " b ,x")
     registered = Registered()
     assert plugins.load_plugins("group", registered.use, registered.save) == {}
     assert registered == ["first"]
@@ -64,14 +65,14 @@ def test_sources_of_the_whole_package_count(tmp_path, monkeypatch):
     import counted.inner.a
 
     def digest():
-        plugins.source_digest.cache_clear()
-        return plugins.source_digest(counted.inner.a.__name__)
+        plugins.digest_of_sources.cache_clear()
+        return plugins.digest_of_sources(counted.inner.a.__name__)
 
     seen = [digest()]
     for name in files:
         (package / name).write_text(" ")
         seen.append(digest())
     assert len(set(seen)) == 5 and all(seen)
-    assert plugins.source_digest("no.such.module") == ""
+    assert plugins.digest_of_sources("no.such.module") == ""
     for name in ("counted", "counted.inner", "counted.inner.a"):
         sys.modules.pop(name)

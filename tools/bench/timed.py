@@ -96,7 +96,7 @@ def main() -> int:
 def measure(rounds: int, work: Path, clock: WallClock) -> dict:
     """Times of all variants at all rates, in turn, as multiples of the step without link time."""
     predicted_us, link_us = simulated_step(load_topology("cpu-gloo"))
-    with recorder.gathered():  # what a warm cache brings back is not taken for ours below
+    with recorder.records_of_block():  # what a warm cache brings back is not taken for ours below
         free = step_of(loss, {"schedule": "off", "topology": "cpu-gloo"})
     measured_us = statistics.median(timed(free, clock) for _ in range(9))
     slower = measured_us / predicted_us
@@ -109,7 +109,7 @@ def measure(rounds: int, work: Path, clock: WallClock) -> dict:
         name = f"timed-{factor:.4f}"
         write_rescaled("cpu-gloo", path, name=name, compute=slower, links=factor)
         topology = load_topology(path)
-        with recorder.gathered() as records:
+        with recorder.records_of_block() as records:
             ours = step_of(loss, {"topology": str(path)})
         for variant, step in (("stock", stock), ("stock reorder", reordered), ("ours", ours)):
             runs.append((load, variant, step, topology, records))
@@ -153,7 +153,7 @@ def measure(rounds: int, work: Path, clock: WallClock) -> dict:
 
 def simulated_step(topology: Topology) -> tuple[float, float]:
     """Compute and link microseconds of one step, as the model has them."""
-    with recorder.gathered() as records:
+    with recorder.records_of_block() as records:
         step_of(loss, {"schedule": "local", "disable": ["pin_order"], "topology": topology.name})
     return (
         sum(record.before.compute_us for record in records),

@@ -14,7 +14,7 @@ from figures import quartiles, ratios, slowest
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_dist.benchmark.records import VariantResult, merge
+from dynamo_dist.benchmark.records import VariantResult, over_ranks
 from dynamo_dist.benchmark.table import TITLES
 
 # fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
@@ -30,7 +30,7 @@ def training_results(
     ``topology``); launches are those of one step of ours on one rank.
     """
     merged = {
-        name: merge([VariantResult.from_json(rank["variants"][name]) for rank in ranks])
+        name: over_ranks([VariantResult.from_json(rank["variants"][name]) for rank in ranks])
         for name in ranks[0]["variants"]
     }
     losses = {name: ranks[0]["variants"][name]["losses"] for name in merged}

@@ -16,7 +16,7 @@ import show
 from data import PARALLEL, Sizes, environment, write_checkpoint
 from own_machine import Alone
 
-from dynamo_dist.reporting.merge import merge
+from dynamo_dist.reporting.merge import merge_ranks
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.write import write_report
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, start: Launcher | None = None, measured: str =
         ranks = rank_files(work, count)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    report = merge([RunReport.from_json(rank["report"]) for rank in ranks])
+    report = merge_ranks([RunReport.from_json(rank["report"]) for rank in ranks])
     written = write_report(report, Path(args.out).resolve())
     results = show.training_results(ranks, sizes, parameters, written)
     results["measured"] = measured

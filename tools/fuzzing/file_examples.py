@@ -46,7 +46,7 @@ def examples() -> dict[str, Example]:
         "log": Example(_LOG, _import),
         "report": Example(json.dumps(_report().to_json()), _shown),
         "merged report": Example(_merged(), _shown),
-        "plan": Example(_plan(), _function(lambda path: plan_file.load(str(path)))),
+        "plan": Example(_plan(), _function(lambda path: plan_file.load_plans(str(path)))),
         "record": Example(json.dumps(_graph().to_json()), _record),
     }
 
@@ -99,7 +99,7 @@ def _record(path: Path) -> Outcome:
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(path.parent)
     try:
-        recorder.load("key")
+        recorder.load_record("key")
     finally:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
         if before is not None:
@@ -237,15 +237,15 @@ def _report(rank: int = 0, world_size: int = 1) -> RunReport:
 
 
 def _merged() -> str:
-    from dynamo_dist.reporting import merge
+    from dynamo_dist.reporting import merge_ranks
 
-    return json.dumps(merge([_report(0, 2), _report(1, 2)]).to_json())
+    return json.dumps(merge_ranks([_report(0, 2), _report(1, 2)]).to_json())
 
 
 def _plan() -> str:
     rows = (
-        plan_file.Row("aten.sin.default(*)", (("R",),), (("S0",),), (("S0",), None)),
-        plan_file.Row("redistribute", (("S0", "P"),), (("S0", "R"),), (("S0", "R"),)),
+        plan_file.PlanRow("aten.sin.default(*)", (("R",),), (("S0",),), (("S0",), None)),
+        plan_file.PlanRow("redistribute", (("S0", "P"),), (("S0", "R"),), (("S0", "R"),)),
     )
     stored = plan_file.StoredPlan(rows, (22.0, 1.0), (3.0, 1.0), 3.5, "greedy")
     return plan_file.text_of({"abc": stored})

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.numerics.compare import difference, tolerance_of
+from dynamo_dist.numerics.compare import difference_from_one_device, tolerance_of
 from dynamo_dist.numerics.operators import Operators
 from dynamo_dist.numerics.ranks import split
 
@@ -216,7 +216,7 @@ def _compare(
     if len(found) != len(wanted):
         return f"{len(found)} results, expected {len(wanted)}"
     for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        if problem := difference(
+        if problem := difference_from_one_device(
             one, other, not reference.random, reference.tolerance, same_replicas
         ):
             return f"result {at}: {problem}"

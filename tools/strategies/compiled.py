@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.numerics.ranks import local_shape
+from dynamo_dist.numerics.ranks import local_shape_on
 
 
 def problem(sample: Sample, mesh: DeviceMesh, layout: Layout) -> str:
@@ -23,7 +23,7 @@ def problem(sample: Sample, mesh: DeviceMesh, layout: Layout) -> str:
 
         def part(whole: torch.Tensor) -> DTensor:
             at = next(placements)
-            shape = local_shape(whole.shape, mesh.shape, at, 0)
+            shape = local_shape_on(whole.shape, mesh.shape, at, 0)
             local = whole[tuple(slice(length) for length in shape)].clone()
             return DTensor.from_local(
                 local, mesh, at, run_check=False, shape=whole.shape, stride=whole.stride()

@@ -92,7 +92,7 @@ def _refusal(arguments: argparse.Namespace) -> str:
 def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
     """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank 0."""
     from dynamo_dist.cli.explain import journal, ranks
-    from dynamo_dist.reporting import Fact, RunReport, merge
+    from dynamo_dist.reporting import Fact, RunReport, merge_ranks
 
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     found = journal.read(folder, (rank, world_size)) or [RunReport(rank, world_size)]
@@ -112,7 +112,7 @@ def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
         return
     if store is not None:
         found += ranks.take(store, others, WAIT_S)
-    output.show(arguments, merge(found), "" if is_host else f".rank{found[0].rank}")
+    output.show(arguments, merge_ranks(found), "" if is_host else f".rank{found[0].rank}")
 
 
 def _status_text(status: int) -> str:

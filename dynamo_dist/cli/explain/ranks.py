@@ -14,25 +14,16 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from dynamo_dist.reporting.records import RunReport
+from inductor_passes.torch_compat.c10d import Store
 
 _POLL_S = 0.1
 _OWN = "own"
 _OPEN = "open"
 
 log = logging.getLogger(__name__)
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is needed."""
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 def agent_store(environ: Mapping[str, str] = os.environ) -> Store | None:

@@ -27,10 +27,10 @@ def user_line(stack: Sequence[traceback.FrameSummary]) -> str:
     """``file:line: code`` of the innermost user's frame, being traced or calling it; "" if none."""
     index = _innermost_user(stack)
     if index is not None:
-        return describe(stack[index])
+        return line_of_frame(stack[index])
     callers = _callers()
     index = _innermost_user(callers)
-    return describe(callers[index]) if index is not None else ""
+    return line_of_frame(callers[index]) if index is not None else ""
 
 
 def call_path(stack: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def call_path(stack: Sequence[traceback.FrameSummary]) -> tuple[str, ...]:
     )
 
 
-def describe(frame: traceback.FrameSummary) -> str:
+def line_of_frame(frame: traceback.FrameSummary) -> str:
     """``file:line: code``, in the form of the collectives' records."""
     return f"{frame.filename}:{frame.lineno}: {(frame.line or '').strip()}"
 

@@ -64,7 +64,7 @@ FORM = files.Form(
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One step as a file shows it."""
 
     text: str
@@ -77,7 +77,7 @@ class Row:
 class StoredPlan:
     """A plan without the program it was made from. Times are modelled, in microseconds."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     stock_us: tuple[float, float]
     planned_us: tuple[float, float]
     bound_us: float
@@ -87,7 +87,7 @@ class StoredPlan:
     def of(cls, plan: Plan) -> StoredPlan:
         """Return the part of a plan that is kept."""
         rows = tuple(
-            Row(step.text, step.stock_inputs, choice.inputs, choice.outputs)
+            PlanRow(step.text, step.stock_inputs, choice.inputs, choice.outputs)
             for step, choice in zip(plan.program.steps, plan.choices, strict=True)
         )
         return cls(rows, plan.stock_us, plan.planned_us, plan.bound_us, plan.method)
@@ -118,7 +118,7 @@ class StoredPlan:
         )
 
 
-def load(path: str) -> dict[str, StoredPlan]:
+def load_plans(path: str) -> dict[str, StoredPlan]:
     """The plans of a file by fingerprint; none if there is no file.
 
     Raises PlanError for a file that is no plan.
@@ -129,7 +129,7 @@ def load(path: str) -> dict[str, StoredPlan]:
     return {name: _plan(entry, path, ("plans", name)) for name, entry in plans.items()}
 
 
-def save(path: str, plans: dict[str, StoredPlan]) -> None:
+def save_plan(path: str, plans: dict[str, StoredPlan]) -> None:
     """Write a file whole or not at all. All ranks plan alike, so it does not matter whose stays."""
     write_whole(path, text_of(plans))
 
@@ -165,7 +165,7 @@ def text_of(plans: dict[str, StoredPlan]) -> str:
     return f'{{"schema": {SCHEMA}, "plans": {{\n' + ",\n".join(parts) + "\n}}\n"
 
 
-def _row_json(index: int, row: Row) -> dict[str, Any]:
+def _row_json(index: int, row: PlanRow) -> dict[str, Any]:
     return {
         "step": index,
         "op": row.text,
@@ -190,7 +190,7 @@ def _plan(entry: dict[str, Any], path: str, at: tuple[str | int, ...]) -> Stored
         return tuple(spec for spec in specs(step, key) if spec is not None)
 
     rows = tuple(
-        Row(row["op"], inputs(i, "stock"), inputs(i, "inputs"), tuple(specs(i, "outputs")))
+        PlanRow(row["op"], inputs(i, "stock"), inputs(i, "inputs"), tuple(specs(i, "outputs")))
         for i, row in enumerate(entry["steps"])
     )
     head = entry["summary"]

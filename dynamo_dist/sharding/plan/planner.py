@@ -13,7 +13,7 @@ from dynamo_dist.errors import PlanError
 from dynamo_dist.program import Choice, Program, stock_choice
 from dynamo_dist.sharding.plan.cost import Costs, Prices, is_view
 from dynamo_dist.sharding.plan.repeats import roots
-from dynamo_dist.sharding.plan.solve import Problem, solve
+from dynamo_dist.sharding.plan.solve import PlacementProblem, solve_placements
 from dynamo_dist.sharding.plan.strategies import Strategies
 
 # How often a choice that DTensor refuses on the real mesh is struck out before giving up.
@@ -59,8 +59,8 @@ def plan(
     stock = [stock_choice(step) for step in program.steps]
     costs = Costs(program, prices)
     for _ in range(ROUNDS):
-        problem = Problem(program, choices, tied, costs)
-        solution = solve(problem, stock)
+        problem = PlacementProblem(program, choices, tied, costs)
+        solution = solve_placements(problem, stock)
         refused = {
             (tied[i], choice)
             for i, choice in enumerate(solution.chosen)
@@ -74,7 +74,9 @@ def plan(
                 if root == i:
                     choices[j] = kept
     else:
-        solution = solve(Problem(program, [[c] for c in stock], tied, costs), stock)
+        solution = solve_placements(
+            PlacementProblem(program, [[c] for c in stock], tied, costs), stock
+        )
     return Plan(
         program,
         tuple(solution.chosen),

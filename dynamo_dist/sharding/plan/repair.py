@@ -87,7 +87,7 @@ def find_plan(
 ) -> file.StoredPlan | None:
     """The plan of a graph: from the user's file, from the cache, or made now and kept; None if there is none."""
     if path is not None:
-        plans = file.load(path)
+        plans = file.load_plans(path)
         if name in plans:
             return plans[name]
         if plans:
@@ -99,20 +99,20 @@ def find_plan(
     with file.one_at_a_time(cached):
         known = None
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
-            known = file.load(cached).get(name)
+            known = file.load_plans(cached).get(name)
         if known is None:
             known = _made(gm, inputs, prices)
             if known is None:
                 return None
             _keep(cached, {name: known})
     if path is not None:
-        _keep(path, {**file.load(path), name: known})
+        _keep(path, {**file.load_plans(path), name: known})
     return known
 
 
 def _keep(path: str, plans: dict[str, file.StoredPlan]) -> None:
     try:
-        file.save(path, plans)
+        file.save_plan(path, plans)
     except OSError as error:
         log.warning("The plan is followed, but %s could not be written: %s.", path, error)
 

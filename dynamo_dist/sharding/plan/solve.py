@@ -23,7 +23,7 @@ NODE_LIMIT = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class PlacementProblem:
     """Choices of each step, and the step that each is tied to (``repeats.py``)."""
 
     program: Program
@@ -70,7 +70,7 @@ class Solution:
     seconds: float
 
 
-def solve(problem: Problem, start: Sequence[Choice]) -> Solution:
+def solve_placements(problem: PlacementProblem, start: Sequence[Choice]) -> Solution:
     """The best choices found; never worse than ``start``, which must be among the choices."""
     begin = time.perf_counter()
     best = list(start)
@@ -89,7 +89,7 @@ def solve(problem: Problem, start: Sequence[Choice]) -> Solution:
     return Solution(best, bound, method, time.perf_counter() - begin)
 
 
-def improve(problem: Problem, start: Sequence[Choice], rounds: int = 20) -> list[Choice]:
+def improve(problem: PlacementProblem, start: Sequence[Choice], rounds: int = 20) -> list[Choice]:
     """Change one step at a time while that lowers the cost."""
     steps, chosen = problem.program.steps, list(start)
     readers: dict[int, list[tuple[int, int]]] = {}
@@ -123,7 +123,7 @@ def improve(problem: Problem, start: Sequence[Choice], rounds: int = 20) -> list
 class _Programme:
     """The integer programme: columns, rows, and how to read a solution."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PlacementProblem) -> None:
         self.problem = problem
         self.cost: list[float] = []
         self.binary: list[bool] = []

@@ -18,7 +18,7 @@ from dynamo_dist.sharding.rules.reduction import is_extreme
 from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.dtensor import calls, operators, strategies, types
 
-Call = tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -89,7 +89,7 @@ def _is_distributed(value: object) -> bool:
     return isinstance(value, DTensor)
 
 
-def _only(kept: Sequence[int], length: int, call: Call) -> Call:
+def _only(kept: Sequence[int], length: int, call: Arguments) -> Arguments:
     """The call with these entries alone of each list of this length."""
 
     def some(value: Any) -> Any:

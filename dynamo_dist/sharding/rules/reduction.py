@@ -12,14 +12,14 @@ from dynamo_dist.sharding.rows import (
     R,
     Row,
     Rows,
-    describe,
+    call_of,
     is_whole,
     strategy,
     tensor_strategies,
 )
 from dynamo_dist.torch_compat.dtensor import calls, types
 
-Wrap = Callable[[calls.Strategy], calls.Strategy]
+WrapStrategy = Callable[[calls.Strategy], calls.Strategy]
 
 
 def reduced_dims(call: Call) -> set[int]:
@@ -48,7 +48,7 @@ def no_empty_shard(decide: calls.Strategy) -> calls.Strategy:
     def checked(schema: types.OpSchema) -> Any:
         found = decide(schema)
         self: Any = schema.args_schema[0]
-        reduced = reduced_dims(describe(schema, tensor_strategies(schema)))
+        reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
 
         def has_something(spec: Any) -> bool:
             over = [p if getattr(p, "dim", None) in reduced else R for p in spec.placements]
@@ -126,7 +126,7 @@ ROWS: dict[str, Rows] = {
     "aten.multilabel_margin_loss_forward.default": on_whole_tensors,
     "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
 }
-WRAPPED: dict[str, Wrap] = {
+WRAPPED: dict[str, WrapStrategy] = {
     **dict.fromkeys(
         (
             "aten.max.default",

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dynamo_dist.sharding.rows import Call, P, Row, Rows, elements, is_even
-from dynamo_dist.sharding.rules.reduction import Wrap
+from dynamo_dist.sharding.rules.reduction import WrapStrategy
 from dynamo_dist.torch_compat.dtensor import calls, types
 
 
@@ -67,7 +67,7 @@ def select_backward(call: Call) -> list[Row]:
 
 
 ROWS: dict[str, Rows] = {"aten.select_backward.default": select_backward}
-WRAPPED: dict[str, Wrap] = dict.fromkeys(
+WRAPPED: dict[str, WrapStrategy] = dict.fromkeys(
     (
         "aten.view.default",
         "aten._unsafe_view.default",

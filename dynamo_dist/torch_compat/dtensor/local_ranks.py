@@ -18,7 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from dynamo_dist.torch_compat.changes import SetAttribute
 
 
-def dtensor(
+def dtensor_of_ranks(
     local: torch.Tensor,
     mesh: DeviceMesh,
     placements: Sequence[Placement],

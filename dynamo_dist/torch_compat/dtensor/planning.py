@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from dynamo_dist.program import Choice, Spec
 from dynamo_dist.torch_compat.changes import SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.dtensor.calls import Handler
 from dynamo_dist.torch_compat.dtensor.words import placement, words
 
-Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _dispatcher: Any = DTensor._op_dispatcher
 _propagator: Any = _dispatcher.sharding_propagator
 

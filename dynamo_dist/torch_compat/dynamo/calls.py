@@ -75,7 +75,7 @@ class ObjectTracker(BackwardHookVariable):
         return self is other
 
 
-def construct(codegen: Any, cls: type, args: list[Any]) -> None:
+def construct_on_return(codegen: Any, cls: type, args: list[Any]) -> None:
     """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is imported."""
     codegen.add_push_null(lambda: codegen.load_import_from(cls.__module__, cls.__name__))
     for arg in args:
@@ -112,7 +112,7 @@ def is_subclass_instance(tracker: Any) -> bool:
     return tracker.python_type() not in (torch.Tensor, torch.nn.Parameter)
 
 
-def user_line(tx: Any, ours: str) -> str:
+def traced_user_line(tx: Any, ours: str) -> str:
     """``file:line in function`` of the innermost traced frame outside the folder ``ours``."""
     frame = tx
     while frame is not None:

@@ -193,7 +193,7 @@ def _chain(source: Any) -> Iterator[Any]:
         source = getattr(source, "base", None)
 
 
-def value_of(source: Any) -> Any:
+def value_of_source(source: Any) -> Any:
     """Return the value of ``source`` in the frame that is being compiled; LookupError if it cannot be told."""
     root = InstructionTranslator.current_tx().output.root_tx
     name = source.name if isinstance(source.name, str) else source.name()

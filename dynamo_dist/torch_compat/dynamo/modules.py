@@ -81,7 +81,7 @@ def is_tensor(tracker: Any) -> bool:
     return isinstance(realized(tracker), TensorVariable)
 
 
-def requires_grad(tracker: Any) -> bool:
+def is_tensor_with_gradient(tracker: Any) -> bool:
     """Return whether it tracks a tensor that requires gradients."""
     return is_tensor(tracker) and bool(fake_tensor(tracker).requires_grad)
 

@@ -17,7 +17,7 @@ from dynamo_dist.torch_compat.dtensor import placements, types
 from dynamo_dist.torch_compat.dynamo import building, dtensors
 
 
-def has_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
     """True for what DTensor's class has; None leaves the rest, such as an instance's own, to stock.
 
     No guard: stock guards a DTensor's type, and what a class has does not change.
@@ -39,7 +39,7 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
     if not isinstance(building.fake_tensor(tracker), DTensor):
         return None
     if name == "_local_tensor":
-        return building.call_traced(tx, local_of, [tracker], {})
+        return building.call_traced(tx, traced_local, [tracker], {})
     if tracker.source is not None:
         return None
     if dtensors.is_in_backward_hook(tx):
@@ -51,16 +51,16 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
         )
     if name == "placements":
         return None
-    return building.call_traced(tx, spec_of, [tracker], {})
+    return building.call_traced(tx, traced_spec, [tracker], {})
 
 
-def local_of(tensor: DTensor) -> torch.Tensor:
+def traced_local(tensor: DTensor) -> torch.Tensor:
     """Traced: the local tensor, which is outside of autograd."""
     detached: Any = tensor.detach()
     return detached.to_local()
 
 
-def spec_of(tensor: DTensor) -> Any:
+def traced_spec(tensor: DTensor) -> Any:
     """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
     meta = types.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
     return types.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
@@ -75,6 +75,6 @@ def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor
 def changes() -> list[changes_compat.Change]:
     """List the changes that enabling makes for attributes."""
     return [
-        *dtensors.on_tensor_attributes(has_attribute, attribute),
+        *dtensors.on_tensor_attributes(has_tensor_attribute, attribute),
         *placements.on_full_tensor(full_tensor),
     ]

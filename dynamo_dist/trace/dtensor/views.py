@@ -29,7 +29,7 @@ class Symbolic:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ViewStep:
     """One view: an operator by name, its arguments after the tensor, and which of its results."""
 
     name: str
@@ -46,7 +46,7 @@ class Views:
     Takes the place of AOTAutograd's record for plain tensors, and is pickled with its cache entries.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ViewStep, ...]
     known: tuple[Any, ...]
     sequence: tuple[()] = ()  # AOTAutograd looks here for its own views
 
@@ -111,7 +111,7 @@ def _way(output: DTensor, base: torch.Tensor | None, args: Sequence[Any]) -> Any
     return None if views is None else LocalViews(views)
 
 
-def _steps(output: DTensor, base: DTensor) -> tuple[Step, ...] | None:
+def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
     """List the steps that autograd recorded from base to output; None if they are no chain of one tensor's views."""
     replayed, calls = aliases.recorded_views(output, base)
     if replayed is None or replayed.shape != output.shape:
@@ -131,7 +131,7 @@ def _steps(output: DTensor, base: DTensor) -> tuple[Step, ...] | None:
                 return None
         packed_args, packed_kwargs = calls_compat.tree_map(_symbolic, rest)
         steps.append(
-            Step(
+            ViewStep(
                 function._schema.name,
                 function._overloadname,
                 tuple(packed_args),

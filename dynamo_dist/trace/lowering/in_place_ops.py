@@ -1,7 +1,7 @@
 """The ops of ``torch.ops._c10d_functional`` that write to an argument, launched as functional ones.
 
 AOTAutograd refuses an op whose result is its argument. The argument is in flight until the program
-calls ``wait_tensor`` on it: ``work_tracker.wait_tensor`` ends the launch there.
+calls ``wait_tensor`` on it: ``work_tracker.traced_wait_tensor`` ends the launch there.
 """
 
 from __future__ import annotations

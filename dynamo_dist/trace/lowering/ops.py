@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import c10d
+from inductor_passes.graph import collectives
 
 NAMESPACE = "dynamo_dist"
 PREMUL_SUM = "premul_sum"
@@ -27,6 +28,7 @@ NO_PEER = -1  # receive from any rank
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+collectives.register_namespace(NAMESPACE)
 
 
 def reduce_op_name(op: Any) -> str | None:

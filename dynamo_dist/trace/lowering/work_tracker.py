@@ -91,7 +91,7 @@ class WorkVariable(calls.ObjectTracker):
         self.left = True
         finish = building.build(codegen.tx, None) if self.done else self.finish
         launched = building.build_list(codegen.tx, []) if self.done else self.launched
-        calls.construct(codegen, GraphWork, [finish, launched, self.outputs])
+        calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
 
 
 class FutureVariable(calls.ObjectTracker):
@@ -141,7 +141,7 @@ class FutureVariable(calls.ObjectTracker):
                 "The callback would run outside the compiled function.",
                 "Wait for the future inside: value = work.get_future().then(callback).wait()",
             )
-        calls.construct(codegen, GraphFuture, [self.of])
+        calls.construct_on_return(codegen, GraphFuture, [self.of])
 
 
 def _refuse(name: str) -> None:
@@ -153,7 +153,7 @@ def _refuse(name: str) -> None:
     )
 
 
-def start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def traced_start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``lowering.work.start`` while tracing."""
     finish, launched, outputs = args
     launched = building.build_list(tx, building.items_of(tx, launched))
@@ -163,13 +163,13 @@ def start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         launched,
         outputs,
         values.fake_tensors(tx, outputs),
-        calls.user_line(tx, _OURS),
+        calls.traced_user_line(tx, _OURS),
     )
     traced(tx).works.append(work)
     return work
 
 
-def wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def traced_wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``wait_tensor`` of a buffer in flight ends its launch; None for anything else."""
     state = traced(tx)
     tensors = [*args, *kwargs.values()]
@@ -233,7 +233,7 @@ def in_flight(state: Traced) -> list[tuple[torch.Tensor, WorkVariable]]:
 def used_in_flight(tx: Any, work: WorkVariable) -> None:
     """Refuse the use of a buffer before its Work is waited for."""
     raise InFlightError(
-        f"{calls.user_line(tx, _OURS)} uses a buffer of the collective launched at {work.line}, "
+        f"{calls.traced_user_line(tx, _OURS)} uses a buffer of the collective launched at {work.line}, "
         "which is in flight.",
         "Before its Work is waited for, what the buffer holds is undefined.",
         "Call .wait() on the Work first.",

@@ -126,7 +126,7 @@ class ModuleHooksVariable(calls.ObjectTracker):
     def _pass(self, tx: Any, through: Any, value: Any, items: list[Any]) -> Any:
         """The value with its tensors passed through a node of the graph."""
         at = tuple(i for i, item in enumerate(items) if modules.is_tensor(item))
-        if not any(modules.requires_grad(items[i]) for i in at):
+        if not any(modules.is_tensor_with_gradient(items[i]) for i in at):
             return value
         tensors = modules.node_of_tensors(
             tx, through, (self.proxy, len(items), at, *[items[i].as_proxy() for i in at])
@@ -134,7 +134,7 @@ class ModuleHooksVariable(calls.ObjectTracker):
         return building.call_traced(tx, replaced, [value, building.build(tx, at), tensors], {})
 
     def _trace_hooks(self, tx: Any, outputs: list[Any]) -> None:
-        if not any(map(modules.requires_grad, outputs)):
+        if not any(map(modules.is_tensor_with_gradient, outputs)):
             return
         grad_outputs = [_gradient(tx, each) for each in outputs]
         grad_inputs = [_gradient(tx, each) for each in self.inputs]
@@ -186,7 +186,7 @@ def _none(tx: Any) -> Any:
 
 def _gradient(tx: Any, of: Any) -> Any:
     """A tensor like the gradient of a traced one, as an example for hooks; None where there will be none."""
-    has_gradient = modules.requires_grad(of)
+    has_gradient = modules.is_tensor_with_gradient(of)
     return building.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
 
 

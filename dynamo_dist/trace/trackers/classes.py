@@ -14,7 +14,7 @@ from dynamo_dist.torch_compat.dynamo import trackers
 TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
 
 
-def has_attribute(cls: Any, name: str) -> bool | None:
+def has_class_attribute(cls: Any, name: str) -> bool | None:
     """``hasattr(cls, name)`` of a tracked class; None for others, whose attributes may change."""
     if isinstance(cls, type) and issubclass(cls, TRACKED):
         return hasattr(cls, name)
@@ -23,4 +23,4 @@ def has_attribute(cls: Any, name: str) -> bool | None:
 
 def changes() -> list[changes_compat.Change]:
     """List the changes that enabling any tracker makes for the classes."""
-    return trackers.extend_class_tracker(has_attribute)
+    return trackers.extend_class_tracker(has_class_attribute)

@@ -35,17 +35,17 @@ _IGNORED = frozenset({"timeout", "group_desc"})
 # Arguments by which two meshes are equal.
 _MESH = ("device_type", "mesh_shape", "mesh", "mesh_dim_names")
 
-Made = dict[Hashable, Any]
+Creation = dict[Hashable, Any]
 
 
 class Memory:
     """The groups and meshes made since ``enable()``. The first of equal ones stays as long as it is alive."""
 
     def __init__(self) -> None:
-        self.groups: Made = {}
+        self.groups: Creation = {}
         # With the default group of its time: after another start, names stand for other groups.
         self.meshes: dict[Hashable, tuple[DeviceMesh, Any]] = {}
-        self.concatenated: Made = {}
+        self.concatenated: Creation = {}
 
     def apply(self) -> None:
         """As a change: start from nothing."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PeerLaunch:
     """One launch as its peers see it. ``ranks``: the group's global ranks; bytes are of this rank's input."""
 
     operation: str
@@ -37,7 +37,7 @@ class Difference:
     graph: str
     group: tuple[int, ...]
     index: int
-    launches: tuple[tuple[tuple[int, ...], Launch | None], ...]
+    launches: tuple[tuple[tuple[int, ...], PeerLaunch | None], ...]
 
     def __str__(self) -> str:
         said = [
@@ -55,21 +55,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def by_group(launches: Sequence[Launch]) -> dict[tuple[int, ...], list[Launch]]:
+def by_group(launches: Sequence[PeerLaunch]) -> dict[tuple[int, ...], list[PeerLaunch]]:
     """The launches of each group, in order."""
-    found: dict[tuple[int, ...], list[Launch]] = {}
+    found: dict[tuple[int, ...], list[PeerLaunch]] = {}
     for launch in launches:
         found.setdefault(launch.ranks, []).append(launch)
     return found
 
 
-def first_difference(
-    graph: str, group: tuple[int, ...], sequences: Mapping[int, Sequence[Launch]]
+def first_launch_that_differs(
+    graph: str, group: tuple[int, ...], sequences: Mapping[int, Sequence[PeerLaunch]]
 ) -> Difference | None:
     """Return the first launch at which the members' sequences on one group part, or None. ``sequences``: by rank."""
     columns = itertools.zip_longest(*sequences.values())
     for index, column in enumerate(columns):
-        said: dict[Launch | None, list[int]] = {}
+        said: dict[PeerLaunch | None, list[int]] = {}
         for rank, launch in zip(sequences, column, strict=True):
             said.setdefault(launch, []).append(rank)
         if len(said) > 1:
@@ -78,20 +78,20 @@ def first_difference(
     return None
 
 
-def differences(graph: str, launches: Mapping[int, Sequence[Launch]]) -> list[Difference]:
+def differences(graph: str, launches: Mapping[int, Sequence[PeerLaunch]]) -> list[Difference]:
     """One for each group whose members part in this graph. ``launches``: by rank, ranks traced only."""
     sequences = {rank: by_group(mine) for rank, mine in launches.items()}
     groups = dict.fromkeys(group for mine in sequences.values() for group in mine)
     found = []
     for group in sorted(groups):
         members = {rank: sequences[rank].get(group, []) for rank in sequences if rank in group}
-        difference = first_difference(graph, group, members)
+        difference = first_launch_that_differs(graph, group, members)
         if difference is not None:
             found.append(difference)
     return found
 
 
-def deadlock(launches: Mapping[int, Sequence[Launch]]) -> list[str]:
+def deadlock(launches: Mapping[int, Sequence[PeerLaunch]]) -> list[str]:
     """Launches that wait for each other in a circle, as text, or [] if there is an order for all."""
     sorter: graphlib.TopologicalSorter[tuple[tuple[int, ...], int]] = graphlib.TopologicalSorter()
     for mine in launches.values():

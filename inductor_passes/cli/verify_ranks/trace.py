@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from inductor_passes.cli.fake_rank import run_script
-from inductor_passes.cli.verify_ranks.compare import Launch
+from inductor_passes.cli.verify_ranks.compare import PeerLaunch
 from inductor_passes.records import OWN_SHARES, GraphRecord
 from inductor_passes.reporting import recorder
 from inductor_passes.torch_compat import c10d
@@ -17,7 +17,7 @@ class Traced:
     """Trace of one rank. ``graphs``: id -> launches in order. ``error``: what stopped the script, or ""."""
 
     rank: int
-    graphs: dict[str, list[Launch]] = field(default_factory=dict)
+    graphs: dict[str, list[PeerLaunch]] = field(default_factory=dict)
     error: str = ""
 
 
@@ -28,7 +28,7 @@ def trace_rank(script: str, arguments: Sequence[str], rank: int, world_size: int
     def keep(record: GraphRecord) -> None:
         groups = c10d.known_groups()
         found.graphs[record.graph_id] = [
-            Launch(
+            PeerLaunch(
                 c.kind,
                 groups.get(c.group_name, tuple(range(world_size))),
                 0 if c.kind in OWN_SHARES else c.payload_bytes,

@@ -46,7 +46,7 @@ def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, 
     }
 
 
-def text_of(result: dict[str, Any]) -> str:
+def errors_as_text(result: dict[str, Any]) -> str:
     """The same in lines: which file, and each of its ``tables``."""
     lines = [f"{result['out']}: topology {result['topology']!r}"]
     for row in result["tables"]:

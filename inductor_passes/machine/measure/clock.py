@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-Call = Callable[[], object]
+Timed = Callable[[], object]
 WARM_UP = 2
 LEAST_SAMPLES, MOST_SAMPLES = 5, 60
 MOST_CALLS = 200
@@ -34,7 +34,7 @@ class Clock(Protocol):
     across: dist.ReduceOp.RedOpType
     how: str
 
-    def sample(self, call: Call, calls: int) -> float:
+    def sample(self, call: Timed, calls: int) -> float:
         """Microseconds of one of ``calls`` calls in a row, which all ranks start together."""
 
     def summary(self, samples: Sequence[float]) -> float:
@@ -54,7 +54,7 @@ class CpuClock:
     ) -> None:
         self._summary, self.how = summary, how
 
-    def sample(self, call: Call, calls: int) -> float:
+    def sample(self, call: Timed, calls: int) -> float:
         meet(self.device)
         start = time.perf_counter()
         for _ in range(calls):
@@ -82,7 +82,7 @@ class CudaClock:
         torch.cuda.set_device(self.device)
         self._flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=self.device)
 
-    def sample(self, call: Call, calls: int) -> float:
+    def sample(self, call: Timed, calls: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         meet(self.device)
         self._flush.zero_()
@@ -98,7 +98,7 @@ class CudaClock:
 
 
 def typical_us(
-    clock: Clock, call: Call, budget_us: float, group: dist.ProcessGroup | None = None
+    clock: Clock, call: Timed, budget_us: float, group: dist.ProcessGroup | None = None
 ) -> float:
     """Microseconds of ``call`` on the slowest rank of the job, measured within about ``budget_us``.
 
@@ -116,7 +116,7 @@ def typical_us(
     return slowest([clock.summary(times)], clock.device)[0]
 
 
-def repeated(call: Call, times: int, device: torch.device) -> Call:
+def repeated(call: Timed, times: int, device: torch.device) -> Timed:
     """A call that does ``call`` many times; on a GPU as one CUDA graph, so that the host's pace does not count."""
     if device.type == "cuda":
         call()

@@ -82,7 +82,7 @@ def _rank(
         # A host name that does not resolve would stop gloo.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        with joined(device_type, timeout_s, rank, ranks, f"file://{store}"):
+        with inside_job(device_type, timeout_s, rank, ranks, f"file://{store}"):
             run()
     except PassesError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,7 +90,7 @@ def _rank(
 
 
 @contextlib.contextmanager
-def joined(
+def inside_job(
     device_type: str,
     timeout_s: float,
     rank: int = -1,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from inductor_passes.machine.measure.beside import measure_stretch
 from inductor_passes.machine.measure.clock import LEAST_SAMPLES, WARM_UP, Clock, typical_us
+from inductor_passes.machine.measure.device import Note
 from inductor_passes.machine.measure.layout import Layout
 from inductor_passes.machine.prices.group_shape import GroupShape
 
@@ -22,7 +23,6 @@ LARGEST_BYTES = 2 << 30
 _ITEM = torch.float32.itemsize
 # Shares of the time, of which each point of a table has one, for kernels beside a collective.
 STRETCH_SHARES = 8
-Note = Callable[[str], None]
 Points = dict[int, float]
 
 

@@ -46,7 +46,7 @@ COALESCED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class MergedLaunches:
     """Launches that were merged, and what stands in their place.
 
     ``members``, ``waits``: nodes that are gone. ``launch``: the one launch. ``landed``: where its first
@@ -68,7 +68,7 @@ def apply(
     buckets: Sequence[Sequence[fx.Node]],
     cost: CostModel,
     coalesced: Sequence[bool] | None = None,
-) -> list[Bucket]:
+) -> list[MergedLaunches]:
     """Rewrite ``graph`` in place. ``order`` holds every node once; a bucket's launches are neighbours in
     it, and so are its waits. Inputs keep the order of the graph's signature. ``coalesced``: the style of each
     bucket of several, where others have chosen it.
@@ -97,7 +97,7 @@ def is_coalescing_faster(members: Sequence[fx.Node], cost: CostModel) -> bool:
     return cost.link_us(members[0], sizes) < packed_us
 
 
-def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> Bucket:
+def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> MergedLaunches:
     waits = [waits_of(member)[0] for member in members]
     order = {node: i for i, node in enumerate(graph.nodes)}
     launched, landed = max(members, key=order.__getitem__), min(waits, key=order.__getitem__)
@@ -115,7 +115,7 @@ def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> Buck
         graph.erase_node(wait)
     for member in members:
         graph.erase_node(member)
-    return Bucket(
+    return MergedLaunches(
         tuple(members), tuple(waits), launch, first_wait, tuple(results), tuple(writer.made)
     )
 

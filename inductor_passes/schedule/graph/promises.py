@@ -23,7 +23,7 @@ from inductor_passes.graph.collectives import (
     reduce_op,
 )
 from inductor_passes.graph.source_lines import user_line
-from inductor_passes.schedule.graph.apply import Bucket
+from inductor_passes.schedule.graph.apply import MergedLaunches
 from inductor_passes.schedule.graph.extract import Extracted
 from inductor_passes.schedule.model.problem import UNPACKED_OPS
 
@@ -56,7 +56,7 @@ class Before:
         return cls(calls, behind, launches)
 
 
-def check(before: Before, graph: fx.Graph, buckets: Sequence[Bucket], name: str) -> None:
+def check(before: Before, graph: fx.Graph, buckets: Sequence[MergedLaunches], name: str) -> None:
     """Raise InvariantError unless ``graph`` computes what it did, in an order that allows it."""
     after = {node: i for i, node in enumerate(graph.nodes)}
     image: dict[fx.Node, fx.Node] = {}
@@ -89,7 +89,9 @@ def check(before: Before, graph: fx.Graph, buckets: Sequence[Bucket], name: str)
                 raise _broken(name, node, f"it stands before %{other.name}, which must come first")
 
 
-def _check_bucket(before: Before, bucket: Bucket, image: dict[fx.Node, fx.Node], name: str) -> None:
+def _check_bucket(
+    before: Before, bucket: MergedLaunches, image: dict[fx.Node, fx.Node], name: str
+) -> None:
     """The bucket moves its members' inputs, and nothing else, and hands each its own result."""
     launch = bucket.launch
     identities = {before.launches[member][0] for member in bucket.members}

@@ -13,7 +13,7 @@ from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.graph.hazards import fences, shows_that_ranks_differ
 from inductor_passes.machine import CostModel
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
-from inductor_passes.schedule.graph.apply import Bucket, apply
+from inductor_passes.schedule.graph.apply import MergedLaunches, apply
 from inductor_passes.schedule.graph.extract import Extracted, extract
 from inductor_passes.schedule.graph.promises import Before, check
 from inductor_passes.schedule.model.judge import check_schedule
@@ -28,7 +28,7 @@ LEAST_GAIN = 0.01
 MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another order of additions
 
 
-class Schedule(GraphPass):
+class ScheduleGraph(GraphPass):
     """Choose the order of compute, launches and waits, and which launches to merge, all at once.
 
     The graph becomes a schedule problem; the solution is applied if the predicted step gets shorter by
@@ -62,7 +62,7 @@ class Schedule(GraphPass):
         self.numerics = Numerics.BITWISE if exact else Numerics.REASSOCIATING
 
     @classmethod
-    def build(cls, context: PassContext) -> Schedule:
+    def build(cls, context: PassContext) -> ScheduleGraph:
         return cls(
             context.cost,
             context.schedule,
@@ -85,7 +85,7 @@ class Schedule(GraphPass):
         problem = extracted.problem
         before = Before.of(extracted)
         solution, refused = self._best(graph, extracted)
-        buckets: list[Bucket] = []
+        buckets: list[MergedLaunches] = []
         if not refused:
             buckets = self.apply(graph, extracted, solution)
             check(before, graph, buckets, self.name)
@@ -125,7 +125,9 @@ class Schedule(GraphPass):
             bucket=bucket,
         )
 
-    def apply(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> list[Bucket]:
+    def apply(
+        self, graph: fx.Graph, extracted: Extracted, solution: Solution
+    ) -> list[MergedLaunches]:
         """Rewrite the graph."""
         nodes = extracted.nodes
         buckets = [[n for i in b if (n := nodes[i]) is not None] for b in solution.buckets]
@@ -155,7 +157,7 @@ class Schedule(GraphPass):
 
 
 def _exposed(
-    extracted: Extracted, solution: Solution, buckets: Sequence[Bucket]
+    extracted: Extracted, solution: Solution, buckets: Sequence[MergedLaunches]
 ) -> tuple[ExposedRecord, ...]:
     """List the exposed launches of the scheduled graph and why they are, by the names that they have there."""
     merged = {member: bucket.launch for bucket in buckets for member in bucket.members}

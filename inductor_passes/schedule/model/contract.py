@@ -58,16 +58,16 @@ def _views(problem: Problem) -> list[int]:
             # What the launch reads may be named to be kept until then; the launch is behind it anyway.
             deps = {*node.deps, node.launch} - set(problem.nodes[node.launch].deps)
         before = {group[d] for d in deps} - {AT_START}
-        if node.kind == "input" or (not before and is_view(problem, i)):
+        if node.kind == "input" or (not before and costs_nothing(problem, i)):
             group.append(AT_START)
-        elif len(before) == 1 and (node.launch is not None or is_view(problem, i)):
+        elif len(before) == 1 and (node.launch is not None or costs_nothing(problem, i)):
             group.append(*before)
         else:
             group.append(i)
     return group
 
 
-def is_view(problem: Problem, i: int) -> bool:
+def costs_nothing(problem: Problem, i: int) -> bool:
     """Neither time nor memory: a view, or a wait for a value launched outside the graph."""
     node = problem.nodes[i]
     free = node.us == 0 and (node.bytes == 0 or node.alias is not None)

@@ -89,7 +89,7 @@ class Problem:
 
     def link_us(self, group: str, op: str, payload_bytes: int) -> float:
         """Time of one launch of ``payload_bytes`` (this rank's input) on the channel of ``group``."""
-        return interpolate(self.link_table(group, op), payload_bytes / MIB)
+        return link_us_at(self.link_table(group, op), payload_bytes / MIB)
 
     def launch_us(self, launch: int) -> float:
         """Time of a launch alone, outside any bucket."""
@@ -128,7 +128,7 @@ def program_order(problem: Problem) -> Schedule:
     return Schedule(tuple(range(len(problem.nodes))))
 
 
-def interpolate(points: LinkTable, mib: float) -> float:
+def link_us_at(points: LinkTable, mib: float) -> float:
     """Microseconds at ``mib``: the floor below the first point, the last slope beyond the last."""
     if mib <= points[0][0]:
         return points[0][1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inductor_passes.schedule.model.contract import AT_START, group_nodes, is_view
+from inductor_passes.schedule.model.contract import AT_START, costs_nothing, group_nodes
 from inductor_passes.schedule.model.problem import Problem
 
 
@@ -166,5 +166,5 @@ def _last(problem: Problem, parts: tuple[list[int], int, list[int]]) -> int:
     before, launch, _ = parts
     if launch >= 0:
         return launch
-    real = [i for i in before if not is_view(problem, i)]
+    real = [i for i in before if not costs_nothing(problem, i)]
     return real[-1] if real else before[0]

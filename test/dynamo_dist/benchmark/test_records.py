@@ -3,7 +3,13 @@ import math
 
 import pytest
 
-from dynamo_dist.benchmark.records import Comparison, RankResult, Simulated, VariantResult, merge
+from dynamo_dist.benchmark.records import (
+    Comparison,
+    RankResult,
+    Simulated,
+    VariantResult,
+    over_ranks,
+)
 from dynamo_dist.benchmark.table import as_text
 
 
@@ -45,7 +51,7 @@ def test_merged_takes_the_worst_rank():
 
 
 def test_not_a_number_is_worse_than_any_difference():
-    merged = merge([result("ours", max_grad_diff=1.0), result("ours", max_grad_diff=math.nan)])
+    merged = over_ranks([result("ours", max_grad_diff=1.0), result("ours", max_grad_diff=math.nan)])
     assert math.isnan(merged.max_grad_diff)
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import ConfigError, RanksDifferError
 from dynamo_dist.job.agreement import GroupStates, agree, check_agreement, excuse
-from dynamo_dist.torch_compat import c10d
+from inductor_passes.torch_compat import c10d
 
 SAME = ("cpu 1f", "cpu 2e")
 OTHER = ("cpu 1f", "cpu 3d")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from dynamo_dist.numerics.ranks import LayoutError, all_ranks, join, split
+from dynamo_dist.numerics.ranks import LayoutError, all_ranks, split, whole_tensor
 from dynamo_dist.torch_compat.dtensor import local_ranks, types
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
@@ -18,7 +18,7 @@ def test_join_undoes_split(placements, rows):
     x = torch.randn(rows, 3, dtype=torch.float64)
     with all_ranks(2, 2) as mesh:
         found = split(x, mesh, placements)
-        assert torch.allclose(join(found), x)
+        assert torch.allclose(whole_tensor(found), x)
         # The same as what torch's own collectives give.
         assert torch.allclose(_torch_full(found), x)
 
@@ -31,7 +31,10 @@ def test_summands_differ_and_infinities_stay():
     with all_ranks(4) as mesh:
         parts = split(torch.ones(2), mesh, [P])._local_tensor._local_tensors
         assert len({part[0].item() for part in parts.values()}) == 4
-        assert join(split(torch.tensor([torch.inf, 1.0]), mesh, [P])).tolist() == [torch.inf, 1.0]
+        assert whole_tensor(split(torch.tensor([torch.inf, 1.0]), mesh, [P])).tolist() == [
+            torch.inf,
+            1.0,
+        ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 12])
@@ -48,21 +51,21 @@ def test_summands_add_up_exactly_in_the_order_of_ranks(size):
 def broken(mesh, parts, placement, shape):
     like = torch.empty(shape)
     local = types.LocalTensor(dict(enumerate(parts)))
-    return local_ranks.dtensor(local, mesh, [placement], like, False)
+    return local_ranks.dtensor_of_ranks(local, mesh, [placement], like, False)
 
 
 def test_replicas_that_differ():
     with all_ranks(2) as mesh:
         tensor = broken(mesh, [torch.ones(2), torch.zeros(2)], R, (2,))
         with pytest.raises(LayoutError, match=r"^replicas 0 and 1 differ$"):
-            join(tensor)
+            whole_tensor(tensor)
 
 
 def test_a_local_shape_that_does_not_fit():
     with all_ranks(2) as mesh:
         tensor = broken(mesh, [torch.ones(2), torch.ones(2)], S0, (3,))
         with pytest.raises(LayoutError) as caught:
-            join(tensor)
+            whole_tensor(tensor)
     assert str(caught.value) == (
         "rank 1 holds local shape (2,), expected (1,): global shape (3,) in (Shard(dim=0),)"
     )

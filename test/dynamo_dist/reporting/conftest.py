@@ -5,6 +5,7 @@ import pytest
 from dynamo_dist.reporting import BreakRecord, Fact, RecompileRecord, RunReport
 from inductor_passes.records import (
     CollectiveRecord,
+    FigureRecord,
     GraphRecord,
     PassRecord,
     SpanRecord,
@@ -70,6 +71,7 @@ def make_graph(**changes):
         "order": ("launch all_gather tp", "kernel", "wait 0", "kernel"),
         "order_kept": True,
         "warnings": ("fuse failed and was left out",),
+        "figures": (FigureRecord("busiest group's link", 80.0, "us"),),
     }
     return GraphRecord(**{**fields, **changes})
 

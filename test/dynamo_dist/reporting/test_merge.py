@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dynamo_dist.reporting import merge
+from dynamo_dist.reporting import merge_ranks
 
 
 def ranks(report, *changes):
@@ -20,7 +20,7 @@ def differences(merged):
 
 
 def test_equal_ranks_do_not_differ(report):
-    merged = merge(ranks(report, {}, {}, {})[::-1])
+    merged = merge_ranks(ranks(report, {}, {}, {})[::-1])
     assert merged.differences == ()
     assert merged.missing == ()
     assert [r.rank for r in merged.reports] == [0, 1, 2]
@@ -31,11 +31,11 @@ def test_group_names_do_not_count(report, graph):
     other = graph(order=("launch all_gather 7", "kernel", "wait 0", "kernel"))
     renamed = dataclasses.replace(other.collectives[0], group_name="7")
     other = dataclasses.replace(other, collectives=(renamed,))
-    assert merge(ranks(report, {}, {"graphs": (other,)})).differences == ()
+    assert merge_ranks(ranks(report, {}, {"graphs": (other,)})).differences == ()
 
 
 def test_a_rank_with_other_breaks_is_named(report):
-    merged = merge(ranks(report, {}, {}, {"breaks": ()}))
+    merged = merge_ranks(ranks(report, {}, {}, {"breaks": ()}))
     assert differences(merged) == [
         ("graph breaks", (("Data-dependent branching at model.py:30", (0, 1)), ("none", (2,))))
     ]
@@ -43,7 +43,7 @@ def test_a_rank_with_other_breaks_is_named(report):
 
 def test_the_first_place_where_orders_differ_is_named(report, graph):
     order = ("launch all_gather tp", "wait 0", "kernel", "kernel")
-    merged = merge(ranks(report, {}, {"graphs": (graph(order=order),)}, {}))
+    merged = merge_ranks(ranks(report, {}, {"graphs": (graph(order=order),)}, {}))
     assert differences(merged) == [
         ("forward: order", (("#2 of 4: kernel", (0, 2)), ("#2 of 4: wait 0", (1,))))
     ]
@@ -53,7 +53,7 @@ def test_launches_and_payloads_are_compared(report, graph):
     (launch,) = graph().collectives
     twice = graph(collectives=(launch, launch))
     larger = graph(collectives=(dataclasses.replace(launch, payload_bytes=(1 << 20) + 2),))
-    merged = merge(ranks(report, {}, {}, {"graphs": (twice,)}, {"graphs": (larger,)}))
+    merged = merge_ranks(ranks(report, {}, {}, {"graphs": (twice,)}, {"graphs": (larger,)}))
     assert differences(merged) == [
         (
             "forward: launches",
@@ -71,17 +71,17 @@ def test_launches_and_payloads_are_compared(report, graph):
 
 
 def test_a_rank_without_a_graph_differs(report):
-    merged = merge(ranks(report, {}, {"graphs": ()}))
+    merged = merge_ranks(ranks(report, {}, {"graphs": ()}))
     assert differences(merged) == [("graphs", (("1 graph: forward", (0,)), ("none", (1,))))]
 
 
 def test_missing_ranks_are_told(report):
-    merged = merge([report(rank=1, world_size=4)])
+    merged = merge_ranks([report(rank=1, world_size=4)])
     assert merged.missing == (0, 2, 3)
 
 
 def test_json(report):
-    data = json.loads(json.dumps(merge(ranks(report, {}, {"breaks": ()})).to_json()))
+    data = json.loads(json.dumps(merge_ranks(ranks(report, {}, {"breaks": ()})).to_json()))
     assert list(data) == ["schema", "world_size", "missing", "differences", "reports"]
     assert data["differences"][0]["values"][1] == {"value": "none", "ranks": [1]}
     assert len(data["reports"]) == 2
@@ -97,4 +97,4 @@ def test_json(report):
 )
 def test_what_does_not_belong_together_is_refused(report, reports, message):
     with pytest.raises(ValueError, match=message):
-        merge(reports(report))
+        merge_ranks(reports(report))

@@ -4,7 +4,14 @@ import dataclasses
 import re
 from html.parser import HTMLParser
 
-from dynamo_dist.reporting import BreakRecord, Fact, RecompileRecord, RunReport, merge, render_html
+from dynamo_dist.reporting import (
+    BreakRecord,
+    Fact,
+    RecompileRecord,
+    RunReport,
+    merge_ranks,
+    render_html,
+)
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 EVIL = (
@@ -50,7 +57,7 @@ class Page(HTMLParser):
 
 
 def test_well_formed(report):
-    for shown in (report(), RunReport(), merge([report(), report(rank=0)])):
+    for shown in (report(), RunReport(), merge_ranks([report(), report(rank=0)])):
         assert Page(render_html(shown)).problems == []
 
 
@@ -134,7 +141,7 @@ def test_text_of_users_is_escaped_everywhere(report, graph):
         topology=EVIL,
         torch_version=EVIL,
     )
-    text = render_html(merge([evil, dataclasses.replace(report(rank=2), breaks=())]))
+    text = render_html(merge_ranks([evil, dataclasses.replace(report(rank=2), breaks=())]))
     page = Page(text)
     assert page.problems == []
     assert page.count("script") == 1
@@ -164,11 +171,11 @@ def test_what_stock_compiled_is_shown_once(report, graph):
 
 
 def test_ranks_that_differ_come_first(report):
-    merged = merge([report(rank=0), dataclasses.replace(report(rank=1), breaks=())])
+    merged = merge_ranks([report(rank=0), dataclasses.replace(report(rank=1), breaks=())])
     words = Page(render_html(merged)).words
     assert words.index("Ranks differ") < words.index("Graph breaks")
     assert "No report from 6 ranks: 2-7. Ranks of a fake group have no process" in words
-    agreed = Page(render_html(merge([report(rank=r, world_size=2) for r in (0, 1)]))).words
+    agreed = Page(render_html(merge_ranks([report(rank=r, world_size=2) for r in (0, 1)]))).words
     assert "2 ranks agree" in agreed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from expecttest import TestCase
 from rich.console import Console
 
-from dynamo_dist.reporting import Fact, RunReport, merge, render_text
+from dynamo_dist.reporting import Fact, RunReport, merge_ranks, render_html, render_text
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.reporting.summary import WHY_EXPOSED
 from inductor_passes.records import PassRecord
@@ -48,6 +48,7 @@ forward graph: 5 nodes, 1 collective; order kept in the generated code
   hoist_launches (bitwise): 1 launches hoisted
   nothing to do: sink_waits
   skipped, triton is missing: fuse
+  busiest group's link: 80 us
   warning: fuse failed and was left out
   all_gather 1 MiB on tp, predicted 80 us: 80 us -> 20 us exposed
     model.py:12 w = self.weight.full_tensor()""",
@@ -68,7 +69,7 @@ dynamo_dist ?: torch ?
 
 def test_ranks_that_differ_come_first(report):
     one = report(rank=0, world_size=3, facts=(), recompiles=(), graphs=())
-    merged = merge([one, dataclasses.replace(one, rank=2, breaks=())])
+    merged = merge_ranks([one, dataclasses.replace(one, rank=2, breaks=())])
     first = printed(merged).split("dynamo_dist 0.1.0")[0]
     TestCase().assertExpectedInline(
         first,
@@ -83,7 +84,7 @@ No report from rank 1.
 
 
 def test_ranks_that_agree(report):
-    merged = merge([report(rank=0, world_size=2), report(rank=1, world_size=2)])
+    merged = merge_ranks([report(rank=0, world_size=2), report(rank=1, world_size=2)])
     assert printed(merged).startswith(
         "2 ranks agree in breaks, graphs, launches, payloads and order."
     )
@@ -155,6 +156,7 @@ plan f00 (exact): 1 of 3 steps changed; 9 us -> 4 us, bound 4 us, modelled
 forward graph: 5 nodes, 3 collectives; order kept in the generated code
   fuse: 2 x declined all_gather (m.py:1: f): no GPU
   nothing to do: fuse
+  busiest group's link: 80 us
   2 x all_gather 1 MiB on tp, predicted 80 us each: 160 us -> 40 us exposed (it starts once its input is there; nothing independent is left to compute meanwhile)
     Shard(0) -> Replicate() on tp
     model.py:12 w = self.weight.full_tensor()
@@ -166,3 +168,11 @@ forward graph: 5 nodes, 3 collectives; order kept in the generated code
 def test_why_a_launch_is_exposed_is_known_in_words():
     said = Path(reasons.__file__).read_text() + Path(describe.__file__).read_text()
     assert all(f'"{reason}"' in said for reason in WHY_EXPOSED)
+
+
+def test_figures_of_a_graph_are_in_text_page_and_json(report):
+    made = report()
+    assert "busiest group's link: 80 us" in printed(made)
+    assert "busiest group&#39;s link 80 µs" in render_html(made)
+    (found,) = RunReport.from_json(made.to_json()).graphs[0].figures
+    assert (found.value, found.unit) == (80.0, "us")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_dist.reporting import RunReport, merge
+from dynamo_dist.reporting import RunReport, merge_ranks
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.reporting.schema import json_schema
 
@@ -26,8 +26,8 @@ def test_the_copy_in_the_docs_is_the_schema():
 
 
 def test_reports_are_valid(report):
-    valid(json.loads(json.dumps(merge([report(plans=(PLAN,)), report(rank=2)]).to_json())))
-    valid(merge([RunReport()]).to_json() | {"of a later version": 1})
+    valid(json.loads(json.dumps(merge_ranks([report(plans=(PLAN,)), report(rank=2)]).to_json())))
+    valid(merge_ranks([RunReport()]).to_json() | {"of a later version": 1})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_reports_are_valid(report):
     ],
 )
 def test_what_is_no_report_is_refused(report, spoil):
-    data = json.loads(json.dumps(merge([report()]).to_json()))
+    data = json.loads(json.dumps(merge_ranks([report()]).to_json()))
     valid(data)
     spoil(data)
     with pytest.raises(jsonschema.ValidationError):

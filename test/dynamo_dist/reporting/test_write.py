@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from dynamo_dist.reporting import merge, read_report, write_report
+from dynamo_dist.reporting import merge_ranks, read_report, write_report
 from dynamo_dist.reporting import write as write_module
 
 
@@ -36,7 +36,7 @@ def test_several_ranks_do_not_overwrite_each_other(report, tmp_path):
 
 
 def test_a_merged_report_bears_no_rank(report, tmp_path):
-    merged = merge([report(rank=0), report(rank=3)])
+    merged = merge_ranks([report(rank=0), report(rank=3)])
     assert len(write_report(merged, tmp_path)) == 3
     assert names(tmp_path) == ["report.html", "report.json", "trace.json"]
     assert len(json.loads((tmp_path / "report.json").read_text())["reports"]) == 2

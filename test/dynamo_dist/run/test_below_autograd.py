@@ -7,7 +7,7 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch._inductor.utils import fresh_cache
 
-from dynamo_dist.run.below_autograd import _lower, wanted
+from dynamo_dist.run.below_autograd import _lower, below_autograd
 from dynamo_dist.torch_compat.inductor import code
 
 pytestmark = pytest.mark.skipif(
@@ -40,7 +40,7 @@ OTHERS = "torch.ops.others.launch.default(buf0)"
     ],
 )
 def test_where_all_operators_are_known(skips, source):
-    with wanted(True):
+    with below_autograd(True):
         assert _lower(skips_autograd, source)() is skips
     assert _lower(skips_autograd, source) is skips_autograd
     assert not skips_autograd()
@@ -50,7 +50,7 @@ def test_an_error_does_not_leave_autograd_off():
     def fails():
         raise RuntimeError("in the graph")
 
-    with wanted(True), pytest.raises(RuntimeError, match="in the graph"):
+    with below_autograd(True), pytest.raises(RuntimeError, match="in the graph"):
         _lower(fails, COLLECTIVE)()
     assert not skips_autograd()
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat.dtensor import specs
 
@@ -50,7 +50,7 @@ def test_a_group_beside_the_mesh_sums_what_its_ranks_hold(beside, call, placemen
     WRITING[call](x, group)
     assert x._local_tensor is local and x.placements == (placement,)
     whole = DTensor.from_local(local, init_device_mesh("cpu", (2, 2)), [placement, Replicate()])
-    assert torch.equal(join(whole), 2 * X)
+    assert torch.equal(whole_tensor(whole), 2 * X)
 
 
 def test_what_is_returned_is_laid_out_as_what_was_given(beside):
@@ -63,7 +63,9 @@ def test_what_is_returned_is_laid_out_as_what_was_given(beside):
 def join_of(found):
     local = torch.ops._c10d_functional.wait_tensor(found)._local_tensor
     grid = init_device_mesh("cpu", (2, 2))
-    return join(DTensor.from_local(local, grid, [*found.placements, Replicate()], run_check=False))
+    return whole_tensor(
+        DTensor.from_local(local, grid, [*found.placements, Replicate()], run_check=False)
+    )
 
 
 @pytest.mark.parametrize("placement", [Shard(0), Replicate(), Partial()])
@@ -76,7 +78,7 @@ def test_a_group_of_the_mesh_is_refused(ranks, placement):
         dist.broadcast(x, 0)
     with pytest.raises(StrategyError, match=r"_c10d_functional.all_reduce.default cannot run"):
         functional.all_reduce(x, "sum", ranks.get_group())
-    assert torch.equal(join(x), X)
+    assert torch.equal(whole_tensor(x), X)
 
 
 def test_the_largest_of_pending_sums_is_refused(beside):
@@ -113,7 +115,7 @@ def test_gradients_summed_over_the_group_beside_by_a_hook(beside):
     (weight * weight).sum().backward()
     grid = init_device_mesh("cpu", (2, 2))
     found = DTensor.from_local(weight.grad.to_local(), grid, [Shard(0), Replicate()])
-    assert torch.equal(join(found), 4 * X)
+    assert torch.equal(whole_tensor(found), 4 * X)
 
 
 def test_which_groups_are_beside():

@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_one_device(ranks, dropout):
     with context_parallel(ranks, buffers=[torch.zeros(8)], buffer_seq_dims=[0]):
         found = F.scaled_dot_product_attention(*local, dropout_p=dropout)
     found = DTensor.from_local(found, ranks, [Shard(2)], run_check=False)
-    assert torch.allclose(join(found), expected, atol=1e-5)
+    assert torch.allclose(whole_tensor(found), expected, atol=1e-5)
 
 
 def test_outside_a_causal_mask_is_computed(ranks):
@@ -78,4 +78,4 @@ def test_outside_a_causal_mask_is_computed(ranks):
     q, k, v = (split(each, ranks, [Shard(2)]) for each in WHOLE)
     found = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     expected = F.scaled_dot_product_attention(*WHOLE, is_causal=True)
-    assert torch.allclose(join(found), expected, atol=1e-5)
+    assert torch.allclose(whole_tensor(found), expected, atol=1e-5)

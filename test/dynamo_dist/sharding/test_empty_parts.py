@@ -6,7 +6,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 
 INDEX = torch.tensor([[0, 4], [1, 3], [2, 2]])
 OF_EACH_ROW = {
@@ -35,7 +35,7 @@ def test_nothing_is_launched(ranks, name):
     assert launched.get_total_counts() == 0
     for one, expected in zip(found, pytree.tree_leaves(OF_EACH_ROW[name](x, INDEX)), strict=True):
         assert one.placements == (Shard(0),)
-        torch.testing.assert_close(join(one), expected)
+        torch.testing.assert_close(whole_tensor(one), expected)
 
 
 @pytest.mark.usefixtures("enabled")
@@ -44,7 +44,7 @@ def test_both_halves_of_a_gate_are_gathered_at_once(ranks):
     with CommDebugMode() as launched:
         found = torch.nn.functional.glu(split(x, ranks, [Shard(1)], False), 1)
     assert launched.get_total_counts() == 1
-    torch.testing.assert_close(join(found), torch.nn.functional.glu(x, 1))
+    torch.testing.assert_close(whole_tensor(found), torch.nn.functional.glu(x, 1))
 
 
 @pytest.mark.usefixtures("enabled")
@@ -52,4 +52,4 @@ def test_both_halves_of_a_gate_are_gathered_at_once(ranks):
 def test_what_is_reduced_over_ranks_of_which_some_have_nothing_is_right(ranks, reduce):
     x = torch.randn(3, 5)
     found = reduce(split(x, ranks, [Shard(0)], False), 0)
-    torch.testing.assert_close(join(found), reduce(x, 0))
+    torch.testing.assert_close(whole_tensor(found), reduce(x, 0))

@@ -11,7 +11,7 @@ import dynamo_dist
 from dynamo_dist import versions
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.compare import same_on_all_ranks
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -24,7 +24,7 @@ def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             found = F.pdist(split(x, ranks, [Shard(0)]))
-    assert torch.allclose(join(found), F.pdist(x))
+    assert torch.allclose(whole_tensor(found), F.pdist(x))
     (record,) = (r for r in caplog.records if r.name == fallback.__name__)
     assert record.getMessage() == (
         "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments are "
@@ -38,7 +38,7 @@ def test_a_decomposition_divides_by_the_global_number_of_elements(ranks):
     F.huber_loss(a, b).backward()
     x.requires_grad_()
     F.huber_loss(x, y).backward()
-    assert torch.allclose(join(a.grad), x.grad)
+    assert torch.allclose(whole_tensor(a.grad), x.grad)
 
 
 @pytest.mark.parametrize("placement", [Partial(), Shard(0), Replicate()])
@@ -49,7 +49,7 @@ def test_writing_in_place_keeps_the_layout(ranks, placement):
         pytest.skip("torch 2.11 refuses to finish a sum in place, by an error")
     assert found.sigmoid_() is found
     assert found.placements == (placement,)
-    assert torch.allclose(join(found), x.sigmoid(), atol=1e-5)
+    assert torch.allclose(whole_tensor(found), x.sigmoid(), atol=1e-5)
 
 
 def test_shape_changed_in_place(ranks):
@@ -57,9 +57,9 @@ def test_shape_changed_in_place(ranks):
     found = split(x, ranks, [Shard(0)])
     found.unsqueeze_(0)
     assert (found.shape, found.placements) == ((1, 5), (Shard(1),))
-    assert torch.equal(join(found), x[None])
+    assert torch.equal(whole_tensor(found), x[None])
     found.squeeze_(0)
-    assert torch.equal(join(found), x)
+    assert torch.equal(whole_tensor(found), x)
 
 
 def test_resized_in_place(ranks):
@@ -67,7 +67,7 @@ def test_resized_in_place(ranks):
     found = split(x, ranks, [Shard(0)])
     assert found.resize_(2, 4) is found
     assert (found.shape, found.placements) == ((2, 4), (Replicate(),))
-    assert torch.equal(join(found), torch.arange(8.0).view(2, 4))
+    assert torch.equal(whole_tensor(found), torch.arange(8.0).view(2, 4))
 
 
 def test_a_plain_tensor_made_in_a_backward_is_written_to(ranks):
@@ -121,7 +121,7 @@ def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
         with dynamo_dist.enabled():  # off again before what it found is put back
             found = split(x, ranks, [Shard(0)]).view(4, 2)
     assert found.placements == (Replicate(),)
-    assert torch.equal(join(found), x.view(4, 2))
+    assert torch.equal(whole_tensor(found), x.view(4, 2))
 
 
 def test_two_meshes_are_refused_by_name(grid):
@@ -179,7 +179,7 @@ def test_an_operator_made_of_others_needs_no_schema(ranks, library):
     library.impl("less", lambda x: x - x.mean(), "CompositeImplicitAutograd")
     x = torch.arange(12.0).view(4, 3)
     found = torch.ops.dynamo_dist_test_others.less(split(x, ranks, [Shard(0)]))
-    assert torch.allclose(join(found), x - x.mean())
+    assert torch.allclose(whole_tensor(found), x - x.mean())
 
 
 def test_a_custom_operator_is_gathered(ranks):
@@ -190,7 +190,7 @@ def test_a_custom_operator_is_gathered(ranks):
     x = torch.arange(12.0).view(4, 3)
     out = split(torch.zeros(4, 3), ranks, [Shard(1)])
     doubled(split(x, ranks, [Partial()]), out)
-    assert torch.equal(join(out), x * 2)
+    assert torch.equal(whole_tensor(out), x * 2)
 
 
 def test_a_custom_operator_that_draws_and_does_not_say_so_is_refused(ranks):

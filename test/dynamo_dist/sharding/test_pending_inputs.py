@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import launches
@@ -61,7 +61,7 @@ def test_eager_is_as_on_one_device(ranks, make, change):
     change(found)
     change(expected)
     assert isinstance(found.placements[0], Partial)
-    torch.testing.assert_close(join(found), expected)
+    torch.testing.assert_close(whole_tensor(found), expected)
 
 
 def pending_twice(make, mesh):
@@ -90,7 +90,7 @@ def test_a_copy_of_another_kind_is_no_copy_of_parts(ranks):
     for target, value in [(torch.zeros(4, dtype=torch.long), torch.ones(4)), (X[0], X[1])]:
         found = split(target, ranks, [Partial()])
         found.copy_(split(value, ranks, [Replicate() if target is X[0] else Partial()]))
-        torch.testing.assert_close(join(found), value.to(target.dtype))
+        torch.testing.assert_close(whole_tensor(found), value.to(target.dtype))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_norm_in_parts_cannot_become_negative(ranks, change):
         change(norm)
     whole = norm.redistribute(placements=[Replicate()])
     change(whole)
-    torch.testing.assert_close(join(whole), change(torch.norm(X)))
+    torch.testing.assert_close(whole_tensor(whole), change(torch.norm(X)))
 
 
 def test_one_that_is_trained_stays_in_parts():

@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist.numerics.ranks import join
+from dynamo_dist.numerics.ranks import whole_tensor
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
 from dynamo_dist.torch_compat.wrappers import strided_shard
 
@@ -49,11 +49,11 @@ def test_what_treats_each_element_alone_launches_nothing(grid, name):
         result = UPDATES[name](mine, other)
     assert result.placements == mine.placements
     assert launched.get_total_counts() == 0
-    torch.testing.assert_close(join(result), expected)
+    torch.testing.assert_close(whole_tensor(result), expected)
 
 
 @pytest.mark.usefixtures("enabled")
 def test_what_is_whole_elsewhere_is_cut_alike(grid):
     x, y = drawn(12), drawn(8).repeat(2, 1)[:12].contiguous()
     mine, other = strided(x, grid), distribute_tensor(y, grid, [Replicate(), Replicate()])
-    torch.testing.assert_close(join(mine.add_(other)), x + y)
+    torch.testing.assert_close(whole_tensor(mine.add_(other)), x + y)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
 from dynamo_dist import versions
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 
 VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
 
@@ -56,7 +56,9 @@ def test_what_is_written_is_there(ranks, name, dtype):
     with refused_by_old_torch():
         found = WRITES[name](q, r)
     assert found.placements == (Partial(),)
-    torch.testing.assert_close(join(found), WRITES[name](VALUES.to(dtype), OTHERS.to(dtype)))
+    torch.testing.assert_close(
+        whole_tensor(found), WRITES[name](VALUES.to(dtype), OTHERS.to(dtype))
+    )
 
 
 @pytest.mark.usefixtures("enabled")
@@ -67,10 +69,10 @@ def test_filling_asks_no_rank_for_what_is_overwritten(ranks, reduce, value):
     with CommDebugMode() as launched:
         q.fill_(value)
     assert launched.get_total_counts() == 0
-    torch.testing.assert_close(join(q), torch.full((3,), float(value)))
+    torch.testing.assert_close(whole_tensor(q), torch.full((3,), float(value)))
 
 
 @pytest.mark.usefixtures("enabled")
 def test_parts_on_two_mesh_dimensions(grid):
     q = split(VALUES, grid, [Partial(), Partial()], False)
-    torch.testing.assert_close(join(q.add_(1)), VALUES + 1)
+    torch.testing.assert_close(whole_tensor(q.add_(1)), VALUES + 1)

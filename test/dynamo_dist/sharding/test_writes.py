@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import dynamo_dist
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 
 
 def slice_of_rows(x):
@@ -63,7 +63,7 @@ def test_what_is_written_is_there(ranks, write, placement):
     with dynamo_dist.enabled():
         write(x)
     assert x.placements == (placement,)
-    torch.testing.assert_close(join(x), expected)
+    torch.testing.assert_close(whole_tensor(x), expected)
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda each: each.__name__)
@@ -78,4 +78,4 @@ def test_gradients_are_those_of_what_is_left(grid, write):
     x = split(X, grid, [Shard(0), Shard(1)]).requires_grad_()
     with dynamo_dist.enabled():
         loss(x).backward()
-    torch.testing.assert_close(join(x.grad), expected.grad)
+    torch.testing.assert_close(whole_tensor(x.grad), expected.grad)

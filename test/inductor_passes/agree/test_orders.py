@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from inductor_passes.agree import carried, orders
-from inductor_passes.agree.graph import Frame, frame_in_work, number_launches, place_of
+from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, place_of
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
@@ -213,7 +213,7 @@ def streams(file, **arguments):
     def compiler(module, _inputs):
         ranks = {"0": (0, 1)}.get
         options = {"phase": "inference", "graph_id": ""}
-        found.append(number_launches(module.graph, ranks, frame_in_work(), **options))
+        found.append(number_launches(module.graph, ranks, frame_of_graph(), **options))
         return module.forward
 
     with fake_group(2):
@@ -259,7 +259,7 @@ def test_a_module_of_torch_is_known_by_its_own_function():
     roots = []
 
     def backend(module, _inputs):
-        roots.append(frame_in_work().root)
+        roots.append(frame_of_graph().root)
         return module.forward
 
     for model in (torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)):

@@ -10,7 +10,6 @@ from interpreted import Schedule, workspace
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import reduce_chunks as chunks
 from inductor_passes.kernels.norm import Norm
@@ -157,29 +156,3 @@ def test_matmul_reduce_scatter(world, dtype, rows, k, n):
             )
         space.raise_if_failed()
         close(out, wanted / world if average else wanted, dtype)
-
-
-@pytest.mark.parametrize(
-    ("world", "dtype", "experts", "capacity", "k", "n"),
-    [(2, F32, 2, 20, 16, 16), (3, BF16, 1, 5, 24, 17), (8, F16, 1, 3, 16, 16)],
-)
-def test_all_to_all_grouped_matmul(world, dtype, experts, capacity, k, n):
-    torch.manual_seed(world)
-    x = torch.randn(world, world * experts, capacity, k).to(dtype)
-    weights = (torch.randn(world, experts, k, n) / k**0.5).to(dtype)
-    space = workspace(exchange.FAMILY, world, programs=3)
-    for seed in range(2):
-        with Schedule(seed):
-            out = exchange.launch_all_to_all_grouped_matmul(
-                x.view(-1, capacity, k),
-                weights.view(-1, k, n),
-                space,
-                tiles=TILES,
-                copiers=1,
-                copy_block=64,
-            )
-        space.raise_if_failed()
-    for rank in range(world):
-        came = x[:, rank * experts : (rank + 1) * experts].reshape(-1, capacity, k)
-        wanted = exchange.grouped(came.float(), weights[rank].float())
-        close(out[rank * experts : (rank + 1) * experts], wanted, dtype)

@@ -13,7 +13,6 @@ from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels.norm import Norm
@@ -57,25 +56,9 @@ def reduce_norm(space, seed=0, plant=None, rows=5):
     return y, torch.nn.functional.rms_norm(total, (20,), eps=1e-5).repeat(WORLD, 1)
 
 
-def grouped_matmul(space, seed=0, plant=None, capacity=20):
-    x, weights = torch.randn(WORLD, WORLD * 2, capacity, 16), torch.randn(WORLD, 2, 16, 16)
-    with Schedule(seed, plant):
-        out = exchange.launch_all_to_all_grouped_matmul(
-            x.view(-1, capacity, 16),
-            weights.view(-1, 16, 16),
-            space,
-            tiles=TILES,
-            copiers=2,
-            copy_block=64,
-        )
-    came = [x[:, 2 * r : 2 * r + 2].reshape(-1, capacity, 16) for r in range(WORLD)]
-    return out, torch.cat([exchange.grouped(c, w) for c, w in zip(came, weights, strict=True)])
-
-
 CALLS = {
     "all_reduce": all_reduce,
     "all_reduce_add_norm": reduce_norm,
-    "all_to_all_grouped_matmul": grouped_matmul,
     "all_gather_matmul": gather_matmul,
     "matmul_reduce_scatter": matmul_scatter,
 }
@@ -156,7 +139,7 @@ def ends_of(flag_ptr, space):
     flags = [buffer.data_ptr() for buffer in space.buffers]
     peer = next(r for r in range(WORLD) if 0 <= number(flag_ptr) - flags[r] < dev.FLAG_BYTES.value)
     index = (number(flag_ptr) - flags[peer]) // 4
-    if space.family in ("all_gather_matmul", "all_to_all_grouped_matmul"):
+    if space.family == "all_gather_matmul":
         return index // gather.MAX_CHUNKS.value, peer
     return index % WORLD, peer
 

@@ -15,7 +15,6 @@ from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import device
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels.norm import Norm
@@ -56,7 +55,6 @@ def slow_reader():
         (device, "sum_over_ranks"),
         (gather, "tile_product"),
         (scatter, "add_chunks"),
-        (exchange, "tile_product"),
     ):
         setattr(module, name, late(getattr(module, name)))
 
@@ -94,17 +92,7 @@ def matmul_scatter(space, call):
     return got, sum(x @ y for x, y in zip(a, b, strict=True)).view(WORLD, 16, 16)[RANK]
 
 
-def grouped_matmul(space, call):
-    x = [of_rank(r, call, WORLD, 20, 16) for r in range(WORLD)]
-    weights = of_rank(70 + RANK, call, 1, 16, 16)
-    got = exchange.launch_all_to_all_grouped_matmul(
-        x[RANK], weights, space, tiles=TILES, copiers=1, copy_block=64
-    )
-    return got, torch.stack([t[RANK] for t in x]).view(1, -1, 16) @ weights
-
-
 FAMILIES = {
-    "all_to_all_grouped_matmul": grouped_matmul,
     "all_reduce": all_reduce,
     "all_reduce_add_norm": add_norm,
     "all_gather_matmul": gather_matmul,

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 
 import inductor_passes as ip
 from inductor_passes.attach import hooks as attachment
-from inductor_passes.attach.compile import compile_graph, graph_passes_only
+from inductor_passes.attach.compile import compile_with_passes, graph_passes_only
 from inductor_passes.cli import kernels as listing
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import availability, register_operators
@@ -24,10 +24,10 @@ def available(monkeypatch):
 def test_a_wait_that_gave_up_is_raised_by_the_next_call(available):
     torch._dynamo.reset()
     with graph_passes_only():
-        double = torch.compile(lambda x: x * 2, backend=compile_graph)
+        double = torch.compile(lambda x: x * 2, backend=compile_with_passes)
         assert double(torch.ones(())) == 2
         space = spaces.virtual_workspace("all_reduce", 2, 64, "cpu")
-        spaces.install("0", space)
+        spaces.install_workspace("0", space)
         assert double(torch.ones(())) == 2
         space.reports[1, :5] = torch.tensor([1, 0, 7, 5, 4])  # as a kernel in a CUDA graph would
         with pytest.raises(KernelError, match="all_reduce on rank 1 gave up on chunk 7 of rank 0"):

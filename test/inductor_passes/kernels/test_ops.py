@@ -8,7 +8,6 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import all_to_all_grouped_matmul as exchange
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import workspace as spaces
 from inductor_passes.kernels.all_reduce import all_reduce
@@ -43,7 +42,6 @@ def t(*shape, dtype=torch.float32):
             (t(3, 8), None, t(8), t(8), t(8), 1e-5, torch.float8_e4m3fn, "0"),
         ),
         (gather.all_gather_matmul, (t(3, 8), [t(8, 5), t(8, 2)], [], "silu", True, "0", 4)),
-        (exchange.all_to_all_grouped_matmul, (t(8, 3, 6), t(2, 6, 5), "0", 4)),
         (scatter.matmul_reduce_scatter, (t(8, 6), t(5, 6).t(), "avg", "0", 4)),
     ],
 )
@@ -129,7 +127,7 @@ def test_rows_that_are_not_contiguous_reach_kernels_contiguous(monkeypatch):
     monkeypatch.setattr(norm, "launch_all_reduce_add_norm", launched)
     row, x = t(8, 2)[:, 1], t(8, 8).t()
     for family in (gather.FAMILY, norm.FAMILY):
-        spaces.install("0", spaces.virtual_workspace(family, 4, 1 << 12, "cpu"))
+        spaces.install_workspace("0", spaces.virtual_workspace(family, 4, 1 << 12, "cpu"))
     try:
         with pytest.raises(StopIteration):
             ops.all_gather_matmul(x, [t(8, 8)], [row], "none", False, "0", 4)
@@ -155,7 +153,7 @@ def test_no_workspace_for_what_no_kernel_takes():
         return spaces.find_workspace("all_reduce", tensor, "0", size)
 
     space = spaces.virtual_workspace("all_reduce", 4, 1 << 12, "cpu")
-    spaces.install("0", space)
+    spaces.install_workspace("0", space)
     try:
         assert find(t(4)) is space
         assert find(t(4).long()) is None

@@ -23,7 +23,6 @@ def run_ranks(folder, world, *arguments):
         "all_reduce_add_norm",
         "all_gather_matmul",
         "matmul_reduce_scatter",
-        "all_to_all_grouped_matmul",
     ):
         for rank in range(world):
             poisoned = bytes(flags) + b"\xff" * (size - flags)  # every data word is NaN

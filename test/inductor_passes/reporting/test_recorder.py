@@ -33,10 +33,10 @@ def test_a_record_survives_json():
 
 
 def test_a_compiled_record_is_stored_and_published_once():
-    with recorder.gathered() as got:
+    with recorder.records_of_block() as got:
         key = recorder.compiled(record())
     assert got == [record()]
-    assert recorder.load(key) == record()
+    assert recorder.load_record(key) == record()
     assert recorder.publish_cached() == []
 
 
@@ -59,11 +59,11 @@ def test_cleared_counters_do_not_hide_a_cache_hit():
 
 
 def test_an_amended_record_replaces_the_first():
-    with recorder.gathered() as got:
+    with recorder.records_of_block() as got:
         key = recorder.compiled(record())
         recorder.amend(key, record(order_kept=True))
     assert got == [record(order_kept=True)]
-    assert recorder.load(key).order_kept is True
+    assert recorder.load_record(key).order_kept is True
 
 
 def test_a_subscriber_that_raises_stops_neither_the_compile_nor_the_others(caplog):

@@ -5,7 +5,7 @@ import graphlib
 
 import torch
 
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.testing import FixedCost
 
 c10d = torch.ops._c10d_functional
@@ -44,7 +44,7 @@ class CoalescingCost(FixedCost):
         return self._launch if len(payload_bytes) > 1 else 2 * self._launch
 
 
-class MergeAll(Schedule):
+class MergeAll(ScheduleGraph):
     """Every bucket that the rules allow, in an order that allows them; whatever it costs."""
 
     def solve(self, problem, *, bucket):

@@ -4,7 +4,7 @@ import json
 import torch
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate import chrome_trace, joined, simulate
+from inductor_passes.simulate import chrome_trace, joined_traces, simulate
 from inductor_passes.testing import FixedCost, trace
 
 c10d = torch.ops._c10d_functional
@@ -35,7 +35,7 @@ class TestChromeTrace(TestCase):
 
     def test_joined_ranks_keep_processes_and_arrows_apart(self):
         other = chrome_trace({"before": self.record}, rank=4)
-        content = json.loads(json.dumps(joined([self.content, other])))
+        content = json.loads(json.dumps(joined_traces([self.content, other])))
         for event in content["traceEvents"]:
             self.assertEqual(set(event) - {"ph"}, REQUIRED[event["ph"]])
         names = {
@@ -50,7 +50,7 @@ class TestChromeTrace(TestCase):
         ends = {event["id"]: event["pid"] for event in events_of(content, "f")}
         self.assertEqual(ends, {event["id"]: event["pid"] for event in starts})
         self.assertEqual([of["rank"] for of in content["otherData"]["ranks"]], [3, 4])
-        self.assertEqual(joined([])["traceEvents"], [])
+        self.assertEqual(joined_traces([])["traceEvents"], [])
 
     def test_memory_is_a_curve_up_to_the_peak(self):
         curve = [

@@ -55,7 +55,10 @@ def take_part(
         torch._dynamo.reset()
         if program.late == rank:
             time.sleep(1.0)
-        with recorder.gathered() as records, _job(program, rank, store, stage) as (names, launched):
+        with (
+            recorder.records_of_block() as records,
+            _job(program, rank, store, stage) as (names, launched),
+        ):
             steps = Steps(
                 program,
                 rank,

@@ -38,17 +38,17 @@ def test_a_line_a_step():
 
 def test_what_was_saved_is_loaded(tmp_path):
     path = str(tmp_path / "folder" / "plan.json")
-    assert file.load(path) == {}
-    file.save(path, {"abc": stored()})
-    assert file.load(path) == {"abc": stored()}
+    assert file.load_plans(path) == {}
+    file.save_plan(path, {"abc": stored()})
+    assert file.load_plans(path) == {"abc": stored()}
     assert stored().changes == 1
 
 
 def test_an_edited_line_is_followed(tmp_path):
     path = tmp_path / "plan.json"
-    file.save(str(path), {"abc": stored()})
+    file.save_plan(str(path), {"abc": stored()})
     path.write_text(path.read_text().replace('"inputs": ["S0"]', '"inputs": ["S1"]', 1))
-    assert file.load(str(path))["abc"].script()[0].inputs == (("S1",),)
+    assert file.load_plans(str(path))["abc"].script()[0].inputs == (("S1",),)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 99, "plans": {}}', '{"schema": 1}'])
@@ -56,18 +56,18 @@ def test_what_is_no_plan_is_said(tmp_path, text):
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(PlanError, match=r"Plan file '.*plan.json'.*Or delete it to plan anew\."):
-        file.load(str(path))
+        file.load_plans(str(path))
 
 
 @pytest.mark.parametrize("word", ["", "S", "Sx", "s0", "R | ", "shard"])
 def test_a_word_that_is_no_placement_is_named_with_its_place(tmp_path, word):
     path = tmp_path / "plan.json"
-    file.save(str(path), {"abc": stored()})
+    file.save_plan(str(path), {"abc": stored()})
     path.write_text(path.read_text().replace('"inputs": ["S0"]', f'"inputs": ["{word}"]', 1))
     with pytest.raises(
         PlanError, match=r"'plans\.abc\.steps\[0\]\.inputs\[0\]' is .* must be R, S0, P"
     ):
-        file.load(str(path))
+        file.load_plans(str(path))
 
 
 def test_it_is_json(tmp_path):
@@ -80,11 +80,11 @@ def test_one_makes_it_and_the_others_find_it(tmp_path):
 
     def need(_):
         with file.one_at_a_time(path):
-            if not file.load(path):
+            if not file.load_plans(path):
                 makers.append(1)
                 time.sleep(0.1)
-                file.save(path, {"abc": stored()})
-            return file.load(path)
+                file.save_plan(path, {"abc": stored()})
+            return file.load_plans(path)
 
     with concurrent.futures.ThreadPoolExecutor() as threads:
         found = list(threads.map(need, range(4)))

@@ -64,7 +64,7 @@ def test_the_plan_of_a_small_program(mesh, tmp_path):
         out = planned(mlp, inputs(mesh), path)
         expected = mlp(*inputs(mesh))
     assert out.placements == expected.placements
-    (plan,) = file.load(path).values()
+    (plan,) = file.load_plans(path).values()
     assert sum(plan.planned_us) < sum(plan.stock_us)
     assert plan.bound_us <= sum(plan.planned_us) + 1e-6
     shown = [f"{row.text}: {row.stock} => {row.inputs}" for row in plan.rows]
@@ -117,7 +117,7 @@ def test_a_plan_of_ours_that_cannot_be_read_is_made_anew(mesh, tmp_path, caplog)
         kept.write_text("{")
         torch.compiler.reset()
         planned(mlp, inputs(mesh))
-    assert file.load(str(kept))
+    assert file.load_plans(str(kept))
     assert caplog.text.count("planned 9 steps") == 2
 
 
@@ -134,17 +134,19 @@ def test_an_edited_file_is_carried_out(mesh, tmp_path):
     path, seen = tmp_path / "plan.json", []
     with torch.no_grad():
         planned(mlp, inputs(mesh), str(path))
-        plans = file.load(str(path))
+        plans = file.load_plans(str(path))
         ((name, plan),) = plans.items()
         rows = list(plan.rows)
         first = next(i for i, row in enumerate(rows) if row.text.startswith("aten.mm"))
-        rows[first] = file.Row(rows[first].text, rows[first].stock, (("S0",), ("R",)), (("S0",),))
+        rows[first] = file.PlanRow(
+            rows[first].text, rows[first].stock, (("S0",), ("R",)), (("S0",),)
+        )
         edited = file.StoredPlan(tuple(rows), *((plan.stock_us, plan.planned_us, 0.0, "edited")))
-        file.save(str(path), {name: edited})
+        file.save_plan(str(path), {name: edited})
         torch.compiler.reset()
         planned(mlp, inputs(mesh), str(path), seen)
     assert len(seen) == 1
-    assert file.load(str(path)) == {name: edited}
+    assert file.load_plans(str(path)) == {name: edited}
 
 
 def test_a_plan_is_found_again(mesh, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo_dist.program import Choice, Program, Ref, Source, stock_choice
 from dynamo_dist.sharding.plan.cost import Costs
-from dynamo_dist.sharding.plan.solve import Problem, improve, solve
+from dynamo_dist.sharding.plan.solve import PlacementProblem, improve, solve_placements
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 chain, op, LINE, Prices, X = (problems[n] for n in ("chain", "op", "LINE", "Prices", "X"))
@@ -22,7 +22,7 @@ def problem(program, roots=None):
         stock = stock_choice(step)
         choices.append([stock, *(c for c in more if c != stock)])
     roots = roots or range(len(program.steps))
-    return Problem(program, choices, roots, Costs(program, Prices()))
+    return PlacementProblem(program, choices, roots, Costs(program, Prices()))
 
 
 def by_hand(p):
@@ -33,7 +33,7 @@ def by_hand(p):
 def test_a_chain_that_stock_gathers_stays_sharded():
     p = problem(chain(3))
     stock = [stock_choice(step) for step in p.program.steps]
-    solution = solve(p, stock)
+    solution = solve_placements(p, stock)
     assert p.total_us(stock)[0] > 0
     assert p.total_us(solution.chosen) == (0, 0)
     assert solution.method == "integer programme"
@@ -56,7 +56,7 @@ def diamond(sources):
 def test_the_programme_finds_the_least_cost_and_its_bound_is_below(sources):
     p = problem(diamond(sources))
     stock = [stock_choice(step) for step in p.program.steps]
-    solution = solve(p, stock)
+    solution = solve_placements(p, stock)
     least = by_hand(p)
     assert sum(p.total_us(solution.chosen)) == pytest.approx(least)
     assert solution.bound_us <= least + 1e-6
@@ -73,7 +73,7 @@ def test_without_scipy_choices_are_improved_one_at_a_time(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     p = problem(chain(1))
     stock = [stock_choice(step) for step in p.program.steps]
-    solution = solve(p, stock)
+    solution = solve_placements(p, stock)
     assert solution.method == "greedy"
     assert p.total_us(solution.chosen) == (0, 0)
 
@@ -83,13 +83,13 @@ def test_what_is_written_in_place_is_not_moved():
     program.steps[1] = op("aten.sin_.default(*)", (Ref(0),), ["R"], "R", in_place=True)
     p = problem(program)
     assert p.move_us(1, 0, ("R",), ("S0",)) == float("inf")
-    chosen = solve(p, [stock_choice(step) for step in program.steps]).chosen
+    chosen = solve_placements(p, [stock_choice(step) for step in program.steps]).chosen
     assert chosen[0].outputs[0] == chosen[1].inputs[0] == ("S0",)
 
 
 def test_tied_steps_choose_alike():
     p = problem(chain(5), roots=[0, 1, 1, 1, 4, 5])
     stock = [stock_choice(step) for step in p.program.steps]
-    chosen = solve(p, stock).chosen
+    chosen = solve_placements(p, stock).chosen
     assert chosen[1] == chosen[2] == chosen[3]
     assert p.total_us(chosen) == (0, 0)

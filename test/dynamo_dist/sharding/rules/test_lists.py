@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from dynamo_dist.numerics.compare import same_on_all_ranks
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
 
 OPTIMIZERS = {
@@ -25,7 +25,7 @@ WHOLE = [drawn(8, 4), drawn(4), drawn(5, 4), drawn(3)]  # plain are the second a
 
 
 def everywhere(tensor):
-    return join(tensor) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
+    return whole_tensor(tensor) if isinstance(tensor, DTensor) else same_on_all_ranks(tensor)
 
 
 def steps(parameters, gradients, optimizer):
@@ -73,7 +73,7 @@ def test_norms_are_clipped_together(ranks, foreach, order):
         parameter.grad = gradient
     norm = nn.utils.clip_grad_norm_(parameters, 0.5, order, foreach=foreach)
     expected = torch.linalg.vector_norm(torch.cat([each.flatten() for each in WHOLE]), order)
-    assert torch.allclose(join(norm), expected)
+    assert torch.allclose(whole_tensor(norm), expected)
     for parameter, whole in zip(parameters, WHOLE, strict=True):
         assert torch.allclose(everywhere(parameter.grad), whole * 0.5 / expected, atol=1e-5)
 

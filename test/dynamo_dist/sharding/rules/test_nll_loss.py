@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from dynamo_dist.numerics.ranks import join, split
+from dynamo_dist.numerics.ranks import split, whole_tensor
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -63,8 +63,8 @@ def test_equals_one_device(ranks, name, shape, weight):
         x = split(logits, ranks, [of_logits], True)
         w = None if weight is None else split(weight, ranks, [R])
         found, of_x = step(LOSSES[name], x, split(labels, ranks, [of_labels]), w)
-        torch.testing.assert_close(join(found), expected.detach())
-        torch.testing.assert_close(join(of_x), gradient)
+        torch.testing.assert_close(whole_tensor(found), expected.detach())
+        torch.testing.assert_close(whole_tensor(of_x), gradient)
 
 
 def test_equals_one_device_on_two_mesh_dimensions(grid):
@@ -76,8 +76,8 @@ def test_equals_one_device_on_two_mesh_dimensions(grid):
         pairs = zip((logits, labels), zip(first, second, strict=True), strict=True)
         x, y = (split(t, grid, placements, t.is_floating_point()) for t, placements in pairs)
         found, of_x = step(loss, x, y, split(WEIGHTS, grid, [R, R]))
-        torch.testing.assert_close(join(found), expected.detach())
-        torch.testing.assert_close(join(of_x), gradient)
+        torch.testing.assert_close(whole_tensor(found), expected.detach())
+        torch.testing.assert_close(whole_tensor(of_x), gradient)
 
 
 def test_nothing_that_counts_is_nan_as_on_one_device(ranks):
@@ -86,7 +86,7 @@ def test_nothing_that_counts_is_nan_as_on_one_device(ranks):
     found = LOSSES["cross_entropy mean"](
         split(logits, ranks, [S0]), split(labels, ranks, [S0]), None
     )
-    assert join(found).isnan()
+    assert whole_tensor(found).isnan()
 
 
 def test_half_precision_does_not_overflow(ranks):
@@ -95,7 +95,7 @@ def test_half_precision_does_not_overflow(ranks):
     labels = torch.ones(4096, dtype=torch.long)
     labels[:5] = -100
     found = F.cross_entropy(split(logits, ranks, [S0]), split(labels, ranks, [S0]))
-    assert join(found) == 60
+    assert whole_tensor(found) == 60
 
 
 def test_what_every_rank_has_stays_as_it_is(ranks):

@@ -193,7 +193,7 @@ def test_outputs_that_share_what_was_made_inside(mesh, name, requires_grad):
 
 
 def test_what_is_recorded_can_be_cached():
-    way = views.Views((views.Step("aten::select", "int", (1, 0), (), None),), (16, 8, 16, 4, 8))
+    way = views.Views((views.ViewStep("aten::select", "int", (1, 0), (), None),), (16, 8, 16, 4, 8))
     assert pickle.loads(pickle.dumps(way)) == way
 
 

@@ -1,12 +1,12 @@
 from inductor_passes.cli.verify_ranks.command import chosen_ranks, compare
-from inductor_passes.cli.verify_ranks.compare import Launch, deadlock, differences
+from inductor_passes.cli.verify_ranks.compare import PeerLaunch, deadlock, differences
 from inductor_passes.cli.verify_ranks.trace import Traced
 
 PAIR, OTHER, ALL = (0, 1), (2, 3), (0, 1, 2, 3)
 
 
 def launch(ranks, payload=64, operation="all_gather", reduce_op=None):
-    return Launch(operation, ranks, payload, "float32", reduce_op)
+    return PeerLaunch(operation, ranks, payload, "float32", reduce_op)
 
 
 def test_equal_sequences_of_each_group_are_equal():

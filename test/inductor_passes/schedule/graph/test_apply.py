@@ -5,7 +5,7 @@ from programs import EVERY_KIND, GATHERS, RANKS, CoalescingCost, MergeAll, every
 
 from inductor_passes.pipeline import run_pass
 from inductor_passes.schedule.graph.apply import is_coalescing_faster
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.testing import FixedCost, dump, fake_group, run_on_ranks, trace
 
 c10d = torch.ops._c10d_functional
@@ -26,7 +26,7 @@ def inputs(shapes, dtype=torch.float32):
 @pytest.mark.parametrize(
     "pass_",
     [
-        Schedule(FixedCost(launch=8, mm=10)),
+        ScheduleGraph(FixedCost(launch=8, mm=10)),
         MergeAll(FixedCost()),
         MergeAll(CoalescingCost()),
         MergeAll(FixedCost(), exact=True),

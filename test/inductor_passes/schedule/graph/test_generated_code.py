@@ -26,7 +26,12 @@ def test_buckets_survive_lowering(cost):
     torch._dynamo.reset()
     options = ip.options(passes=["merge_all"])
     try:
-        with fake_group(RANKS), fresh_cache(), torch.no_grad(), recorder.gathered() as records:
+        with (
+            fake_group(RANKS),
+            fresh_cache(),
+            torch.no_grad(),
+            recorder.records_of_block() as records,
+        ):
             inputs = [torch.randn(*shape) for shape in EVERY_KIND]
             _, (code,) = run_and_get_code(
                 torch.compile(lambda *args: every_kind(*args), options=options), *inputs

@@ -12,7 +12,7 @@ from programs import EVERY_KIND, GATHERS, RANKS, CoalescingCost, MergeAll, every
 from inductor_passes.errors import PassesError
 from inductor_passes.pipeline import run_pass
 from inductor_passes.schedule.graph.extract import extract
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.testing import FixedCost, fake_group, trace
 
 aten = torch.ops.aten
@@ -154,7 +154,7 @@ def test_two_hundred_broken_schedules_are_rejected(graph):
     count = 0
     for whole, what, solution in cases:
 
-        class Planted(Schedule):
+        class Planted(ScheduleGraph):
             def solve(self, problem, *, bucket, solution=solution):
                 return solution
 

@@ -7,7 +7,7 @@ import torch
 from programs import RANKS, wait
 
 from inductor_passes.pipeline import run_pass
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, fake_group, run_on_ranks, trace
 
@@ -82,7 +82,7 @@ def test_numbers_stay(seed):
         before = run_on_ranks(graph, *inputs())
         cost = COSTS[seed % len(COSTS)]
         makespan = simulate(graph, cost).makespan_us
-        run_pass(Schedule(cost), graph)
+        run_pass(ScheduleGraph(cost), graph)
         after = run_on_ranks(graph, *inputs())
         assert simulate(graph, cost).makespan_us <= makespan + 1e-6
     for old, new in zip(before, after, strict=True):

@@ -13,7 +13,7 @@ from inductor_passes.errors import OptionError
 from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_pass
 from inductor_passes.records import PassRecord
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
@@ -34,7 +34,7 @@ def four_ranks(request):
 def test_gathers_hide_behind_products():
     graph = trace(gathers, *GATHERS)
     before = simulate(graph, COST)
-    record = run_pass(Schedule(COST), graph).schedule
+    record = run_pass(ScheduleGraph(COST), graph).schedule
     after = simulate(graph, COST)
     assert after.makespan_us == record.makespan_after_us == record.bound_us == 8 + 4 * 10
     assert before.makespan_us == record.makespan_before_us == 4 * 18
@@ -47,7 +47,7 @@ def test_the_makespan_is_the_timelines_where_collectives_slow_compute_down():
     cost.compute_stretch = 1.5
     graph = trace(gathers, *GATHERS)
     before = simulate(graph, cost)
-    record = run_pass(Schedule(cost, ScheduleOptions(bucket=False)), graph).schedule
+    record = run_pass(ScheduleGraph(cost, ScheduleOptions(bucket=False)), graph).schedule
     after = simulate(graph, cost)
     assert record.makespan_before_us == before.makespan_us == 4 * 18
     # Beside each gather but the first, 8 us in which 8 / 1.5 are computed.
@@ -62,28 +62,28 @@ def test_a_graph_with_nothing_to_gain_is_left_alone():
 
     graph = trace(needed_at_once, [16, 16])
     before = dump(graph)
-    record = run_pass(Schedule(COST), graph)
+    record = run_pass(ScheduleGraph(COST), graph)
     assert not record.changed and dump(graph) == before
     assert "left alone: 0.0% to gain, less than 1%" in record.schedule.decision
 
 
 def test_a_second_run_changes_nothing():
     graph = trace(gathers, *GATHERS)
-    run_pass(Schedule(COST), graph)
+    run_pass(ScheduleGraph(COST), graph)
     once = dump(graph)
-    assert not run_pass(Schedule(COST), graph).changed
+    assert not run_pass(ScheduleGraph(COST), graph).changed
     assert dump(graph) == once
 
 
 def test_buckets_that_do_not_pay_in_the_graph_are_dropped():
     class Wishful(MergeAll):
         def _gain(self, graph, extracted, solution):
-            return Schedule._gain(self, graph, extracted, solution)
+            return ScheduleGraph._gain(self, graph, extracted, solution)
 
         def solve(self, problem, *, bucket):
             if bucket:
                 return super().solve(problem, bucket=True)
-            return Schedule.solve(self, problem, bucket=False)
+            return ScheduleGraph.solve(self, problem, bucket=False)
 
     graph = trace(gathers, *GATHERS)
     assert run_pass(Wishful(FixedCost(launch=8, mm=10, cat=1000)), graph).schedule.buckets == 0
@@ -93,7 +93,7 @@ def test_the_memory_cap_holds():
     def peak(extra_bytes):
         graph = trace(gathers, *GATHERS)
         options = ScheduleOptions(extra_memory_ratio=0.0, extra_memory_bytes=extra_bytes)
-        record = run_pass(Schedule(COST, options), graph).schedule
+        record = run_pass(ScheduleGraph(COST, options), graph).schedule
         assert record.peak_after_bytes <= record.peak_before_bytes + extra_bytes
         return simulate(graph, COST).peak_bytes
 
@@ -126,7 +126,7 @@ def test_where_ranks_differ_launches_keep_the_programs_order():
         return x @ early @ x @ x @ late
 
     graph = trace(program, [16, 16], [4, 16], [4, 16])
-    run_pass(Schedule(COST, ranks_differ=True), graph)
+    run_pass(ScheduleGraph(COST, ranks_differ=True), graph)
     names = [n.name for n in graph.nodes if "all_gather" in n.name]
     assert names == ["all_gather_into_tensor", "all_gather_into_tensor_1"]
 
@@ -161,17 +161,17 @@ def test_options():
 
 def test_what_decides_is_in_the_digest():
     digests = {
-        Schedule(COST).digest(),
-        Schedule(COST, exact=True).digest(),
-        Schedule(COST, ranks_differ=True).digest(),
-        Schedule(COST, ScheduleOptions(bucket=False)).digest(),
-        Schedule(FixedCost(launch=9)).digest(),
+        ScheduleGraph(COST).digest(),
+        ScheduleGraph(COST, exact=True).digest(),
+        ScheduleGraph(COST, ranks_differ=True).digest(),
+        ScheduleGraph(COST, ScheduleOptions(bucket=False)).digest(),
+        ScheduleGraph(FixedCost(launch=9)).digest(),
     }
     assert len(digests) == 5
 
 
 def test_a_record_survives_json():
-    record = run_pass(Schedule(COST), trace(gathers, *GATHERS))
+    record = run_pass(ScheduleGraph(COST), trace(gathers, *GATHERS))
     assert PassRecord.from_json(json.loads(json.dumps(dataclasses.asdict(record)))) == record
 
 

@@ -12,7 +12,7 @@ from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import launches
 from inductor_passes.machine import TopologyCostModel, load_topology
 from inductor_passes.pipeline import run_pass
-from inductor_passes.schedule.graph.schedule import Schedule
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.testing import fake_group, run_on_ranks
 
 RANKS = 8
@@ -41,8 +41,8 @@ def dear_starts():
 
 def schedulers():
     """With buckets of everything, where sums may be added in another order; and keeping every bit."""
-    yield Schedule(dear_starts()), {}
-    yield Schedule(dear_starts(), exact=True), {"rtol": 0, "atol": 0}
+    yield ScheduleGraph(dear_starts()), {}
+    yield ScheduleGraph(dear_starts(), exact=True), {"rtol": 0, "atol": 0}
 
 
 def value(like, generator):
