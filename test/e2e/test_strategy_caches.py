@@ -81,7 +81,7 @@ def test_an_upgrade_is_another_set_of_strategies(first, cache, tmp_path):
         shutil.copytree(
             ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    rules = tmp_path / "dynamo_dist" / "sharding" / "reduction.py"
+    rules = tmp_path / "dynamo_dist" / "sharding" / "rules" / "reduction.py"
     before = '"aten.logsumexp.default": beside_the_reduction'
     assert before in rules.read_text()
     rules.write_text(
