@@ -25,7 +25,7 @@ def is_enabled() -> bool:
 
 
 def apply(changes: list[Change]) -> None:
-    """Apply more changes. Raises ActivationError if one fails, after undoing these; so does a signal (Ctrl-C)."""
+    """Apply more changes. Raises ActivationError if one fails, after undoing these; a signal (Ctrl-C) undoes them too."""
     before = len(_applied)
     with interruption.held() as signals:
         for change in changes:
