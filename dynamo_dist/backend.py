@@ -55,9 +55,8 @@ def compile_graph(
     add_library(__file__)  # this package's functions are traced in the place of torch's
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
-    own, inductor = split(
-        options or {}, mode
-    )  # an unknown option is an error before anything is done
+    # An unknown option is an error before anything is done.
+    own, inductor = split(options or {}, mode)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
