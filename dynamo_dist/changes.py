@@ -15,8 +15,8 @@ from typing import Any
 
 from dynamo_dist import activation
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat import custom_operators
+from dynamo_dist.torch_compat.changes import SetAttribute, makers_noted
 
 _GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.cli.doctor")
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
@@ -39,7 +39,7 @@ class Listed:
 
 def listed(config: DistConfig | None = None) -> list[Listed]:
     """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
-    with changes_compat.makers_noted():
+    with makers_noted():
         made = activation.changes(config or DistConfig.from_env())
     groups: dict[tuple[str, str], list[Any]] = {}
     for change in made:
@@ -93,7 +93,7 @@ def _sentence(doc: str) -> str:
 
 
 def _place(change: Any) -> str:
-    if isinstance(change, changes_compat.SetAttribute):
+    if isinstance(change, SetAttribute):
         return f"{_name(change.owner)}.{change.name}"
     found = getattr(change, "of", getattr(change, "key", type(change)))
     return ", ".join(map(_name, found)) if type(found) is tuple else _name(found)

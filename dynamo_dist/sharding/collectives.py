@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
 # Element by element, each result of its input's shape.
@@ -91,7 +91,7 @@ def _is_pending(placement: object) -> bool:
     return isinstance(placement, Partial)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for collectives that are given DTensors."""
     return [
         *(

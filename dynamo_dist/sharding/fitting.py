@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change, SetAttribute
 
 
 def check(tensor: DTensor, mesh: DeviceMesh, placements: Sequence[Any]) -> None:
@@ -63,10 +63,6 @@ def redistribute_checked(stock: Callable[..., DTensor]) -> Callable[..., DTensor
     return redistribute
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes to check placements."""
-    return [
-        changes_compat.SetAttribute(
-            DTensor, "redistribute", redistribute_checked(DTensor.redistribute)
-        )
-    ]
+    return [SetAttribute(DTensor, "redistribute", redistribute_checked(DTensor.redistribute))]

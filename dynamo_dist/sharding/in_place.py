@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
 VIEWS = {
@@ -60,7 +60,7 @@ def times_number(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, 
 times_number.forwards = True  # type: ignore[attr-defined]  # the planner plans what it calls
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for calls that are answered before any strategy."""
     return [
         *(

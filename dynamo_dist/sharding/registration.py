@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dynamo_dist import switch
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import checks
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, strategies, types
 from dynamo_dist.torch_compat.dynamo import compiler
 
@@ -58,9 +58,9 @@ def register_strategy(
     return register
 
 
-def changes(ops: Sequence[types.OpOverload] | None = None) -> list[changes_compat.Change]:
+def changes(ops: Sequence[types.OpOverload] | None = None) -> list[Change]:
     """List the changes that enabling makes for the registered strategies, of these operators or of all."""
-    found: list[changes_compat.Change] = [strategies.ClearCaches()]
+    found: list[Change] = [strategies.ClearCaches()]
     for op in _registered if ops is None else ops:
         function, info = _registered[op]
         found += [

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change, SetAttribute
 from dynamo_dist.torch_compat.dtensor import specs
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
@@ -102,12 +102,9 @@ def methods() -> list[str]:
     return [name for name in found if hasattr(torch.Tensor, name)]
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for DTensor's writes."""
     return [
-        *(
-            changes_compat.SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name)))
-            for name in methods()
-        ),
-        changes_compat.SetAttribute(DTensor, "__setitem__", set_item(torch.Tensor.__setitem__)),
+        *(SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name))) for name in methods()),
+        SetAttribute(DTensor, "__setitem__", set_item(torch.Tensor.__setitem__)),
     ]

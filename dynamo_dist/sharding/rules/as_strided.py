@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import gathered
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import specs, strategies, types
 
 
@@ -50,6 +50,6 @@ def _stays_inside(tensor: DTensor, size: Any, stride: Any, offset: int | None = 
     return not offset and tensor.is_contiguous() and reach < tensor.numel()
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for ``as_strided``."""
     return strategies.on_dispatch(torch.ops.aten.as_strided.default, handler)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
 
 QUERY_LENGTH = 2
@@ -108,7 +108,7 @@ def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
     return output
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for ``context_parallel``."""
     return specs.in_context_parallel(
         dict.fromkeys(operators.overloads(KERNEL), in_context_parallel), output_by_query

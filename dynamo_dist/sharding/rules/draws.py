@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from dynamo_dist.sharding import gathered
 from dynamo_dist.sharding.fallback import INTO_A_SUM, is_pending, random
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 from dynamo_dist.trace.randomness import shards
 
@@ -112,7 +112,7 @@ def _wrapped(op: types.OpOverload, value: Any, spec: Any, args: tuple[Any, ...])
     return specs.wrap(value, spec.mesh, spec.placements, meta)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for these operators."""
     return [
         change

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.sharding.rules import local_lists
 from dynamo_dist.sharding.rules.reduction import is_extreme
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, strategies, types
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -103,7 +103,7 @@ def _whole(tensor: DTensor) -> torch.Tensor:
     return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for every operator on lists of which each entry is computed for itself."""
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
     undecided.append("aten._foreach_add.ScalarList")  # by torch 2.11

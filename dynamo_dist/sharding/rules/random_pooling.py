@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dynamo_dist.sharding.rows import Call, Row, Rows
 from dynamo_dist.sharding.rules.elementwise import leading
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import operators, specs, strategies, types
 
 POOLS = ("aten.fractional_max_pool2d.default", "aten.fractional_max_pool3d.default")
@@ -53,7 +53,7 @@ ROWS: dict[str, Rows] = {
 }
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for fractional pooling."""
     return [
         change

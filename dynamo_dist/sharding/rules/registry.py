@@ -31,8 +31,8 @@ from dynamo_dist.sharding.rules import (
     reduction,
     views,
 )
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import backward
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import masks, numbers, operators, strategies
 from dynamo_dist.torch_compat.dtensor.keys import one_decision_for_numbers
 
@@ -68,7 +68,7 @@ WRAPPED = (
 )
 
 
-def changes(config: DistConfig) -> list[changes_compat.Change]:
+def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         # Undone last, so that no decision of ours outlives the strategies.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, types
 from dynamo_dist.torch_compat.dynamo import building, dtensors
 
@@ -72,7 +72,7 @@ def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor
     return whole.to_local(grad_placements=grad_placements)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for attributes."""
     return [
         *dtensors.on_tensor_attributes(has_tensor_attribute, attribute),

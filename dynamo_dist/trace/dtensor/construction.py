@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import specs
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
 
@@ -92,7 +92,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for ``from_local`` and for the sizes of new tensors."""
     return [
         *trackers.on_function(DTensor.from_local, from_local),

@@ -23,7 +23,7 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements as placements_compat
 from dynamo_dist.torch_compat.dynamo import building, dtensors, opaque, trackers
 
@@ -148,6 +148,6 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for ``distribute_tensor``."""
     return trackers.on_function(distribute_tensor, answer)

@@ -14,7 +14,7 @@ from typing import Any
 import torch.fx
 from torch.distributed.tensor.experimental import implicit_replication
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
 
 
@@ -44,7 +44,7 @@ def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return building.build(tx, None)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the context."""
     return [
         *trackers.on_function(implicit_replication, _enter),

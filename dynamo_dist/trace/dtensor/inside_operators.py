@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, made_inside
 
 _MIXED = "got mixed torch.Tensor and DTensor"
@@ -38,6 +38,6 @@ def are_distributed(arguments: Any) -> bool:
     return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
     return made_inside.around_traced_calls(once_more)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import loss
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
 
@@ -101,7 +101,7 @@ def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the context."""
     return [
         *trackers.on_function(loss.enable_loss_ops, _set(True)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import outputs
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, redistribution
 from dynamo_dist.torch_compat.dynamo import dtensors
 from dynamo_dist.trace.dtensor import (
@@ -21,7 +21,7 @@ from dynamo_dist.trace.dtensor import (
 from dynamo_dist.trace.trackers import creation
 
 
-def changes(config: DistConfig) -> list[changes_compat.Change]:
+def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         *views.changes(),

@@ -16,8 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import aliases
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls as calls_compat
 
 
@@ -212,6 +212,6 @@ def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
     )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for views."""
     return aliases.on_output_aliases(record, replay, apart_if_made_here, DTensor)

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import autograd_functions, in_flight, partition
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers, values
 from dynamo_dist.torch_compat.dynamo import calls as calls_compat
 from dynamo_dist.trace.lowering import (
@@ -213,9 +213,9 @@ class ReduceOpNames(calls_compat.ObjectTracker):
         return building.build(tx, getattr(dist.ReduceOp, name), source)
 
 
-def changes(config: DistConfig) -> list[changes_compat.Change]:
+def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
-    found: list[changes_compat.Change] = [*tracker.changes(), *calls_compat.allow_point_to_point()]
+    found: list[Change] = [*tracker.changes(), *calls_compat.allow_point_to_point()]
     for name in C10D:
         if (function := c10d.c10d_function(name)) is not None:
             found += trackers.on_function(function, lowered(name))
@@ -257,7 +257,7 @@ IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _on_op(name: str, answer: Callable[..., Any]) -> list[changes_compat.Change]:
+def _on_op(name: str, answer: Callable[..., Any]) -> list[Change]:
     packet = getattr(torch.ops._c10d_functional, name, None)
     if packet is None:
         return []

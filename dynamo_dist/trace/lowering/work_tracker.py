@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.errors import InFlightError
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat import overlap
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, trackers, values
 from dynamo_dist.trace.lowering.work import GraphFuture, GraphWork
 
@@ -269,7 +269,7 @@ def after_end(tx: Any) -> None:
             )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for work in flight."""
     return [
         *trackers.on_values(dist.Work, _is_work, from_outside),

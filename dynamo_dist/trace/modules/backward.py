@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, modules
 
 
@@ -26,6 +26,6 @@ def refuse() -> NoReturn:
     )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for ``backward()`` inside a compiled function."""
     return modules.on_backward(refuse)

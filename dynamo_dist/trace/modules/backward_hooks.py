@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import BackwardHook
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, modules
 
 FIX = (
@@ -196,6 +196,6 @@ def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> Module
     return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for module hooks; under compiled autograd they stay stock's."""
     return modules.on_module_backward_hooks(create)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import modules
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -38,6 +38,6 @@ def whole_call(module: nn.Module) -> Callable[..., Any]:
     )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the hooks of a compiled module."""
     return modules.on_module_compiled(has_traced_hooks, whole_call)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, modules, trackers
 
 
@@ -25,6 +25,6 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return building.build(tx, None) if state is None else building.build_by_weakref(tx, state)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the states of modules."""
     return trackers.on_function(modules.module_state, answer)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, modules
 
 _FSDP_WHY = (
@@ -71,7 +71,7 @@ def explain_state_dict(text: str) -> None:
         )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for modules of DDP and FSDP2."""
     refused: dict[Any, Callable[[], NoReturn]] = {
         DistributedDataParallel.forward: refuse_ddp,

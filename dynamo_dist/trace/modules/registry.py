@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.trace.modules import backward, backward_hooks, calls, composable, parallel
 
 
-def changes(config: DistConfig) -> list[changes_compat.Change]:
+def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         *calls.changes(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import random as random_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.trace.randomness import replicas, shards
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         *random_compat.save_states_before_objects(),

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from dynamo_dist.errors import RanksDifferError
 from dynamo_dist.job.agreement import GroupStates, check_agreement, excuse
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import draws
 
 _drawn: set[tuple[Any, int]] = set()
@@ -81,6 +81,6 @@ def _different(
     )
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes to know of draws."""
     return draws.on_traced_draw(note)

@@ -19,8 +19,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.torch_compat import changes as changes_compat
 from dynamo_dist.torch_compat.aot import random as random_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import draws
 from dynamo_dist.torch_compat.inductor import draws as in_inductor
 
@@ -228,7 +228,7 @@ class _Inductor:
     """Tell Inductor how shards draw, once a graph holds such a draw: its tables take a second to import."""
 
     def __init__(self) -> None:
-        self._made: list[changes_compat.Change] = []
+        self._made: list[Change] = []
 
     def apply(self) -> None:
         pass
@@ -248,7 +248,7 @@ class _Inductor:
 _inductor = _Inductor()
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes: shards draw by their positions, in Python and in Inductor's graphs."""
     return [
         *draws.on_draw(by_shard),

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat import changes as changes_compat
-from dynamo_dist.torch_compat.changes import WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.trace.trackers import attributes
 
@@ -71,7 +70,7 @@ def _comparing(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return equal
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member.
 
     Boxes of one group are equal: torch keeps an operator's fake results by its arguments, and a box has

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.torch_compat.dynamo import meshes as meshes_compat
 
@@ -123,7 +123,7 @@ def _is_alive(group: Any) -> bool:
     return c10d.is_registered_group(group)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """Remember what is made, and answer traced calls from that memory."""
     return [
         MEMORY,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, meshes, opaque, trackers
 from dynamo_dist.trace.trackers import attributes, creation
 from dynamo_dist.trace.trackers.attributes import is_data, python_attribute
@@ -79,6 +79,6 @@ class DeviceMeshVariable(trackers.MeshTracker):
         return building.build(tx, repr(self.real))
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for meshes besides tracking them."""
     return meshes.derive_by_overload(DeviceMesh)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from dynamo_dist import switch
 from dynamo_dist.errors import ConfigError
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, compiler, trackers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -40,7 +40,7 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
     return register
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling makes for the functions that were registered."""
     return [change for pair in _hooks.values() for change in _change(*pair)]
 
@@ -56,7 +56,7 @@ def save() -> Callable[[], None]:
     return restore
 
 
-def _change(function: Any, replacement: Any) -> list[changes_compat.Change]:
+def _change(function: Any, replacement: Any) -> list[Change]:
     return trackers.on_function(
         function, lambda tx, args, kwargs: building.call_traced(tx, replacement, args, kwargs)
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, trackers
 from dynamo_dist.trace.trackers import attributes
 from dynamo_dist.trace.trackers.device_mesh import DeviceMeshVariable
@@ -88,7 +88,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
     return (lambda: type(value)(*args, **kwargs)), True
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *trackers.on_codegen(PlacementVariable, load),

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.trace.trackers import attributes, boxed_group
 from dynamo_dist.trace.trackers.attributes import is_data, python_attribute
@@ -192,7 +192,7 @@ def _is_registered(group: dist.ProcessGroup) -> bool:
 _REGISTERED = functools.partial(guards.VALUE_MATCH, what="registration", read=_is_registered)
 
 
-def changes() -> list[changes_compat.Change]:
+def changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *boxed_group.changes(),

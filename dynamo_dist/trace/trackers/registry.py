@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import changes as changes_compat
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import guards, meshes, trackers
 from dynamo_dist.trace.trackers import classes, creation, device_mesh, placement, process_group
 
@@ -22,7 +22,7 @@ class Registration:
     name: str
     traced: type
     tracker: type
-    changes: Callable[[], list[changes_compat.Change]]
+    changes: Callable[[], list[Change]]
 
 
 TRACKERS = (
@@ -42,7 +42,7 @@ def active(config: DistConfig) -> tuple[Registration, ...]:
     return tuple(entry for entry in TRACKERS if entry.name not in config.trackers_off)
 
 
-def changes(config: DistConfig) -> list[changes_compat.Change]:
+def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order, for the trackers that are on; nothing is applied here."""
     entries = active(config)
     if not entries:
