@@ -59,7 +59,7 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
     for path in sources("dynamo_dist"):
         relative = path.relative_to(ROOT / "dynamo_dist").as_posix()
         found = [m for m in imported_modules(path) if m.split(".")[0] == "inductor_passes"]
-        assert not found or relative.startswith(allowed) or path.name == "__init__.py", relative
+        assert not found or relative.startswith(allowed), relative
 
 
 def test_private_torch_names_live_in_one_folder_a_package():

@@ -114,12 +114,10 @@ def _device_name(device: torch.device) -> str:
 
 
 def _ranks(timeout_s: float) -> Rendezvous:
-    # The ranks of a fake group are one process: there is nobody to meet.
-    if not dist.is_available() or not dist.is_initialized() or dist.get_backend() == "fake":
+    store = c10d.job_store()
+    if store is None:  # one process: there is nobody to meet
         return Rendezvous(None)
-    return Rendezvous(
-        c10d.job_store(), dist.get_rank(), dist.get_world_size(), deadline_s=timeout_s
-    )
+    return Rendezvous(store, dist.get_rank(), dist.get_world_size(), deadline_s=timeout_s)
 
 
 @dataclass

@@ -78,15 +78,3 @@ class _Folder:
     def _write(self, report: RunReport) -> None:
         self.written = report
         write_report(report, self.directory)
-
-
-class Listening:
-    """``listen()`` as a change of the plugin's switch: on with ``enable()``, off with ``disable()``."""
-
-    name = "listening"
-
-    def apply(self) -> None:
-        listen()
-
-    def undo(self) -> None:
-        stop()

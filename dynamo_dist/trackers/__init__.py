@@ -1,4 +1,4 @@
-"""Dynamo's view of process groups, device meshes and placements while this package is enabled."""
+"""``trace_instead``: what is traced where a program calls a function that Dynamo cannot look into."""
 
 from __future__ import annotations
 

@@ -110,13 +110,12 @@ def job_store() -> Store | None:
 
     ``_get_default_store`` was seen in 2.11 to 2.15.
     """
+    if not moves_data(default_group()):
+        return None
     from torch.distributed import distributed_c10d
 
     get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
-    if get_store is None or not moves_data(default_group()):
-        return None
-    store: Store = get_store()
-    return store
+    return None if get_store is None else cast(Store, get_store())
 
 
 def global_rank() -> int:
