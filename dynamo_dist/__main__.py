@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
-# Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
+from inductor_passes.cli import command_line
+
+# Command -> its module, and its help.
 COMMANDS = {
     "explain": (
         "dynamo_dist.cli.explain.command",
@@ -23,19 +24,12 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with every command's options."""
-    made = argparse.ArgumentParser(prog="python -m dynamo_dist")
-    subparsers = made.add_subparsers(dest="command", required=True)
-    for name, (module, summary) in COMMANDS.items():
-        command = importlib.import_module(module)
-        command.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
-    return made
+    return command_line.parser_of("dynamo_dist", COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. argparse exits with 2 on a bad command line."""
-    arguments = parser().parse_args(argv)
-    run = importlib.import_module(COMMANDS[arguments.command][0]).run
-    return int(run(arguments))
+    """Run one command; its exit status."""
+    return command_line.run("dynamo_dist", COMMANDS, argv)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from dynamo_dist import switch, versions
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.switch import is_enabled
+from inductor_passes.plugins import digest_of_sources
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.changes import Change
@@ -56,7 +57,8 @@ def enable() -> None:
 
 def changes(config: DistConfig) -> list[Change]:
     """Everything that enabling does to torch, in order; nothing is applied here."""
-    from dynamo_dist.reporting import logs, placements
+    from dynamo_dist.reporting import placements
+    from dynamo_dist.reporting.live import Listen
     from dynamo_dist.run import below_autograd, gradients, guards, recompiles, wrapping
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
@@ -84,7 +86,7 @@ def changes(config: DistConfig) -> list[Change]:
         *registration.changes(),
         *hooks.changes(),
         *placements.changes(),
-        logs.LogDecisions(),
+        Listen(),
         compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
         frames.SkippedFrames(),
         frames.frames_left_alone(_runs_in_eager),
@@ -132,7 +134,7 @@ def digest(config: DistConfig) -> str:
     """
     import torch
 
-    state = f"{_source_digest()} {sorted(config.trackers_off)} {torch.__version__}"
+    state = f"{digest_of_sources(__name__)} {sorted(config.trackers_off)} {torch.__version__}"
     return hashlib.sha256(state.encode()).hexdigest()[:12]
 
 
@@ -145,12 +147,3 @@ def _runs_in_eager(file: str) -> bool:
     return path.is_relative_to(root) and not any(
         path.is_relative_to(root / part) for part in TRACED
     )
-
-
-@cache
-def _source_digest() -> str:
-    root = Path(__file__).parent
-    sources = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        sources.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return sources.hexdigest()

@@ -85,12 +85,13 @@ def _compile_repaired(
 ) -> Callable[..., Any]:
     from dynamo_dist.sharding.plan.prices import prices_of
     from dynamo_dist.sharding.plan.repair import compile_repaired
+    from dynamo_dist.torch_compat.dynamo import compiler
 
     return compile_repaired(
         gm,
         inputs,
         compile_,
         prices_of(own.topology, inputs),
-        activation.digest(DistConfig.from_env()),
+        f"{activation.digest(DistConfig.from_env())} {compiler.cache_key_tag()}",
         None if own.plan == "repair" else own.plan,
     )

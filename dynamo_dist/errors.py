@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from inductor_passes.errors import CannotFollowError as CannotFollowError
+from inductor_passes.errors import ExplainedError
 from inductor_passes.errors import RanksDifferError as RanksDifferError
 
 
-class DistError(RuntimeError):
-    """Base class. ``str()`` is one paragraph: what happened, why, and how to fix it."""
-
-    def __init__(self, what: str, why: str = "", fix: str = "") -> None:
-        super().__init__(" ".join(part for part in (what, why, fix) if part))
-        self.what = what
-        self.why = why
-        self.fix = fix
+class DistError(ExplainedError):
+    """Base class of this package."""
 
 
 class UnsupportedTorchError(DistError):

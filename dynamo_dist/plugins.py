@@ -39,10 +39,12 @@ def _save() -> Callable[[], None]:
     from dynamo_dist.sharding import registration
     from dynamo_dist.trace.trackers import hooks
 
-    undo = [registration.save(), hooks.save()]
+    tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
+    before = [dict(table) for table in tables]
 
     def restore() -> None:
-        for step in undo:
-            step()
+        for table, saved in zip(tables, before, strict=True):
+            table.clear()
+            table.update(saved)
 
     return restore

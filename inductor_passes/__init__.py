@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from inductor_passes.registry import registered_passes as registered_passes
     from inductor_passes.registry import unregister as unregister
 
+__version__ = "0.1.0"
+
 _HOME = {
     "GraphPass": "base",
     "Numerics": "base",

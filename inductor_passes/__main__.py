@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 
-# Command -> the module that offers add_arguments(parser) and run(arguments), and its help.
+from inductor_passes.cli import command_line
+
+# Command -> its module, and its help.
 COMMANDS = {
     "schedule": ("inductor_passes.cli.schedule", "order and bucket a schedule problem"),
     "verify-ranks": (
@@ -24,18 +25,12 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with every command's options."""
-    made = argparse.ArgumentParser(prog="python -m inductor_passes")
-    subparsers = made.add_subparsers(dest="command", required=True)
-    for name, (module, summary) in COMMANDS.items():
-        command = importlib.import_module(module)
-        command.add_arguments(subparsers.add_parser(name, help=summary, description=summary))
-    return made
+    return command_line.parser_of("inductor_passes", COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit status. argparse exits with 2 on a bad command line."""
-    arguments = parser().parse_args(argv)
-    return int(importlib.import_module(COMMANDS[arguments.command][0]).run(arguments))
+    """Run one command; its exit status."""
+    return command_line.run("inductor_passes", COMMANDS, argv)
 
 
 if __name__ == "__main__":

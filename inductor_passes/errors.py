@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 
-class PassesError(RuntimeError):
-    """Base class. ``str()`` is one paragraph: what happened, why, and how to fix it."""
+class ExplainedError(RuntimeError):
+    """Base of both packages' errors. ``str()`` is one paragraph: what happened, why, and how to fix it."""
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(" ".join(part for part in (what, why, fix) if part))
         self.what = what
         self.why = why
         self.fix = fix
+
+
+class PassesError(ExplainedError):
+    """Base class of this package."""
 
 
 class OptionError(PassesError, ValueError):

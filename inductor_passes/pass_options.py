@@ -71,9 +71,13 @@ class PassOptions:
         if self.topology is not None:
             load_topology(self.topology)
 
+    def parts(self) -> dict[str, str]:
+        """Return these options by name, as far as they change a compiled graph. ``report`` does not."""
+        return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name != "report"}
+
     def digest(self) -> str:
-        """Return these options as far as they change a compiled graph. ``report`` does not."""
-        return repr([(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "report"])
+        """Return the same as one text."""
+        return repr(self.parts())
 
 
 OWN_KEYS = tuple(field.name for field in fields(PassOptions))

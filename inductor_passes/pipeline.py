@@ -46,17 +46,18 @@ def run_passes(
     graph_id: str = "",
     ranks_differ: bool = False,
     follow: LaunchPlan | None = None,
+    cost: CostModel | None = None,
 ) -> GraphRecord | None:
     """Run the passes on a post-grad graph, in place, and predict the timeline before and after.
 
     Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold another
-    graph: the launches stay as they are, in their order. ``follow``: launch as this plan says. Returns None,
-    and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
+    graph: the launches stay as they are, in their order. ``follow``: launch as this plan says. ``cost``: by
+    default the model of the topology that the options name. Returns None, and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
     failing pass raises, under ``on_pass_error="raise"``, and CannotFollowError for a plan that does not fit.
     """
     options = options or PassOptions()
     has_launch = any(is_launch(node) for node in graph.nodes)
-    cost = cost_model(graph, options)
+    cost = cost or cost_model(graph, options)
     passes = [
         p
         for p in selected_passes(

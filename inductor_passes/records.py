@@ -1,14 +1,14 @@
 """Records of what the passes did to one graph, as plain data that survives JSON.
 
 A warm compile cache runs no pass, so these records are stored beside the cache and read back
-(``record_store.py``); reports, logs and the demo are made from nothing else.
+(``reporting/recorder.py``); reports, logs and the demo are made from nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import typing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,14 +98,6 @@ class ScheduleRecord:
         above = self.makespan_after_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
         object.__setattr__(self, "gap", max(0.0, above))
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ScheduleRecord:
-        """Inverse of ``dataclasses.asdict``."""
-        fields = known(cls, data)
-        exposed = (ExposedRecord(**known(ExposedRecord, e)) for e in fields.get("exposed", ()))
-        fields.update(exposed=tuple(exposed), fixed=tuple(fields.get("fixed", ())))
-        return cls(**fields)
-
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
@@ -123,14 +115,6 @@ class PassRecord:
     reason: str = ""
     schedule: ScheduleRecord | None = None
     notes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> PassRecord:
-        """Inverse of ``dataclasses.asdict``."""
-        schedule = data.get("schedule")
-        fields = {**known(cls, data), "notes": tuple(data.get("notes", ()))}
-        fields["schedule"] = None if schedule is None else ScheduleRecord.from_json(schedule)
-        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +158,25 @@ class FigureRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheRecord:
+    """Where a graph's passes were looked for: ``status`` is ``hit``, ``miss`` or ``off``.
+
+    ``why``: whose cache had it; or what of its key is not as in the compile before, or why nobody can tell.
+    """
+
+    status: str
+    why: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.status}: {', '.join(self.why)}" if self.why else self.status
+
+
+@dataclass(frozen=True, slots=True)
 class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
 
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
-    them; None where the generated code was not looked at.
+    them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
     """
 
     graph_id: str
@@ -193,6 +191,12 @@ class GraphRecord:
     order_kept: bool | None = None
     warnings: tuple[str, ...] = ()
     figures: tuple[FigureRecord, ...] = ()
+    cache: CacheRecord | None = None
+
+    @property
+    def key(self) -> str:
+        """Which graph this is: a later record of the same key replaces an earlier one."""
+        return self.graph_id
 
     @property
     def schedule(self) -> ScheduleRecord | None:
@@ -206,34 +210,33 @@ class GraphRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GraphRecord:
         """Inverse of ``to_json``. Raises ValueError for another schema version."""
-        fields = known(cls, data)
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(
                 f"graph record has schema {data.get('schema')}, expected {SCHEMA_VERSION}"
             )
-        fields["passes"] = tuple(PassRecord.from_json(p) for p in fields["passes"])
-        fields["collectives"] = tuple(
-            CollectiveRecord(**known(CollectiveRecord, c)) for c in fields["collectives"]
-        )
-        for which in ("before", "after"):
-            timeline = known(TimelineRecord, fields[which])
-            timeline["spans"] = tuple(SpanRecord(**known(SpanRecord, s)) for s in timeline["spans"])
-            timeline["memory"] = tuple((at, size) for at, size in timeline.get("memory", ()))
-            fields[which] = TimelineRecord(**timeline)
-        fields["figures"] = tuple(
-            FigureRecord(**known(FigureRecord, f)) for f in fields.get("figures", ())
-        )
-        for which in ("order", "warnings"):
-            fields[which] = tuple(fields.get(which, ()))
-        return cls(**fields)
+        return restored(cls, data)
 
 
-def known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that a record is made of; others are of a later version, or computed."""
-    names = _names(cls)
-    return {key: value for key, value in data.items() if key in names}
+def restored(hint: Any, data: Any) -> Any:
+    """A record, or the value of a field of type ``hint``, from plain data; entries that no field takes are left out.
+
+    They are of a later version, or computed. Raises TypeError for a missing field, and for what is no list where
+    one belongs.
+    """
+    parts = typing.get_args(hint)
+    if isinstance(data, (list, tuple)):
+        return tuple(restored(parts[0] if parts else None, item) for item in data)
+    if typing.get_origin(hint) is tuple:
+        raise TypeError(f"{data!r} is no list")
+    cls: Any = next((part for part in (hint, *parts) if dataclasses.is_dataclass(part)), None)
+    if cls is None or (data is None and hint is not cls):
+        return data
+    fields = _fields(cls)
+    return cls(**{name: restored(fields[name], data[name]) for name in fields.keys() & data})
 
 
 @functools.cache
-def _names(cls: type) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(cls) if f.init)
+def _fields(cls: Any) -> dict[str, Any]:
+    """Names of the fields that a record is made of, and their types."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}

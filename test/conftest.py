@@ -1,4 +1,4 @@
-"""What all tests share: programs on real ranks."""
+"""What all tests share: programs on real ranks, records made by hand."""
 
 import os
 import subprocess
@@ -10,6 +10,15 @@ import pytest
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
+
+from inductor_passes.records import (
+    CollectiveRecord,
+    FigureRecord,
+    GraphRecord,
+    PassRecord,
+    SpanRecord,
+    TimelineRecord,
+)
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -85,3 +94,71 @@ def without_kernels(monkeypatch):
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     with fresh_cache():
         yield
+
+
+def make_graph(**changes):
+    """A gather that waits for nothing, then two matrix products: the second pass hides the gather."""
+    before = TimelineRecord(
+        spans=(
+            SpanRecord("compute", "mm", "compute", 0.0, 100.0),
+            SpanRecord("tp", "all_gather", "all_gather", 100.0, 80.0),
+            SpanRecord("compute", "wait_all_gather", "wait", 100.0, 80.0),
+            SpanRecord("compute", "mm_1", "compute", 180.0, 50.0),
+        ),
+        makespan_us=230.0,
+        compute_us=150.0,
+        communication_us=80.0,
+        exposed_us=80.0,
+        peak_bytes=3 << 20,
+    )
+    after = TimelineRecord(
+        spans=(
+            SpanRecord("tp", "all_gather", "all_gather", 0.0, 120.0),
+            SpanRecord("compute", "mm", "compute", 0.0, 100.0),
+            SpanRecord("compute", "wait_all_gather", "wait", 100.0, 20.0),
+            SpanRecord("compute", "mm_1", "compute", 120.0, 50.0),
+        ),
+        makespan_us=170.0,
+        compute_us=150.0,
+        communication_us=120.0,
+        exposed_us=20.0,
+        peak_bytes=4 << 20,
+    )
+    fields = {
+        "graph_id": "0/0:forward",
+        "phase": "forward",
+        "node_count": 5,
+        "topology": "h100x8",
+        "passes": (
+            PassRecord("hoist_launches", "bitwise", "ran", True, {"launches_hoisted": 1}, 0.002),
+            PassRecord("sink_waits", "bitwise", "ran", False, {"waits_sunk": 0}, 0.001),
+            PassRecord("fuse", "reassociating", "skipped", False, {}, 0.0, "triton is missing"),
+        ),
+        "collectives": (
+            CollectiveRecord(
+                name="all_gather",
+                kind="all_gather",
+                group_name="tp",
+                group_size=8,
+                payload_bytes=1 << 20,
+                dtype="bfloat16",
+                reduce_op=None,
+                stack="/src/model.py:12: w = self.weight.full_tensor()",
+                predicted_us=80.0,
+                exposed_before_us=80.0,
+                exposed_after_us=20.0,
+            ),
+        ),
+        "before": before,
+        "after": after,
+        "order": ("launch all_gather tp", "kernel", "wait 0", "kernel"),
+        "order_kept": True,
+        "warnings": ("fuse failed and was left out",),
+        "figures": (FigureRecord("busiest group's link", 80.0, "us"),),
+    }
+    return GraphRecord(**{**fields, **changes})
+
+
+@pytest.fixture
+def graph():
+    return make_graph

@@ -60,3 +60,25 @@ def test_messages_of_the_troubleshooting_page_are_ours(messages):
     assert len(headings) > 10
     wanted = {h: re.compile(".*".join(map(re.escape, h.split("…"))), re.DOTALL) for h in headings}
     assert [h for h, pattern in wanted.items() if not any(map(pattern.search, messages))] == []
+
+
+def glossary():
+    table = (ROOT / "docs" / "glossary.md").read_text().split("| --- | --- | --- |\n")[1]
+    return [line.strip("| ").split(" | ")[0] for line in table.splitlines()]
+
+
+def test_the_glossary_has_only_words_that_are_used_in_order():
+    """A word counts in any form, and as a part of a name: launches, any_part."""
+    words = glossary()
+    assert words == sorted(set(words)) and len(words) > 30
+    sources = [p for p in PAGES if p.name != "glossary.md"]
+    for package in ("dynamo_dist", "inductor_passes"):
+        sources += (ROOT / package).rglob("*.py")
+    said = " ".join(path.read_text().lower() for path in sources)
+    said = re.sub(r"[\s_]+", " ", said)
+    assert [word for word in words if not re.search(rf"\b{word}", said)] == []
+
+
+def test_pages_link_the_glossary():
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "how-it-works.md"):
+        assert "glossary.md" in page.read_text(), page.name

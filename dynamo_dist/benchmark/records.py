@@ -24,13 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inductor_passes.records import restored
+
 if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA_VERSION = 1
 VARIANTS = ("eager", "stock", "ours")
-# Step times are real; everything in this record is predicted on a named topology.
-SIMULATED = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,9 @@ class VariantResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> VariantResult:
         """Inverse of ``to_json``."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        fields = {name: data[name] for name in names if name in data}
-        for name in ("max_output_diff", "max_grad_diff", "first_s"):
-            fields[name] = float(fields[name])
-        fields["step_ms"] = tuple(fields["step_ms"])
-        if fields["simulated"] is not None:
-            fields["simulated"] = Simulated(**fields["simulated"])
-        return cls(**fields)
+        names = ("max_output_diff", "max_grad_diff", "first_s")
+        result: VariantResult = restored(cls, {**data, **{n: float(data[n]) for n in names}})
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dynamo_dist.errors import DataParallelError
+from dynamo_dist.parallel.gather import Gather
 from dynamo_dist.parallel.modules import is_managed, manage
 from dynamo_dist.parallel.shard import Layout, shard
 from dynamo_dist.torch_compat import wrappers
@@ -39,6 +41,7 @@ def data_parallel(
     Every parameter becomes a DTensor on ``mesh``. Forward reads it whole, and its gradient is the
     mean over the ranks; both collectives are ordinary operations of the traced graph, so that
     ``torch.compile`` can schedule them (torch's ``fully_shard`` and DDP issue them from hooks).
+    A parameter that modules share (tied embeddings) stays one.
     Names, ``state_dict``, optimizers and ``clip_grad_norm_`` work as on any module of DTensors;
     each backward reduces, so gradients accumulate as usual.
 
@@ -59,7 +62,7 @@ def data_parallel(
     Raises:
         DataParallelError: a mesh of the wrong number of dimensions or without a named one; a
             module that is data parallel already, by ours or by torch's wrappers; a parameter that
-            two modules share; a DTensor on this mesh already.
+            is shared with a module sharded in another way; a DTensor on this mesh already.
     """
     layout = Layout(
         _dimensions(mesh, mode, dim_names),
@@ -69,17 +72,18 @@ def data_parallel(
         reshard_after_forward,
     )
     _refuse_wrapped(module)
-    _refuse_shared(module)
+    made: dict[nn.Parameter, _Share] = {}
     plan = {
-        owner: {key: shard(name, param, layout) for key, name, param in params}
+        owner: {key: _share(name, param, layout, made) for key, name, param in params}
         for owner, params in _owners(module)
         if params or owner is module
     }
     # Nothing has changed up to here: an error leaves the module as it was.
+    _shares.update(made)
     for owner, params in plan.items():
-        for key, (param, _) in params.items():
-            owner.register_parameter(key, param)
-        gathers = {key: gather for key, (_, gather) in params.items()}
+        for key, share in params.items():
+            owner.register_parameter(key, share.param)
+        gathers = {key: share.gather for key, share in params.items()}
         manage(owner, gathers, param_dtype if owner is module else None)
     return module
 
@@ -122,15 +126,32 @@ def _refuse_wrapped(module: nn.Module) -> None:
             )
 
 
-def _refuse_shared(module: nn.Module) -> None:
-    seen: dict[int, str] = {}
-    for name, param in module.named_parameters(remove_duplicate=False):
-        if (other := seen.setdefault(id(param), name)) != name:
-            raise DataParallelError(
-                f"{other!r} and {name!r} are one parameter.",
-                "Each would become a shard of its own, and they would drift apart.",
-                "Untie them before: owner.weight = nn.Parameter(owner.weight.detach().clone()).",
-            )
+class _Share(NamedTuple):
+    """A parameter as data parallel ranks hold it."""
+
+    param: nn.Parameter
+    gather: Gather
+    layout: Layout
+
+
+# By the whole parameter each was made of, which other modules may still hold.
+_shares = WeakIdKeyDictionary()
+
+
+def _share(
+    name: str, param: nn.Parameter, layout: Layout, made: dict[nn.Parameter, _Share]
+) -> _Share:
+    known: _Share | None = made.get(param) or _shares.get(param)
+    if known is not None and known.layout != layout:
+        raise DataParallelError(
+            f"parameter {name!r} is shared with a module that is data parallel in another way.",
+            "Each would become a shard of its own, and they would drift apart.",
+            "Give both modules to one call, or untie them before: "
+            "owner.weight = nn.Parameter(owner.weight.detach().clone()).",
+        )
+    if known is None:
+        known = made[param] = _Share(*shard(name, param, layout), layout)
+    return known
 
 
 def _owners(

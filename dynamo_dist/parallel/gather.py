@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -44,9 +45,10 @@ class TensorParallel:
 class Gather:
     """The way in which one parameter is read in forward.
 
-    ``rows`` is the size of dimension 0 of the whole (local to tensor parallel ranks) parameter,
+    ``rows`` is the size of dimension ``dim`` of the whole (local to tensor parallel ranks) parameter,
     ``shard`` the group that holds a chunk of them each (None: every rank has all), ``replicate``
-    the group whose members hold equal copies (None: no such group).
+    the group whose members hold equal copies (None: no such group). Dimensions other than 0 are split
+    evenly. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
     """
 
     rows: int
@@ -56,6 +58,8 @@ class Gather:
     reduce_dtype: torch.dtype | None
     reshard_after_forward: bool
     tensor_parallel: TensorParallel | None
+    dim: int = 0
+    divide: float | None = None
 
     def __call__(self, param: torch.Tensor) -> torch.Tensor:
         """The whole parameter, in ``param_dtype``; a DTensor if it was one before data parallel.
@@ -77,47 +81,57 @@ class Gather:
         local = param.to_local() if isinstance(param, DTensor) else param
         whole: torch.Tensor = _Whole.apply(local, self)
         was = self.tensor_parallel
-        if was is None:
+        if was is None or local is param:  # where a program wants local tensors, it has put one
             return whole
         return DTensor.from_local(
             whole, was.mesh, was.placements, run_check=False, shape=was.shape, stride=was.stride
         )
 
     def whole(self, local: torch.Tensor) -> torch.Tensor:
-        """``local`` (a chunk of rows, as ``torch.chunk`` makes them) -> all rows."""
+        """``local`` (a chunk of ``dim``, as ``torch.chunk`` makes them) -> all of it."""
         if self.param_dtype is not None:
             local = local.to(self.param_dtype)
         if self.shard is None:
             return local.view_as(local)
-        chunk = -(-self.rows // self.shard.size)
-        padded = _pad_rows(local, chunk).contiguous()
+        padded = local.contiguous() if self.dim else _pad_rows(local, self._chunk).contiguous()
         gathered = _ops.all_gather_into_tensor(padded, self.shard.size, self.shard.name)
         whole: torch.Tensor = _ops.wait_tensor(gathered)
+        if self.dim:
+            return torch.cat(whole.chunk(self.shard.size), dim=self.dim)
         return whole if whole.shape[0] == self.rows else whole[: self.rows]
 
     def mean(self, grad: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        """The gradient of all rows -> this rank's ``rows`` of its mean over all ranks, in ``dtype``.
+        """The gradient of the whole -> this rank's ``rows`` of its mean over all ranks, in ``dtype``.
 
         Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then.
-        float16 is divided before the sum, which its range might not hold.
+        float16 is divided in two steps, around the sum, which its range might not hold.
         """
         ranks = (self.shard.size if self.shard else 1) * (
             self.replicate.size if self.replicate else 1
         )
+        divide = ranks if self.divide is None else self.divide
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
-        if narrow := grad.dtype == torch.float16:
-            grad = grad / ranks
+        before = _about_root(divide) if grad.dtype == torch.float16 else 1
+        if before != 1:
+            grad = grad / before
         if self.shard is not None:
-            chunk = -(-self.rows // self.shard.size)
-            padded = _pad_rows(grad, chunk * self.shard.size).contiguous()
+            if self.dim:
+                padded = torch.cat(grad.chunk(self.shard.size, dim=self.dim))
+            else:
+                padded = _pad_rows(grad, self._chunk * self.shard.size).contiguous()
             scattered = _ops.reduce_scatter_tensor(padded, "sum", self.shard.size, self.shard.name)
             grad = _ops.wait_tensor(scattered)
         if self.replicate is not None:
             grad = _ops.wait_tensor(_ops.all_reduce(grad.contiguous(), "sum", self.replicate.name))
-        if self.shard is not None and grad.shape[0] != rows:
+        if self.shard is not None and not self.dim and grad.shape[0] != rows:
             grad = grad[:rows]
-        return (grad if narrow else grad / ranks).to(dtype)
+        return (grad if divide == before else grad / (divide / before)).to(dtype)
+
+    @property
+    def _chunk(self) -> int:
+        assert self.shard is not None
+        return -(-self.rows // self.shard.size)
 
 
 class _Whole(torch.autograd.Function):
@@ -135,6 +149,21 @@ class _Whole(torch.autograd.Function):
 def _pad_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     missing = rows - tensor.shape[0]
     return F.pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, missing]) if missing else tensor
+
+
+def _about_root(divide: float) -> int:
+    """Return the power of two that splits a division in two of about the same size."""
+    before = 1
+    while divide % before == 0 and divide / before > before:
+        before *= 2
+    return before
+
+
+def cast_floating(dtype: torch.dtype, values: Any) -> Any:
+    """A tree of values with its floating-point tensors in another dtype."""
+    return tree_map_only(
+        torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, values
+    )
 
 
 def _recompute(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

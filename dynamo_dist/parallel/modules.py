@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
-from dynamo_dist.parallel.gather import Gather
+from dynamo_dist.parallel.gather import Gather, cast_floating
 from dynamo_dist.parallel.pickling import reduced_as
 
 _GATHERS = "_data_parallel_gathers"
 _INPUT_DTYPE = "_data_parallel_input_dtype"
+_FORWARD = "_data_parallel_forward"  # the module's own, where it is no method of its class
 
 
 class _Inside(threading.local):
@@ -45,6 +45,7 @@ def manage(
     """
     setattr(module, _GATHERS, dict(gathers))
     setattr(module, _INPUT_DTYPE, input_dtype)
+    setattr(module, _FORWARD, vars(module).pop("forward", None))
     module.__class__ = _subclass(type(module), frozenset(gathers))
 
 
@@ -58,18 +59,18 @@ def _subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
 
 
 def _new_subclass(base: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
+    def inner(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = getattr(self, _FORWARD)
+        return base.forward(self, *args, **kwargs) if own is None else own(*args, **kwargs)
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         dtype = getattr(self, _INPUT_DTYPE)
         if dtype is not None:
-            args, kwargs = tree_map_only(
-                torch.Tensor,
-                lambda value: value.to(dtype) if value.is_floating_point() else value,
-                (args, kwargs),
-            )
+            args, kwargs = cast_floating(dtype, (args, kwargs))
         if torch.compiler.is_compiling():
-            return base.forward(self, *args, **kwargs)
+            return inner(self, *args, **kwargs)
         with _gathering():
-            return base.forward(self, *args, **kwargs)
+            return inner(self, *args, **kwargs)
 
     name = f"DataParallel{base.__name__}"
     # Recompiles are counted by code object: a shared one would hold so many classes and no more.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dynamo_dist.reporting import plans
 from dynamo_dist.reporting.breaks import stacks
@@ -21,13 +19,14 @@ from dynamo_dist.reporting.records import (
     BreakRecord,
     Effect,
     Fact,
+    Part,
     PlanRecord,
     RecompileRecord,
     RunReport,
 )
 from dynamo_dist.torch_compat.dynamo.watching import SeenBreak, SeenCompile, watch_dynamo
-from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
+from inductor_passes.reporting.live import GraphCollector
 
 # Dynamo leaves such frames to Python on purpose: nothing was lost.
 _NOT_FAILURES = re.compile(r"^Skip|Restart")
@@ -36,10 +35,7 @@ _SEVERITY: dict[Effect, int] = {"split": 0, "eager": 1, "error": 2}
 _COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)?(?:_\d+)?: ")
 
 
-Seen = GraphRecord | BreakRecord | RecompileRecord | PlanRecord
-
-
-class Collector:
+class Collector(GraphCollector):
     """The graphs, breaks, recompiles and plans seen so far. Safe to read at any time, from any thread.
 
     ``on_change`` is called with each record that is new or replaces an earlier one.
@@ -48,67 +44,48 @@ class Collector:
     def __init__(
         self,
         catalog: Sequence[Cause] = CATALOG,
-        on_change: Callable[[Seen], object] = lambda record: None,
+        on_change: Callable[[Part], object] = lambda record: None,
     ) -> None:
+        super().__init__()
         self._catalog = tuple(catalog)
         self._on_change = on_change
-        self._lock = threading.Lock()
-        self._graphs: dict[str, GraphRecord] = {}
-        self._breaks: dict[tuple[str, str, str], BreakRecord] = {}
-        self._recompiles: dict[tuple[str, str, str], RecompileRecord] = {}
-        self._plans: dict[str, PlanRecord] = {}
-
-    @property
-    def graphs(self) -> list[GraphRecord]:
-        """One record for each graph, the latest that came, in first-seen order."""
-        with self._lock:
-            return list(self._graphs.values())
 
     @property
     def breaks(self) -> list[BreakRecord]:
         """One record for each place and reason, with the number of times it was met."""
-        with self._lock:
-            return list(self._breaks.values())
+        return self.of(BreakRecord)
 
     @property
     def recompiles(self) -> list[RecompileRecord]:
         """One record for each function and guard."""
-        with self._lock:
-            return list(self._recompiles.values())
+        return self.of(RecompileRecord)
 
     @property
     def plans(self) -> list[PlanRecord]:
         """One record for each graph that was planned."""
-        with self._lock:
-            return list(self._plans.values())
+        return self.of(PlanRecord)
 
     def report(self, facts: Sequence[Fact] = ()) -> RunReport:
         """Everything seen so far with this process's rank and versions."""
-        graphs = tuple(self.graphs)
-        spread = dist.is_available() and dist.is_initialized()
+        who = super().report()
         return RunReport(
-            rank=dist.get_rank() if spread else 0,
-            world_size=dist.get_world_size() if spread else 1,
-            torch_version=torch.__version__,
-            plugin_version=_plugin_version(),
-            topology=", ".join(dict.fromkeys(g.topology for g in graphs if g.topology)),
-            graphs=graphs,
+            **{f.name: getattr(who, f.name) for f in dataclasses.fields(who)},
             breaks=tuple(self.breaks),
             recompiles=tuple(self.recompiles),
             plans=tuple(self.plans),
             facts=tuple(facts),
         )
 
-    def on_graph(self, record: GraphRecord) -> None:
-        """Take a record; a later one of the same ``graph_id`` replaces the earlier."""
+    def take(self, record: Any) -> None:
+        """Take a record; a later one of the same ``key`` replaces the earlier, or counts on."""
         with self._lock:
-            self._graphs[record.graph_id] = record
-            self._on_change(record)
-
-    def on_plan(self, record: PlanRecord) -> None:
-        """Take a plan; a later one of the same graph replaces the earlier."""
-        with self._lock:
-            self._plans[record.graph] = record
+            known = self._seen.get((type(record), record.key))
+            if known is not None and hasattr(record, "count"):
+                record = dataclasses.replace(record, count=known.count + 1)
+            if known is not None and isinstance(record, BreakRecord):
+                worst = max(known.effect, record.effect, key=_SEVERITY.__getitem__)
+                record = dataclasses.replace(record, effect=worst)
+            self._seen[type(record), record.key] = record
             self._on_change(record)
 
     def on_break(self, seen: SeenBreak) -> None:
@@ -150,30 +127,17 @@ class Collector:
             effect=effect,
             hints=message.hints,
         )
-        key = (record.kind, record.reason, record.user_line)
-        with self._lock:
-            known = self._breaks.get(key)
-            if known:
-                worst = max(known.effect, effect, key=_SEVERITY.__getitem__)
-                record = dataclasses.replace(record, count=known.count + 1, effect=worst)
-            self._breaks[key] = record
-            self._on_change(record)
+        self.take(record)
 
     def _add_recompile(self, seen: SeenCompile) -> None:
         line = f"{seen.file}:{seen.line}" if seen.file else stacks.user_line(seen.stack)
-        record = RecompileRecord(seen.function, line, _guard(seen.recompile_reason))
-        key = (record.function, record.user_line, record.guard)
-        with self._lock:
-            if known := self._recompiles.get(key):
-                record = dataclasses.replace(record, count=known.count + 1)
-            self._recompiles[key] = record
-            self._on_change(record)
+        self.take(RecompileRecord(seen.function, line, _guard(seen.recompile_reason)))
 
 
 @contextlib.contextmanager
 def collect(
     catalog: Sequence[Cause] = CATALOG,
-    on_change: Callable[[Seen], object] = lambda record: None,
+    on_change: Callable[[Part], object] = lambda record: None,
 ) -> Iterator[Collector]:
     """Collect while the block runs; the collector stays readable after it.
 
@@ -182,8 +146,8 @@ def collect(
     """
     collector = Collector(catalog, on_change)
     with watch_dynamo(collector.on_break, collector.on_compile):
-        unsubscribe = recorder.subscribe(collector.on_graph)
-        unsubscribe_plans = plans.subscribe(collector.on_plan)
+        unsubscribe = recorder.subscribe(collector.take)
+        unsubscribe_plans = plans.subscribe(collector.take)
         try:
             yield collector
         finally:
@@ -215,9 +179,3 @@ def _guard(reason: str) -> str:
     """The guard's expression: torch appends its source line, and puts the compile's id in front."""
     first = reason.strip().splitlines()[0]
     return _COMPILE_ID.sub("", without_addresses(first)).split("  # ", 1)[0].strip()
-
-
-def _plugin_version() -> str:
-    import dynamo_dist
-
-    return str(getattr(dynamo_dist, "__version__", ""))

@@ -1,80 +1,55 @@
-"""The report of ``options={"report": DIR}``: kept up to date while the process compiles.
+"""Breaks, recompiles and plans while the plugin is on: logged, and in the report of ``options={"report": DIR}``.
 
-Graph breaks happen before a backend is first called, so a process-wide collector listens from
-``enable()`` on; for those who keep stock trackers, from ``inductor_passes.options(report=...)`` on.
+Graph breaks happen before a backend is first called, so they are listened for from ``enable()`` on.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
-import threading
+import functools
 from collections.abc import Callable
 
-from dynamo_dist.reporting.collect import Collector, collect
-from dynamo_dist.reporting.records import RunReport
+from dynamo_dist.reporting import plans
+from dynamo_dist.reporting.collect import Collector
+from dynamo_dist.reporting.logs import log_decision
 from dynamo_dist.reporting.write import write_report
-
-EVERY_GRAPH = 8
-
-_lock = threading.Lock()
-_listening = contextlib.ExitStack()
-_collector: Collector | None = None
+from dynamo_dist.torch_compat.dynamo.watching import watch_dynamo
+from inductor_passes.reporting import recorder, reporters
+from inductor_passes.reporting.live import LiveReport
 
 
-def listen() -> Collector:
-    """The process-wide collector, started if it is not on."""
-    global _collector  # noqa: PLW0603 - one for the process
-    with _lock:
-        if _collector is None:
-            _collector = _listening.enter_context(collect())
-            atexit.register(stop)  # last in, first out: after what finishes the reports
-        return _collector
+@functools.cache
+def process_run() -> Collector:
+    """What this process has met while enabled, and its graphs since a report was first asked for."""
+    return Collector(on_change=log_decision)
 
 
-def stop() -> None:
-    """Stop listening and forget; a report that is written later starts anew."""
-    global _collector  # noqa: PLW0603
-    with _lock:
-        _collector = None
-        _listening.close()
-        atexit.unregister(stop)
+@functools.cache
+def _with_graphs() -> Collector:
+    collector = process_run()
+    recorder.subscribe(collector.take)
+    return collector
 
 
 def live_report(directory: str) -> Callable[[], object]:
-    """Start to listen; the function returned brings ``directory`` up to date.
-
-    A report is written whole each time, so with many graphs not after each of them: up to
-    ``EVERY_GRAPH`` graphs, then whenever a quarter more are there, and what is left at exit.
-    """
-    folder = _Folder(directory)
-    atexit.register(folder.finish)
-    return folder.refresh
+    """Start to listen; the function returned brings ``directory`` up to date."""
+    return LiveReport(directory, _with_graphs().report, write_report).refresh
 
 
-class _Folder:
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.collector = listen()
-        self.written: RunReport | None = None
+class Listen:
+    """A change of the plugin's switch: breaks, recompiles and plans are seen while enabled."""
 
-    def refresh(self) -> None:
-        self.collector = listen()
-        report = self.collector.report()
-        known = len(self.written.graphs) if self.written else 0
-        if not EVERY_GRAPH < len(report.graphs) < known * 1.25:
-            self._write(report)
+    name = "listening"
 
-    def finish(self) -> None:
-        """Write what came after the last refresh. The process group may be gone: its rank is kept."""
-        if self.written is None:
-            return
-        rank, world_size = self.written.rank, self.written.world_size
-        report = dataclasses.replace(self.collector.report(), rank=rank, world_size=world_size)
-        if report != self.written:
-            self._write(report)
+    def apply(self) -> None:
+        self._listening = contextlib.ExitStack()
+        seen = process_run()
+        self._listening.enter_context(watch_dynamo(seen.on_break, seen.on_compile))
+        self._listening.callback(plans.subscribe(seen.take))
+        self._listening.callback(reporters.use, reporters.use(live_report))
+        atexit.register(self._listening.close)  # while there still is something to close it with
 
-    def _write(self, report: RunReport) -> None:
-        self.written = report
-        write_report(report, self.directory)
+    def undo(self) -> None:
+        atexit.unregister(self._listening.close)
+        self._listening.close()

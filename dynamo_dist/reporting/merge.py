@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_dist.reporting.records import SCHEMA_VERSION, RunReport
-from dynamo_dist.reporting.summary import Summary, graph_titles, summarize
-from dynamo_dist.reporting.units import count_of, split_line
+from dynamo_dist.reporting.records import RunReport
 from inductor_passes.records import GraphRecord
+from inductor_passes.reporting.report import SCHEMA_VERSION
+from inductor_passes.reporting.summary import titled
+from inductor_passes.reporting.units import count_of, split_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,6 @@ class MergedReport:
     def first(self) -> RunReport:
         """The report of the lowest rank: what is equal on all ranks is read from it."""
         return self.reports[0]
-
-    @property
-    def summaries(self) -> tuple[tuple[int, Summary], ...]:
-        """Each rank with its totals."""
-        return tuple((report.rank, summarize(report)) for report in self.reports)
 
     def to_json(self) -> dict[str, Any]:
         """``{schema, world_size, missing, differences, reports}``; ``reports`` as each rank wrote it.
@@ -89,13 +85,15 @@ def merge_ranks(reports: Sequence[RunReport]) -> MergedReport:
 def _differences(reports: Sequence[RunReport]) -> list[RankDifference]:
     found = [
         _compare(reports, "graph breaks", _breaks, _breaks_text),
-        _compare(reports, "graphs", lambda r: tuple(graph_titles(r.graphs)), _titles_text),
+        _compare(
+            reports, "graphs", lambda r: tuple(title for title, _ in titled(r.graphs)), _titles_text
+        ),
         _compare(reports, "topology", lambda r: r.topology, str),
         _compare(reports, "torch", lambda r: r.torch_version, str),
     ]
     graphs: dict[str, dict[int, GraphRecord]] = defaultdict(dict)
     for report in reports:
-        for title, graph in zip(graph_titles(report.graphs), report.graphs, strict=True):
+        for title, graph in titled(report.graphs):
             graphs[title][report.rank] = graph
     for title, by_rank in graphs.items():
         found.append(_sequences(f"{title}: launches", by_rank, _launches))
@@ -107,16 +105,20 @@ def _differences(reports: Sequence[RunReport]) -> list[RankDifference]:
 def _compare(
     reports: Sequence[RunReport],
     what: str,
-    value: Callable[[RunReport], Hashable],
+    value: Callable[[RunReport], Any],
     text: Callable[[Any], str],
 ) -> RankDifference | None:
-    ranks: dict[Hashable, list[int]] = defaultdict(list)
-    for report in reports:
-        ranks[value(report)].append(report.rank)
-    if len(ranks) < 2:
-        return None
+    found = _by_value((value(report), report.rank) for report in reports)
+    return RankDifference(what, tuple((text(value), r) for value, r in found)) if found else None
+
+
+def _by_value(values: Iterable[tuple[Any, int]]) -> list[tuple[Any, tuple[int, ...]]]:
+    """Each value with the ranks that have it, most ranks first; nothing, if all have the same."""
+    ranks: dict[Any, list[int]] = defaultdict(list)
+    for value, rank in values:
+        ranks[value].append(rank)
     ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
-    return RankDifference(what, tuple((text(value), tuple(r)) for value, r in ordered))
+    return [(value, tuple(r)) for value, r in ordered] if len(ordered) > 1 else []
 
 
 def _sequences(
@@ -125,17 +127,13 @@ def _sequences(
     sequence: Callable[[GraphRecord], tuple[str, ...]],
 ) -> RankDifference | None:
     """Ranks by equal sequence, each told by the first place where it leaves that of most ranks."""
-    ranks: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for rank, graph in sorted(by_rank.items()):
-        ranks[sequence(graph)].append(rank)
-    if len(ranks) < 2:
+    found = _by_value((sequence(graph), rank) for rank, graph in sorted(by_rank.items()))
+    if not found:
         return None
-    ordered = sorted(ranks.items(), key=lambda item: (-len(item[1]), item[1]))
-    most = ordered[0][0]
-    places = [_first_difference(most, other) for other, _ in ordered[1:]]
-    values = [(_at(most, min(places)), tuple(ordered[0][1]))]
-    for (other, members), place in zip(ordered[1:], places, strict=True):
-        values.append((_at(other, place), tuple(members)))
+    (most, ranks), *others = found
+    places = [_first_difference(most, other) for other, _ in others]
+    values = [(_at(most, min(places)), ranks)]
+    values += [(_at(other, at), r) for (other, r), at in zip(others, places, strict=True)]
     return RankDifference(what, tuple(values))
 
 

@@ -8,9 +8,10 @@ import os
 from typing import Any
 
 from dynamo_dist.errors import ReportError
-from dynamo_dist.reporting.records import SCHEMA_VERSION, RunReport
+from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.schema import schema_of_rank
 from inductor_passes.files import Form, checked, load
+from inductor_passes.reporting.report import SCHEMA_VERSION
 
 _FORM = Form(
     name="report",

@@ -22,16 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from inductor_passes.records import GraphRecord, known
-
-SCHEMA_VERSION = 1
-MOST_RANKS = 2**20  # the ranks that gave no report are listed one by one
+from inductor_passes.records import GraphRecord, restored
+from inductor_passes.reporting.report import SCHEMA_VERSION, GraphsReport
 
 Effect = Literal["split", "eager", "error"]
-_Record = TypeVar("_Record", "BreakRecord", "RecompileRecord", "PlanRecord", "Fact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,11 @@ class BreakRecord:
     count: int = 1
     hints: tuple[str, ...] = ()
 
+    @property
+    def key(self) -> object:
+        """Which break this is."""
+        return self.kind, self.reason, self.user_line
+
 
 @dataclass(frozen=True, slots=True)
 class RecompileRecord:
@@ -64,6 +66,11 @@ class RecompileRecord:
     user_line: str
     guard: str
     count: int = 1
+
+    @property
+    def key(self) -> object:
+        """Which recompile this is."""
+        return self.function, self.user_line, self.guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class PlanRecord:
     """The placements of one Dynamo graph, re-solved; ``graph`` is its name in a plan file.
 
     Times are modelled, communication and compute, in microseconds; no plan takes less than ``bound_us``.
+    ``source``: the file that it was read from, the user's or one beside the cache; "" where it was made anew.
     """
 
     graph: str
@@ -89,15 +97,12 @@ class PlanRecord:
     planned_us: float
     bound_us: float
     changes: tuple[PlannedStep, ...] = ()
+    source: str = ""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> PlanRecord:
-        """Inverse of ``dataclasses.asdict``."""
-        changes = tuple(
-            PlannedStep(item["op"], tuple(item["stock"]), tuple(item["planned"]))
-            for item in data["changes"]
-        )
-        return dataclasses.replace(known_fields(cls, data), changes=changes)
+    @property
+    def key(self) -> object:
+        """Which plan this is."""
+        return self.graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,37 +114,31 @@ class Fact:
     unit: str = ""
     source: str = ""
 
+    @property
+    def key(self) -> object:
+        """Which figure this is."""
+        return self.name
+
+
+Part = GraphRecord | BreakRecord | RecompileRecord | PlanRecord | Fact
+# Field of a report that has several -> what they are.
+PARTS: dict[str, type[Part]] = {
+    "graphs": GraphRecord,
+    "breaks": BreakRecord,
+    "recompiles": RecompileRecord,
+    "plans": PlanRecord,
+    "facts": Fact,
+}
+
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(GraphsReport):
     """One rank's run. The module's docstring documents its JSON."""
 
-    rank: int = field(default=0, metadata={"minimum": 0, "maximum": MOST_RANKS})
-    world_size: int = field(default=1, metadata={"minimum": 1, "maximum": MOST_RANKS})
-    torch_version: str = ""
-    plugin_version: str = ""
-    topology: str = ""
-    graphs: tuple[GraphRecord, ...] = ()
     breaks: tuple[BreakRecord, ...] = ()
     recompiles: tuple[RecompileRecord, ...] = ()
     plans: tuple[PlanRecord, ...] = ()
     facts: tuple[Fact, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types, with the schema's version."""
-        return {
-            "schema": SCHEMA_VERSION,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "torch_version": self.torch_version,
-            "plugin_version": self.plugin_version,
-            "topology": self.topology,
-            "graphs": [graph.to_json() for graph in self.graphs],
-            "breaks": [dataclasses.asdict(item) for item in self.breaks],
-            "recompiles": [dataclasses.asdict(item) for item in self.recompiles],
-            "plans": [dataclasses.asdict(item) for item in self.plans],
-            "facts": [dataclasses.asdict(item) for item in self.facts],
-        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunReport:
@@ -150,31 +149,15 @@ class RunReport:
                 f"{SCHEMA_VERSION}. Write the report anew, or read it with the version that wrote it."
             )
         try:
-            return cls(
-                rank=int(data["rank"]),
-                world_size=int(data["world_size"]),
-                torch_version=str(data["torch_version"]),
-                plugin_version=str(data["plugin_version"]),
-                topology=str(data["topology"]),
-                graphs=tuple(GraphRecord.from_json(item) for item in data["graphs"]),
-                breaks=tuple(known_fields(BreakRecord, item) for item in data["breaks"]),
-                recompiles=tuple(
-                    known_fields(RecompileRecord, item) for item in data["recompiles"]
-                ),
-                plans=tuple(PlanRecord.from_json(item) for item in data.get("plans", ())),
-                facts=tuple(known_fields(Fact, item) for item in data["facts"]),
-            )
+            needed = {f.name: data[f.name] for f in dataclasses.fields(GraphsReport)}
+            needed["graphs"] = tuple(map(GraphRecord.from_json, needed["graphs"]))
+            report: RunReport = restored(cls, {**data, "graphs": ()})
+            if "breaks" not in data:
+                off = Fact("graph breaks", "not looked at: this plugin was off")
+                needed["facts"] = (*report.facts, off)
+            return dataclasses.replace(report, **needed)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"This report cannot be read: {type(error).__name__}: {error}. Its schema version is "
                 "right but a field is missing or has another type; write the report anew."
             ) from error
-
-
-def known_fields(cls: type[_Record], data: Mapping[str, Any]) -> _Record:
-    """``cls`` from the fields that it has; lists become tuples again."""
-    fields = known(cls, data)
-    for name, value in fields.items():
-        if isinstance(value, list):
-            fields[name] = tuple(value)
-    return cls(**fields)

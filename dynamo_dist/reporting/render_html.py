@@ -1,150 +1,38 @@
-"""A report as one HTML file that needs nothing else: no network, no other file, dark and light.
-
-The template escapes whatever it shows; Python makes no markup.
-"""
+"""A report of a run as one HTML file: the page of its graphs, and breaks, plans and ranks in it."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dynamo_dist.reporting import units
 from dynamo_dist.reporting.merge import MergedReport
-from dynamo_dist.reporting.picture import COMPUTE_LANE, Box, Lane, Picture, draw, ticks
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.summary import (
+    EFFECTS,
     ONLY_OBSERVED,
-    WHY_EXPOSED,
     WHY_RANKS_ARE_MISSING,
-    graph_titles,
     is_only_observed,
-    order_text,
-    summarize,
     why_no_graph,
 )
-from inductor_passes.records import CollectiveRecord, GraphRecord
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-LANE_HEIGHT = 24
-LANE_GAP = 5
-# A label is drawn without JavaScript where it fits a picture of this many pixels.
-_ASSUMED_PX = 1000
-_PX_PER_CHAR = 7.2
-
-
-@dataclass(frozen=True, slots=True)
-class _Label:
-    text: str
-    style: str
-    at_percent: float
-    y: float
-
-
-@dataclass(frozen=True, slots=True)
-class _GraphView:
-    """One graph, ready to be laid out. ``height`` is of the lanes, in pixels."""
-
-    title: str
-    record: GraphRecord
-    before: Picture
-    after: Picture
-    lane_titles: dict[str, str]
-    collectives: dict[str, CollectiveRecord]
-    ticks: list[float]
-    height: int
-    open: bool
+from inductor_passes.reporting.render_html import page
+from inductor_passes.reporting.units import rank_list
 
 
 def render_html(report: RunReport | MergedReport) -> str:
     """The whole page. A merged report shows where ranks differ, then the lowest rank's graphs."""
     merged = report if isinstance(report, MergedReport) else None
     run = report.first if isinstance(report, MergedReport) else report
-    return _template().render(
+    return page(
+        run,
+        "report.html.j2",
+        __package__,
         merged=merged,
-        run=run,
-        summary=summarize(run),
-        graphs=_views(run.graphs),
-        facts=run.facts,
         why_no_graph=why_no_graph(run),
-        is_only_observed=is_only_observed(run),
+        only_observed=ONLY_OBSERVED if is_only_observed(run) else "",
+        why_ranks_are_missing=WHY_RANKS_ARE_MISSING,
+        effects=EFFECTS,
+        rank_list=rank_list,
+        sparkline=_sparkline,
     )
-
-
-def _views(graphs: Sequence[GraphRecord]) -> list[_GraphView]:
-    titles = graph_titles(graphs)
-    # With many graphs the page opens where there is most to see.
-    ranked = sorted(range(len(graphs)), key=lambda i: -graphs[i].before.makespan_us)
-    shown = set(ranked[:3])
-    return [_view(titles[i], graph, i in shown) for i, graph in enumerate(graphs)]
-
-
-def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
-    scale = max(graph.before.makespan_us, graph.after.makespan_us)
-    spans = (*graph.before.spans, *graph.after.spans)
-    groups = tuple(dict.fromkeys(s.lane for s in spans if s.lane != COMPUTE_LANE))
-    sizes = {c.group_name: c.group_size for c in graph.collectives}
-    lane_titles = {COMPUTE_LANE: "compute"}
-    for group in groups:
-        size = sizes.get(group)
-        lane_titles[group] = f"group {group}" + (f" · {size} ranks" if size else "")
-    return _GraphView(
-        title=title,
-        record=graph,
-        before=draw(graph.before, scale, groups),
-        after=draw(graph.after, scale, groups),
-        lane_titles=lane_titles,
-        collectives={c.name: c for c in graph.collectives},
-        ticks=ticks(scale),
-        height=len(lane_titles) * (LANE_HEIGHT + LANE_GAP) - LANE_GAP,
-        open=is_open,
-    )
-
-
-def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
-    """Return the text shown when hovering over a box; its first line is the label where there is room."""
-    collective = collectives.get(box.span.name)
-    if box.count > 1:
-        head = f"{box.count} spans"
-        more = [f"longest: {box.span.name}", f"busy {units.human_us(box.busy_us)}"]
-    elif box.style == "wait":
-        head = "wait"
-        more = [f"compute stands still for {box.span.name}"]
-    elif box.span.lane == COMPUTE_LANE:
-        head, more = box.span.name, []
-    else:
-        head, more = box.span.kind, [box.span.name]
-        if collective is not None:
-            head += f" {units.human_bytes(collective.payload_bytes)}"
-            more.append(f"{collective.dtype}, {units.human_us(box.span.duration_us)} on the link")
-            if collective.stack:
-                more.append(" ".join(units.split_line(collective.stack)))
-    start, end = box.start_us, box.start_us + box.duration_us
-    times = f"{units.human_us(start)} to {units.human_us(end)}: {units.human_us(end - start)}"
-    if box.style in ("hidden", "exposed"):
-        times += f" {box.style}"
-    return "\n".join([head, *more, times])
-
-
-def _labels(picture: Picture, collectives: dict[str, CollectiveRecord]) -> list[_Label]:
-    """Labels of boxes that are wide enough, for readers without JavaScript."""
-    labels = []
-    for row, lane in enumerate(picture.lanes):
-        for box in lane.boxes:
-            text = _box_title(box, collectives).split("\n", 1)[0]
-            px = box.duration_us / picture.scale_us * _ASSUMED_PX if picture.scale_us else 0
-            if len(text) * _PX_PER_CHAR + 8 <= px:
-                middle = (box.start_us + box.duration_us / 2) / picture.scale_us * 100
-                y = row * (LANE_HEIGHT + LANE_GAP) + LANE_HEIGHT / 2
-                labels.append(_Label(text, box.style, round(middle, 3), y))
-    return labels
-
-
-def _lane_y(picture: Picture, lane: Lane) -> int:
-    return picture.lanes.index(lane) * (LANE_HEIGHT + LANE_GAP)
 
 
 def _sparkline(values: Sequence[float], width: int = 120, height: int = 24) -> str:
@@ -158,47 +46,3 @@ def _sparkline(values: Sequence[float], width: int = 120, height: int = 24) -> s
         f"{i * width / (len(finite) - 1):.1f},{height - 2 - (v - low) / spread * (height - 4):.1f}"
         for i, v in enumerate(finite)
     )
-
-
-def _share(part: float, whole: float) -> float:
-    """Percent of ``whole``, for the width of a bar."""
-    return round(100 * part / whole, 2) if whole > 0 else 0.0
-
-
-@functools.cache
-def _template() -> Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("dynamo_dist.reporting", "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    filters: dict[str, Any] = {
-        "bytes": units.human_bytes,
-        "us": units.human_us,
-        "number": units.human_number,
-        "fact": units.fact_text,
-        "ranks": units.rank_list,
-        "sparkline": _sparkline,
-        "order_text": order_text,
-    }
-    environment.filters.update(filters)
-    environment.globals.update(
-        change=units.change,
-        count_of=units.count_of,
-        split_line=units.split_line,
-        share=_share,
-        box_title=_box_title,
-        labels=_labels,
-        lane_y=_lane_y,
-        why_exposed=WHY_EXPOSED,
-        why_ranks_are_missing=WHY_RANKS_ARE_MISSING,
-        only_observed=ONLY_OBSERVED,
-        human_us=units.human_us,
-        human_bytes=units.human_bytes,
-        LANE_HEIGHT=LANE_HEIGHT,
-    )
-    return environment.get_template("report.html.j2")

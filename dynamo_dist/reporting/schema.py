@@ -12,15 +12,16 @@ from typing import Any
 
 from dynamo_dist.reporting import records
 from inductor_passes import records as graph_records
+from inductor_passes.reporting.report import SCHEMA_VERSION
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _VERSIONS = {
-    records.RunReport: records.SCHEMA_VERSION,
+    records.RunReport: SCHEMA_VERSION,
     graph_records.GraphRecord: graph_records.SCHEMA_VERSION,
 }
 # What came to a record later is what has a default; but of these everything has one.
-_LATER: dict[type, set[str]] = {records.RunReport: {"plans"}}
+_LATER: dict[type, set[str]] = {records.RunReport: {*records.PARTS} - {"graphs"}}
 
 
 def json_schema() -> dict[str, Any]:
@@ -38,7 +39,7 @@ def json_schema() -> dict[str, Any]:
     )
     merged = _object(
         {
-            "schema": {"const": records.SCHEMA_VERSION},
+            "schema": {"const": SCHEMA_VERSION},
             "world_size": {"type": "integer"},
             "missing": ranks,
             "differences": {"type": "array", "items": difference},

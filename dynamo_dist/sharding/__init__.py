@@ -9,12 +9,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_dist.sharding.registration import register_strategy
+    from dynamo_dist.sharding.registration import Call, Row, register_rows, register_strategy
 
-__all__ = ["register_strategy"]
+__all__ = ["Call", "Row", "register_rows", "register_strategy"]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("dynamo_dist.sharding.registration").register_strategy
+    return getattr(importlib.import_module("dynamo_dist.sharding.registration"), name)

@@ -92,7 +92,7 @@ def instead(
         _warned.add(op)
         log.warning(
             "%s has no sharding strategy for %s: its arguments are gathered on every rank. "
-            "dynamo_dist.sharding.register_strategy gives it one.",
+            "dynamo_dist.sharding.register_rows gives it one.",
             op,
             layouts(args, kwargs),
         )

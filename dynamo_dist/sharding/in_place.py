@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
@@ -79,11 +80,5 @@ def changes() -> list[Change]:
             for op in operators.overloads(name)
             for change in strategies.on_dispatch(op, number)
         ),
-        # 2.11 decides nothing for it, and gathering detaches.
-        *(
-            change
-            for op in operators.overloads("aten.detach_.default")
-            if not strategies.is_decided(op)
-            for change in strategies.on_dispatch(op, lambda op, args, kwargs: args[0])
-        ),
+        *oldest.on_detach(),
     ]

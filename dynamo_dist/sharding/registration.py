@@ -1,4 +1,4 @@
-"""``register_strategy``: a strategy of the user's own for an operator."""
+"""``register_rows`` and ``register_strategy``: a strategy of the user's own for an operator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,31 @@ from collections.abc import Callable, Sequence
 from dynamo_dist import switch
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import checks
+from dynamo_dist.sharding.rows import Call, Row, Rows, strategy
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, strategies, types
 from dynamo_dist.torch_compat.dynamo import compiler
+from inductor_passes.plugins import digest_of_sources
 
-_registered: dict[types.OpOverload, tuple[calls.Strategy, types.RuntimeSchemaInfo]] = {}
+__all__ = ["Call", "Row", "register_rows", "register_strategy"]
+
+registered: dict[types.OpOverload, tuple[calls.Strategy, types.RuntimeSchemaInfo]] = {}
+
+
+def register_rows(op: types.OpOverload, rows: Rows, *, any_part: bool = False) -> Rows:
+    """Have ``rows(call)`` list how ``op`` runs on one mesh dimension; its strategy is made of that.
+
+    A row is ``call.row([Shard(0)], x=Shard(0))``: the placement of each result, and by name of the tensor
+    arguments that are not replicated. Replicas need no row. Every combination of rows over the mesh is
+    offered at the price of bringing the arguments to it, which torch and the planner compare. An argument
+    of which a rank would hold nothing is gathered first, and one in a strided shard too; with ``any_part``
+    neither is: the rows hold whichever elements a rank has, if it has the same of every argument.
+
+    For an operator on lists of tensors, or one whose local call is another, see ``register_strategy``, by
+    whose terms this is in force. Returns ``rows``.
+    """
+    register_strategy(op)(strategy(rows, any_part))
+    return rows
 
 
 def register_strategy(
@@ -32,12 +52,13 @@ def register_strategy(
     every argument that is no tensor is part of the key of eager's cache.
 
     It takes the place of torch's strategy, of ours, and of an earlier one for ``op``; cached decisions
-    are dropped, and the function's source is part of the keys of the compile caches. Raises
-    StrategyError if ``op`` is no overload, or if eager would ask another strategy nevertheless.
+    are dropped, and the sources of the function and of the package that it is in are part of the keys of
+    the compile caches. Raises StrategyError if ``op`` is no overload, or if eager would ask another
+    strategy nevertheless.
     """
     if not isinstance(op, types.OpOverload):
         raise StrategyError(
-            f"register_strategy needs an overload of an operator, but got {op!r}.",
+            f"A strategy is registered for an overload of an operator, but got {op!r}.",
             "A layout is decided for one signature.",
             "Name the overload, e.g. torch.ops.mylib.scale.default.",
         )
@@ -50,7 +71,7 @@ def register_strategy(
             inferred.needs_pytree if needs_pytree is None else needs_pytree,
         )
         with compiler.compile_lock:
-            _registered[op] = (checks.checked(op, function), info)
+            registered[op] = (checks.checked(op, function), info)
             if switch.is_enabled():
                 switch.apply(changes([op]))
         return function
@@ -61,25 +82,14 @@ def register_strategy(
 def changes(ops: Sequence[types.OpOverload] | None = None) -> list[Change]:
     """List the changes that enabling makes for the registered strategies, of these operators or of all."""
     found: list[Change] = [strategies.ClearCaches()]
-    for op in _registered if ops is None else ops:
-        function, info = _registered[op]
+    for op in registered if ops is None else ops:
+        function, info = registered[op]
         found += [
             *strategies.on_strategy(op, function, info),
             strategies.ProveAsked(op, function),
             compiler.CacheKeyTag(f"-{_digest(op, function)}"),
         ]
     return [*found, strategies.ClearCaches()]
-
-
-def save() -> Callable[[], None]:
-    """Note what is registered now; the function returned goes back to it."""
-    before = dict(_registered)
-
-    def restore() -> None:
-        _registered.clear()
-        _registered.update(before)
-
-    return restore
 
 
 def _digest(op: types.OpOverload, function: calls.Strategy) -> str:
@@ -89,4 +99,5 @@ def _digest(op: types.OpOverload, function: calls.Strategy) -> str:
     except (OSError, TypeError):
         # Made by exec or at a prompt: its code is all there is.
         source = repr(getattr(function, "__code__", function))
-    return hashlib.sha256(f"{op} {source}".encode()).hexdigest()[:12]
+    helpers = digest_of_sources(getattr(function, "__module__", ""))
+    return hashlib.sha256(f"{op} {source} {helpers}".encode()).hexdigest()[:12]

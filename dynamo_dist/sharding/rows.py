@@ -17,6 +17,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
+from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat.dtensor import calls, types
 from dynamo_dist.torch_compat.dtensor import specs as specs_compat
 
@@ -44,6 +45,12 @@ class Call:
 
     def row(self, results: Sequence[Placement | None], /, **arguments: Placement) -> Row:
         """A row by name of the tensor arguments; those not named are replicated, absent ones left out."""
+        if unknown := arguments.keys() - self.args.keys():
+            raise StrategyError(
+                f"A row of {self.op} places {sorted(unknown)}, expected some of {list(self.args)}.",
+                "A row places arguments by the names of the operator's schema.",
+                f"Write them as in {self.op._schema}.",
+            )
         present = [name for name, value in self.args.items() if isinstance(value, types.TensorMeta)]
         return (*results, *(arguments.get(name, R) for name in present))
 

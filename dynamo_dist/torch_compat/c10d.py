@@ -51,9 +51,3 @@ def nn_function(name: str) -> Any:
 def collective_options(kind: str) -> Any:
     """New options of a backend's collective: ``kind`` is "Allreduce", "Barrier" and so on."""
     return getattr(_distributed_c10d, f"{kind}Options")()
-
-
-def reduce_scatter_of(group: Any) -> Any:
-    """The group's reduce-scatter of one tensor into one; renamed in 2.13."""
-    name = "reduce_scatter_single"
-    return getattr(group, name) if hasattr(group, name) else group._reduce_scatter_base

@@ -9,7 +9,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 
 OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
-# Whether checkpointing in a compiled function marks what autograd functions do inside; seen from 2.13 on.
+# Whether checkpointing in a compiled function marks what autograd functions do inside; seen from 2.12 on.
 # A torch before needs a context_fn for that, of which it warns at every compile.
 CHECKPOINT_REACHES_INSIDE = hasattr(_wrap, "_always_prefer_recompute")
 

@@ -25,7 +25,6 @@ from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder, reporters
-from inductor_passes.reporting.logs import log_graph
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -51,7 +50,6 @@ def compile_with_passes(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-    on_graph: Callable[[GraphRecord], None] | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph as a torch.compile backend does.
 
@@ -59,7 +57,7 @@ def compile_with_passes(
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
     """
     own, inductor = split(options or {}, mode)
-    return compile_split(gm, example_inputs, own, inductor, on_graph=on_graph)
+    return compile_split(gm, example_inputs, own, inductor)
 
 
 def compile_split(
@@ -68,31 +66,21 @@ def compile_split(
     own: PassOptions,
     inductor: Mapping[str, Any],
     *,
-    on_graph: Callable[[GraphRecord], None] | None = None,
     around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
     """Compile a graph by ``compile_fx`` with configuration of this compile alone: our options and Inductor's.
 
-    Inductor's and AOTAutograd's caches work as they do in stock. ``on_graph`` is called with each graph
-    that communicates, compiled or from a cache, before it runs; what it raises ends the compile. Code is
-    made, and loaded from caches, inside ``around()``: that of a backward graph perhaps long after this returns.
+    Inductor's and AOTAutograd's caches work as they do in stock. Code is made, and loaded from caches,
+    inside ``around()``: that of a backward graph perhaps long after this returns.
     """
     current = dynamo.compile_id()
 
     def rename(record: GraphRecord) -> str:
         return f"{current}:{record.phase}"
 
-    ready: list[GraphRecord] = []
-
-    def finish() -> None:
-        ready.extend(recorder.publish_cached(rename))
-        if ready:
+    def finish(cache: str, is_new: bool = False) -> None:
+        if recorder.publish_cached(rename, cache) or is_new:
             reporters.write(own.report)
-        while ready:
-            record = ready.pop(0)
-            log_graph(record)
-            if on_graph is not None:
-                on_graph(record)
 
     compile_inner = (
         inductor_compat.compile_fx_inner if _makes_code.get() else inductor_compat.run_graph_passes
@@ -102,19 +90,20 @@ def compile_split(
     failed: list[str] = []  # what backward graphs failed with
 
     def inner_compile(*args: Any, **kwargs: Any) -> Any:
+        code = None
+
+        def complete(record: GraphRecord) -> GraphRecord:
+            kept = order_kept(record.order, dynamo.source_of(code))
+            return dataclasses.replace(record, order_kept=kept)
+
         try:
-            with recorder.compiling() as fresh, around(), _as_they_are():
+            with recorder.completing(complete) as fresh, around(), _as_they_are():
                 code = as_settled(lambda: compile_inner(*args, **kwargs))
         except Exception as error:
             if kwargs.get("is_backward"):
                 failed.append(str(error))
             raise
-        for key, record in fresh:
-            kept = order_kept(record.order, dynamo.source_of(code))
-            final = dataclasses.replace(record, order_kept=kept)
-            recorder.amend(key, final)
-            ready.append(final)
-        finish()
+        finish("Inductor's cache", bool(fresh))
         return code
 
     if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
@@ -144,7 +133,7 @@ def compile_split(
             compiled = compile_()
     if job is not None and settles:
         dynamo.guard_frame(job.still_holds())
-    finish()
+    finish("AOTAutograd's cache")
     return compiled if availability.why_not_here() else _watched(compiled)
 
 

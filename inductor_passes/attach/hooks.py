@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,13 @@ from inductor_passes.base import GraphPass
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.hazards import launches_show_that_ranks_differ
 from inductor_passes.kernels import availability, register_operators
-from inductor_passes.machine import TopologyCostModel, default_topology, load_topology
+from inductor_passes.machine import CostModel, default_topology, load_topology
+from inductor_passes.machine.prices.roofline import digest_of
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import recorder, reporters
-from inductor_passes.reporting.logs import log_graph
-from inductor_passes.torch_compat import caches, dynamo, logs
+from inductor_passes.reporting import misses, recorder, reporters
+from inductor_passes.torch_compat import caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 log = logging.getLogger(__name__)
@@ -65,22 +65,24 @@ class Attachment:
         name = dynamo.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
         logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
-        record = self._run(graph, phase)
+        launches = any(is_launch(node) for node in graph.nodes)
+        looked_up = misses.why_missed(graph, self.key(), phase) if launches else None
+        cost = cost_model(graph, self.options)
+        record = self._run(graph, phase, cost)
         if record is None:
             return
+        record = dataclasses.replace(record, cache=looked_up)
         decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
         # Sends and receives hang in another order than the program's, whoever schedules.
         if decided or launches_show_that_ranks_differ(graph):
             if inductor_compat.can_pin_order():
-                pin.pin_order(graph, cost_model(graph, self.options))
+                pin.pin_order(graph, cost)
             else:
                 log.warning(
                     "This torch has no control_dependencies: Inductor may move launches back."
                 )
-        recorder.compiled(record)
-        if not recorder.is_followed():  # else whoever follows has more to add first
+        if recorder.compiled(record):
             reporters.write(self.options.report)
-            log_graph(record)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
             record.phase,
@@ -92,7 +94,7 @@ class Attachment:
         )
         logs.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
-    def _run(self, graph: fx.Graph, phase: str) -> GraphRecord | None:
+    def _run(self, graph: fx.Graph, phase: str, cost: CostModel) -> GraphRecord | None:
         """Run the passes, as this rank's job has settled or settles now."""
         graph_id = f"{dynamo.compile_id()}:{phase}"
 
@@ -104,6 +106,7 @@ class Attachment:
                 graph_id=graph_id,
                 ranks_differ=keep or self.ranks_differ(),
                 follow=plan,
+                cost=cost,
             )
 
         job = orders.current()
@@ -135,50 +138,44 @@ class Attachment:
 
     def uuid(self, side: str) -> str | None:
         """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""
-        parts = [side, caches.torch_version(), self.options.digest(), source_digest()]
-        parts.append(
-            f"{self.locality} {self.locality_in_training} {self.ranks_differ()} {self.place}"
-        )
-        job = orders.current()
-        parts.append("" if job is None else f"{job.digest()} {orders.salt()}")
+        parts = self.key()
+        if None in parts.values():
+            return None
+        return hashlib.sha256(repr([side, parts]).encode()).hexdigest()
+
+    def key(self) -> dict[str, str | None]:
+        """Return all that these passes add to a graph's key, each part under a name that people understand."""
+        parts: dict[str, str | None] = {
+            "torch": caches.torch_version(),
+            "inductor_passes": plugins.digest_of_sources(__name__),
+            "reorder_for_locality": f"{self.locality} {self.locality_in_training}",
+            "whether ranks differ": str(self.ranks_differ()),
+            "place in the program": self.place,
+            # Where fused kernels cannot run, the same graph compiles otherwise.
+            "fused kernels": f"{availability.why_not_here()} {availability.ranks_per_host()}",
+        }
+        parts |= {f"option {name}": value for name, value in self.options.parts().items()}
+        if (job := orders.current()) is not None:
+            parts["what ranks have settled"] = f"{job.digest()} {orders.salt()}"
         topologies = (
             (default_topology("cpu"), default_topology("cuda"))
             if self.options.topology is None
             else (self.options.topology,)
         )
         # A digest holds the shapes of all groups too: another mesh is another schedule.
-        parts += [TopologyCostModel(load_topology(name)).digest() for name in topologies]
-        # Where fused kernels cannot run, the same graph compiles otherwise.
-        parts.append(f"{availability.why_not_here()} {availability.ranks_per_host()}")
+        figures = [digest_of(load_topology(name)) for name in topologies]
+        parts["figures of the topology, ranks and groups"] = repr(figures)
         for pass_ in registry.ordered_passes():
-            parts.append(third_party_digest(pass_))
-        for chained in (self.chain_pre, self.chain_post):
+            parts[f"pass {pass_.name}"] = third_party_digest(pass_)
+        for key, chained in (("pre", self.chain_pre), ("post", self.chain_post)):
             if chained is not None:
                 theirs = getattr(chained, "uuid", lambda: None)()
-                if theirs is None:
-                    return None
-                parts.append(repr(theirs))
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-@functools.cache
-def source_digest() -> str:
-    """A hash over every file of this package: a pass's helpers count as much as the pass."""
-    hasher = hashlib.sha256()
-    root = caches.package_dir()
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        for name in sorted(files):
-            if name.endswith((".py", ".json")):
-                path = os.path.join(folder, name)
-                hasher.update(os.path.relpath(path, root).encode())
-                with open(path, "rb") as file:
-                    hasher.update(file.read())
-    return hasher.hexdigest()
+                parts[f"post_grad_custom_{key}_pass"] = None if theirs is None else repr(theirs)
+        return parts
 
 
 def third_party_digest(pass_: registry.Registered) -> str:
-    """Name, sources and configuration of a registered pass; defaults are in ``source_digest``."""
+    """Name, sources and configuration of a registered pass; the defaults are in this package."""
     cls = pass_ if isinstance(pass_, type) else type(pass_)
     if cls in registry.DEFAULT_PASSES:
         return pass_.name
@@ -187,49 +184,31 @@ def third_party_digest(pass_: registry.Registered) -> str:
 
 
 @functools.cache
-def _pass_classes() -> tuple[type, type]:
-    base = inductor_compat.pass_base()
-
-    class Side(base):  # type: ignore[misc, valid-type]
+def _pass_class() -> type:
+    class Side(oldest.pass_base()):  # type: ignore[misc]
         """One side of an attachment as the object that Inductor wants."""
 
-        side = ""
+        def __init__(self, side: str, attachment: Attachment) -> None:
+            self.side, self.attachment = side, attachment
 
-        def __init__(self, attachment: Attachment) -> None:
-            self.attachment = attachment
+        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
+            getattr(self.attachment, self.side)(graph, oldest.is_inference(is_inference))
 
         def uuid(self) -> str | None:
             return self.attachment.uuid(self.side)
 
         def __eq__(self, other: object) -> bool:
-            return type(self) is type(other) and self.attachment == other.attachment
+            return type(self) is type(other) and vars(self) == vars(other)
 
         def __hash__(self) -> int:
             return hash((self.side, self.attachment.options))
 
-    class Before(Side):
-        side = "before"
-
-        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
-            self.attachment.before(graph, _is_inference(is_inference))
-
-    class After(Side):
-        side = "after"
-
-        def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
-            self.attachment.after(graph, _is_inference(is_inference))
-
-    return Before, After
-
-
-def _is_inference(told: bool | None) -> bool:
-    """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but to the graph's name."""
-    return "inference" in dynamo.graph_being_compiled() if told is None else told
+    return Side
 
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:
     """The objects for ``post_grad_custom_pre_pass`` and ``post_grad_custom_post_pass``."""
     if not availability.why_not_here():
         register_operators()
-    before, after = _pass_classes()
-    return before(attachment), after(attachment)
+    side = _pass_class()
+    return side("before", attachment), side("after", attachment)

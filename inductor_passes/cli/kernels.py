@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 
-from inductor_passes.kernels.availability import MAX_WORLD, NO_TRITON, is_installed, why_not_here
+from inductor_passes.kernels.availability import MAX_WORLD, is_installed, why_not_here
 from inductor_passes.reporting.entries import print_entries
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -31,7 +31,7 @@ PEERS = (
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """One operator of the namespace ``inductor_passes``. ``fused_by`` is a pass, or "" for none."""
+    """One operator of the namespace ``inductor_passes``. ``fused_by`` is the pass that emits it."""
 
     name: str
     replaces: str
@@ -41,7 +41,6 @@ class KernelRow:
 
 
 KERNELS = (
-    KernelRow("all_reduce", "all_reduce, wait (small messages)", "", PEERS),
     KernelRow(
         "all_reduce_add_rmsnorm",
         "all_reduce, wait, additions, RMS norm",
@@ -66,7 +65,6 @@ KERNELS = (
         "fuse_matmul_reduce_scatter",
         (*PEERS, "rows that all ranks share evenly"),
     ),
-    KernelRow("reduce_chunks", "sum over the first dimension", "", PEERS[:2]),
 )
 
 
@@ -79,19 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list; the exit status."""
     obstacle = why_not_here()
     if arguments.json:
-        rows = [{**dataclasses.asdict(k), "runs": not _obstacle(k, obstacle)} for k in KERNELS]
+        rows = [{**dataclasses.asdict(k), "runs": not obstacle} for k in KERNELS]
         version = metadata.version("triton") if is_installed() else None
         print(json.dumps({"triton": version, "why_not": obstacle, "kernels": rows}, indent=1))
     else:
         _render(obstacle)
     return 0
-
-
-def _obstacle(kernel: KernelRow, obstacle: str) -> str:
-    """Tell why a kernel cannot run here; one that meets no peer asks for less."""
-    if kernel.needs[: len(PEERS)] == PEERS or obstacle == NO_TRITON or "CUDA" in obstacle:
-        return obstacle
-    return ""
 
 
 def _render(obstacle: str) -> None:
@@ -104,9 +95,9 @@ def _render(obstacle: str) -> None:
                 kernel.name,
                 (
                     f"in place of {kernel.replaces}",
-                    f"fused by {kernel.fused_by or 'hand'}",
+                    f"fused by {kernel.fused_by}",
                     f"needs {'; '.join(kernel.needs)}",
-                    f"runs here: {_obstacle(kernel, obstacle) or 'yes'}",
+                    f"runs here: {obstacle or 'yes'}",
                 ),
             )
             for kernel in KERNELS

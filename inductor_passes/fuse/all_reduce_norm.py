@@ -19,12 +19,9 @@ from inductor_passes.fuse.prediction import Prediction, all_reduce_norm_us
 from inductor_passes.fuse.rows import reshaped, row_views
 from inductor_passes.graph.collectives import group_name, group_size, reduce_op, tensor_bytes
 from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape, tensor
+from inductor_passes.kernels.norm import MAX_ROW, TWO_SHOT_BYTES
 from inductor_passes.machine import CostModel
 from inductor_passes.machine.prices.machine import Machine
-
-MAX_ROW = 16384
-# As in kernels/all_reduce.py, which needs triton to be imported.
-TWO_SHOT_BYTES = 512 << 10
 
 
 class FuseAllReduceNorm(Fusion):

@@ -7,10 +7,8 @@ import importlib
 
 OPERATORS = (
     "all_gather_matmul",
-    "all_reduce",
     "all_reduce_add_norm",
     "matmul_reduce_scatter",
-    "reduce_chunks",
 )
 
 

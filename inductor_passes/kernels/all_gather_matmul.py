@@ -12,6 +12,7 @@ come first in the grid, so a launch that is not resident as a whole still ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -375,15 +376,8 @@ def all_gather_matmul(
 
 
 @all_gather_matmul.register_fake
-def _(
-    a: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    activation: str,
-    gather: bool,
-    group_name: str,
-    group_size: int,
-) -> list[torch.Tensor]:
+def _(a: torch.Tensor, weights: Sequence[torch.Tensor], *how: Any) -> list[torch.Tensor]:
+    biases, activation, gather, _, group_size = how
     _check(a, weights, biases, activation)
     rows = a.shape[0] * group_size
     outs = [a.new_empty((rows, weight.shape[1])) for weight in weights]

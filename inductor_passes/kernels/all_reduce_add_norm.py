@@ -9,21 +9,27 @@ rank sums a share of the rows. Adding in the order of ranks gives every rank ide
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
-from inductor_passes.kernels.all_reduce import TWO_SHOT_BYTES
-from inductor_passes.kernels.all_reduce import reference as sum_reference
-from inductor_passes.kernels.norm import E4M3_MAX, SMALLEST, Norm, matrix
+from inductor_passes.kernels.norm import (
+    E4M3_MAX,
+    MAX_ROW,
+    SMALLEST,
+    TWO_SHOT_BYTES,
+    Norm,
+    matrix,
+)
 from inductor_passes.kernels.tiles import capability_of
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_reduce_add_norm"
-# A row is held in registers, by at most 1024 threads of 64 registers.
-MAX_ROW = 16384
+c10d = torch.ops._c10d_functional
 LARGEST = tl.constexpr(E4M3_MAX)
 FLOOR = tl.constexpr(SMALLEST)
 
@@ -205,33 +211,15 @@ def all_reduce_add_layernorm(
 
 
 @all_reduce_add_rmsnorm.register_fake
-def _(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-) -> tuple[torch.Tensor, ...]:
-    norm = _check(x, Norm(residual, bias, weight, None, eps, out_dtype))
-    y, total, _, rstd, scale = norm.outputs(x)
+def _(x: torch.Tensor, *terms: Any) -> tuple[torch.Tensor, ...]:
+    norm = Norm._make((*terms[:3], None, *terms[3:-1], False))
+    y, total, _, rstd, scale = _check(x, norm).outputs(x)
     return y, total, rstd, scale
 
 
 @all_reduce_add_layernorm.register_fake
-def _(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    shift: torch.Tensor | None,
-    eps: float,
-    out_dtype: torch.dtype,
-    group_name: str,
-) -> tuple[torch.Tensor, ...]:
-    norm = _check(x, Norm(residual, bias, weight, shift, eps, out_dtype, layer=True))
-    return tuple(norm.outputs(x))
+def _(x: torch.Tensor, *terms: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_check(x, Norm._make((*terms[:-1], True))).outputs(x))
 
 
 def _run(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:
@@ -269,4 +257,4 @@ def _check(x: torch.Tensor, norm: Norm) -> Norm:
 
 def reference(x: torch.Tensor, norm: Norm, group_name: str) -> list[torch.Tensor]:
     """The same from torch's own collective and eager operations."""
-    return norm.of(sum_reference(x, group_name))
+    return norm.of(c10d.wait_tensor(c10d.all_reduce(x.contiguous(), "sum", group_name)))

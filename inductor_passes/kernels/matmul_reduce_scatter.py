@@ -14,7 +14,6 @@ import triton.language as tl
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
-from inductor_passes.kernels.reduce_chunks import BLOCK, add_chunks
 from inductor_passes.kernels.tiles import (
     Tiles,
     capability_of,
@@ -26,6 +25,7 @@ from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "matmul_reduce_scatter"
 REDUCE_OPS = ("sum", "avg")
+BLOCK = 2048
 # Flags count tiles, and a peer may be in its next call: more tiles than any call has.
 AHEAD = tl.constexpr(1 << 24)
 c10d = torch.ops._c10d_functional
@@ -90,6 +90,25 @@ def push_tiles_kernel(
         tl.store(at, acc.to(DTYPE), mask=inside)
         dev.signal_add(dev.flags_of(peers_ptr, owner) + rank)
     dev.finish(state_ptr, program, epoch)
+
+
+@triton.jit
+def add_chunks(
+    chunks_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    at: tl.tensor,
+    mask: tl.tensor,
+    n: tl.tensor,
+    factor: tl.tensor,
+    COUNT: tl.constexpr,
+) -> None:
+    """Elements ``at`` of ``COUNT`` chunks of ``n`` elements each: their sum times ``factor``."""
+    n = tl.cast(n, tl.int64)
+    total = tl.load(chunks_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    for chunk in tl.static_range(1, COUNT):
+        part = tl.load(chunks_ptr + chunk * n + at, mask=mask, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out_ptr + at, (total * factor).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

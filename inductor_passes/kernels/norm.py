@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import torch
 
+# A row is held in registers, by at most 1024 threads of 64 registers.
+MAX_ROW = 16384
+# Above this many bytes a rank two-shot moves less; below, its second barrier costs more than it saves.
+TWO_SHOT_BYTES = 512 << 10
 E4M3_MAX = 448.0
 # A row of zeros has a scale too.
 SMALLEST = 1e-12

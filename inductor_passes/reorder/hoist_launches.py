@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from inductor_passes.base import GraphPass, PassContext, PassStats
+from inductor_passes.base import PassContext, PassStats
 from inductor_passes.graph.collectives import (
     group_name,
     is_launch,
@@ -19,15 +19,15 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.hazards import BARRIERS
-from inductor_passes.graph.invariants import check_functional, check_permutation
 from inductor_passes.graph.order import relink
 from inductor_passes.machine import CostModel
+from inductor_passes.reorder.base import Reorder
 
 # A launch may take this many cheap nodes (casts, views, packing) along.
 MAX_CONE = 32
 
 
-class HoistLaunches(GraphPass):
+class HoistLaunches(Reorder):
     """Move each launch up until the compute between it and its wait is predicted to cover it.
 
     As late as possible: a launch starts ``lead`` times its predicted duration before its wait,
@@ -45,8 +45,6 @@ class HoistLaunches(GraphPass):
     """
 
     name = "hoist_launches"
-    schedules = True
-    fallback = True
 
     def __init__(
         self,
@@ -67,9 +65,6 @@ class HoistLaunches(GraphPass):
 
     def digest(self) -> str:
         return f"{self.budget_bytes} {self.lead} {self.keep_order} {self.cost.digest()}"
-
-    def requires(self, graph: fx.Graph) -> None:
-        check_functional(graph, self.name)
 
     def run(self, graph: fx.Graph) -> PassStats:
         nodes = list(graph.nodes)
@@ -92,9 +87,6 @@ class HoistLaunches(GraphPass):
         relink(graph, order)
         total = sum(1 for node in nodes if is_launch(node))
         return PassStats(moved > 0, {"launches": total, "launches_hoisted": moved})
-
-    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
-        check_permutation(before, graph, self.name)
 
     def _targets(
         self,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.base import GraphPass, PassStats
+from inductor_passes.base import PassStats
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import is_wait, launch_of
-from inductor_passes.graph.invariants import check_functional, check_permutation
 from inductor_passes.graph.order import relink
+from inductor_passes.reorder.base import Reorder
 from inductor_passes.simulate.memory import memory_owners
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ UNPACKING = frozenset(
 )
 
 
-class SinkWaits(GraphPass):
+class SinkWaits(Reorder):
     """Sink each ``wait_tensor`` to just above its first user, so more compute hides the collective.
 
     It stays above a write to what its launch reads: the link may read it until then. Views, casts and
@@ -41,11 +41,6 @@ class SinkWaits(GraphPass):
     """
 
     name = "sink_waits"
-    schedules = True
-    fallback = True
-
-    def requires(self, graph: fx.Graph) -> None:
-        check_functional(graph, self.name)
 
     def run(self, graph: fx.Graph) -> PassStats:
         nodes = list(graph.nodes)
@@ -71,9 +66,6 @@ class SinkWaits(GraphPass):
         crossed = _crossed(nodes, order)
         relink(graph, order)
         return PassStats(changed=nodes != order, counters={"waits_sunk": crossed})
-
-    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
-        check_permutation(before, graph, self.name)
 
 
 def _overwritten(graph: fx.Graph) -> dict[fx.Node, list[int]]:

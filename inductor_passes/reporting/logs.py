@@ -29,6 +29,7 @@ def log_graph(record: GraphRecord) -> None:
         ("dist_schedule", _schedule),
         ("dist_collectives", _collectives),
         ("dist_fuse", _fusions),
+        ("dist_passes", _cache),
     ):
         log = artifact_logger(MODULES[artifact], artifact)
         if log.isEnabledFor(logging.INFO):
@@ -37,6 +38,11 @@ def log_graph(record: GraphRecord) -> None:
     trace_artifact(
         f"inductor_passes_{record.phase}_report", lambda: json.dumps(record.to_json()), "json"
     )
+
+
+def _cache(record: GraphRecord) -> list[str]:
+    """Whether the passes' work came from a cache, and if not, why."""
+    return [] if record.cache is None else [f"cache {record.cache}"]
 
 
 def _schedule(record: GraphRecord) -> list[str]:

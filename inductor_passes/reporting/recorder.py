@@ -15,10 +15,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from inductor_passes.files import folder as record_folder
-from inductor_passes.records import GraphRecord
+from inductor_passes.records import CacheRecord, GraphRecord
+from inductor_passes.reporting.logs import log_graph
+from inductor_passes.reporting.subscribers import Subscribers
 from inductor_passes.torch_compat import caches
 
 log = logging.getLogger(__name__)
@@ -26,84 +29,76 @@ log = logging.getLogger(__name__)
 PREFIX = "inductor_passes.record."
 _EPOCH = "inductor_passes.epoch"
 
-Subscriber = Callable[[GraphRecord], None]
-
 _lock = threading.RLock()
-_subscribers: list[Subscriber] = []
 _published: dict[str, int] = {}
-_compiling: contextvars.ContextVar[list[tuple[str, GraphRecord]] | None] = contextvars.ContextVar(
-    "compiling", default=None
+_pending: contextvars.ContextVar[dict[str, tuple[str, GraphRecord]] | None] = (
+    contextvars.ContextVar("pending", default=None)
 )
 
 
-def subscribe(callback: Subscriber) -> Callable[[], None]:
-    """Call ``callback`` with every later record; returns the function that ends it.
+# Takes every later record, once it is complete; returns the function that ends it.
+_subscribers: Subscribers[GraphRecord] = Subscribers()
+subscribe = _subscribers.add
+_subscribers.add(log_graph)
 
-    The same ``graph_id`` may come twice, the later with more known: it replaces the earlier.
+
+def publish(record: GraphRecord, key: str = "") -> None:
+    """Hand a record that is complete to every subscriber, the logs first; under ``key`` a warm cache finds it again."""
+    if key:
+        store(key, record)
+    _subscribers.call(record)
+
+
+def compiled(record: GraphRecord) -> bool:
+    """Count the record of a graph that is compiled just now, and publish it, unless it is to be completed.
+
+    Returns whether it is published.
     """
-    with _lock:
-        _subscribers.append(callback)
-
-    def unsubscribe() -> None:
-        with _lock, contextlib.suppress(ValueError):
-            _subscribers.remove(callback)
-
-    return unsubscribe
-
-
-def publish(record: GraphRecord) -> None:
-    """Hand a record to every subscriber. One that raises is logged and does not stop the compile."""
-    with _lock:
-        targets = list(_subscribers)
-    for target in targets:
-        try:
-            target(record)
-        except Exception:
-            log.exception("A subscriber of graph records raised; the compile goes on.")
-
-
-def compiled(record: GraphRecord) -> str:
-    """Store, count and publish the record of a graph compiled just now; returns its key."""
     key = hashlib.sha256(json.dumps(record.to_json(), sort_keys=True).encode()).hexdigest()[:24]
-    store(key, record)
     with _lock:
-        counts = _counts()
-        counts[PREFIX + key] += 1
+        _counts()[PREFIX + key] += 1
         _published[key] = _published.get(key, 0) + 1
-    current = _compiling.get()
-    if current is not None:
-        current.append((key, record))
-    publish(record)
-    return key
+    pending = _pending.get()
+    if pending is not None:
+        pending[record.graph_id] = key, record
+        return False
+    publish(record, key)
+    return True
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[list[tuple[str, GraphRecord]]]:
-    """The keys and records of the graphs compiled in the block, by this thread."""
-    fresh: list[tuple[str, GraphRecord]] = []
-    token = _compiling.set(fresh)
+def completing(
+    complete: Callable[[GraphRecord], GraphRecord],
+) -> Iterator[Mapping[str, tuple[str, GraphRecord]]]:
+    """Publish the records of the graphs that this thread compiles in the block at its end, ``complete``."""
+    pending: dict[str, tuple[str, GraphRecord]] = {}
+    token = _pending.set(pending)
     try:
-        yield fresh
+        yield pending
     finally:
-        _compiling.reset(token)
-
-
-def is_followed() -> bool:
-    """Return whether this thread compiles inside ``compiling()``."""
-    return _compiling.get() is not None
-
-
-def amend(key: str, record: GraphRecord) -> None:
-    """Replace a stored record by one with more known, and publish it again."""
-    store(key, record)
-    publish(record)
+        _pending.reset(token)
+        for key, record in pending.values():
+            publish(complete(record), key)
 
 
 def store(key: str, record: GraphRecord) -> None:
-    """Write a record beside Inductor's cache, whole or not at all. A full disk only costs a warning."""
-    folder = _folder()
+    """Write a record beside Inductor's cache."""
+    keep("records", key, record.to_json())
+
+
+def load_record(key: str) -> GraphRecord | None:
+    """The stored record, or None if it is gone or of another version."""
     try:
-        record_folder.put(folder, key + ".json", json.dumps(record.to_json()))
+        return GraphRecord.from_json(kept("records", key))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def keep(kind: str, name: str, data: dict[str, Any]) -> None:
+    """Write a file beside Inductor's cache, whole or not at all. A full disk only costs a warning."""
+    folder = _folder(kind)
+    try:
+        record_folder.put(folder, f"{name}.json", json.dumps(data))
     except OSError as error:
         log.warning(
             "The record of a compiled graph could not be stored (%s): reports of later runs that "
@@ -113,17 +108,20 @@ def store(key: str, record: GraphRecord) -> None:
         )
 
 
-def load_record(key: str) -> GraphRecord | None:
-    """The stored record, or None if it is gone or of another version."""
+def kept(kind: str, name: str) -> Any:
+    """What such a file holds, or None if it is gone or cannot be read."""
     try:
-        with open(os.path.join(_folder(), key + ".json")) as file:
-            return GraphRecord.from_json(json.load(file))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        with open(os.path.join(_folder(kind), f"{name}.json")) as file:
+            return json.load(file)
+    except (OSError, ValueError, RecursionError):
         return None
 
 
-def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> list[GraphRecord]:
-    """Publish, and return, the records of graphs that came from a cache since the last call.
+def publish_cached(
+    rename: Callable[[GraphRecord], str] = lambda record: record.graph_id,
+    cache: str = "torch's cache",
+) -> list[GraphRecord]:
+    """Publish, and return, the records of graphs that came from ``cache`` since the last call.
 
     ``rename`` gives a record its ``graph_id`` in this process.
     """
@@ -143,14 +141,15 @@ def publish_cached(rename: Callable[[GraphRecord], str] | None = None) -> list[G
             log.info("A graph came from the cache, but its record %s is gone.", key)
             continue
         for _ in range(times):
-            named = dataclasses.replace(record, graph_id=rename(record)) if rename else record
+            hit = CacheRecord("hit", (cache,))
+            named = dataclasses.replace(record, graph_id=rename(record), cache=hit)
             published.append(named)
             publish(named)
     return published
 
 
-def _folder() -> str:
-    return os.path.join(caches.cache_dir(), "inductor_passes", "records")
+def _folder(kind: str) -> str:
+    return os.path.join(caches.cache_dir(), "inductor_passes", kind)
 
 
 def _counts() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Writers of reports: found by entry point, so that this package knows nothing of how they look."""
+"""Writers of the reports of ``options={"report": DIR}``: ours, and those of other packages, by entry point."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import logging
 import os
 from collections.abc import Callable
 
+from inductor_passes.reporting.live import live_graphs
+
 log = logging.getLogger(__name__)
 
 REPORTER_GROUP = "inductor_passes.reporters"
@@ -16,11 +18,19 @@ REPORTER_GROUP = "inductor_passes.reporters"
 # date; that is called after each graph, once its record is published.
 Reporter = Callable[[str], Callable[[], object]]
 
+_own: Reporter = live_graphs
 _open: dict[str, list[Callable[[], object]]] = {}
 
 
+def use(reporter: Reporter) -> Reporter:
+    """Write reports that are begun from now on by ``reporter``, which knows more of a run; returns the one before."""
+    global _own
+    before, _own = _own, reporter
+    return before
+
+
 @functools.cache
-def _reporters() -> tuple[Reporter, ...]:
+def _others() -> tuple[Reporter, ...]:
     return tuple(entry.load() for entry in importlib.metadata.entry_points(group=REPORTER_GROUP))
 
 
@@ -31,19 +41,11 @@ def start(directory: str | None) -> None:
     folder = os.path.abspath(directory)
     if folder in _open:
         return
-    _open[folder] = []
+    _open[folder] = [_own(folder)]
     try:
-        writers = _reporters()
-        _open[folder] = [reporter(folder) for reporter in writers]
+        _open[folder] += [reporter(folder) for reporter in _others()]
     except Exception as error:
         _warn(folder, error)
-        return
-    if not writers:
-        log.warning(
-            "No report is written to %s: no reporter is installed. Install dynamo-dist with pip "
-            "rather than through PYTHONPATH.",
-            folder,
-        )
 
 
 def write(directory: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.graph.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
+from inductor_passes.graph.collectives import input_tensors, kind, launches, output_bytes, waits_of
 from inductor_passes.graph.edit import (
     CAST,
     PLACING,
@@ -66,9 +66,7 @@ class DowncastBeforeGather(Rewrite):
             for cast in casts:
                 replace(cast, cast.args[0], self.name)  # type: ignore[arg-type]
             erase_unused(graph, casts)
-            now = tensor(narrow)
-            assert now is not None
-            saved += tensor_bytes(wide) - tensor_bytes(now)
+            saved += output_bytes(source) - output_bytes(narrow)  # type: ignore[arg-type]
             count += 1
         return PassStats(count > 0, {"launches_narrowed": count, "bytes_saved": saved})
 

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from inductor_passes.base import PassStats
-from inductor_passes.graph.collectives import input_tensors, kind, launches, tensor_bytes, waits_of
+from inductor_passes.graph.collectives import input_tensors, kind, launches, output_bytes, waits_of
 from inductor_passes.graph.edit import (
     CAST,
     PLACING,
@@ -56,9 +56,7 @@ class GatherBeforeUpcast(Rewrite):
                     arrived = emit(graph, wait.target, (moved,), wait)  # type: ignore[arg-type]
                     wide = emit(graph, CAST, (arrived, cast.args[1]), cast)
                 replace(wait, wide, self.name)
-            was, now = tensor(chain[0]), tensor(source)
-            assert was is not None and now is not None
-            saved += tensor_bytes(was) - tensor_bytes(now)
+            saved += output_bytes(chain[0]) - output_bytes(source)
             count += 1
             for wait in waits_of(launch):
                 graph.erase_node(wait)

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.graph.collectives import launches, tensor_bytes, waits_of
+from inductor_passes.graph.collectives import launches, output_bytes, waits_of
 from inductor_passes.graph.edit import (
     again,
     aten,
@@ -62,9 +62,7 @@ class ReduceBeforeExpand(Rewrite):
                         result = emit(graph, aten.clone.default, (result,), wait, dense)
                 replace(wait, result, self.name)
                 graph.erase_node(wait)
-            was, now = tensor(chain[0]), tensor(source)
-            assert was is not None and now is not None
-            saved += tensor_bytes(was) - tensor_bytes(now)
+            saved += output_bytes(chain[0]) - output_bytes(source)
             count += 1
             erase_unused(graph, [launch, chain[0]])
         return PassStats(count > 0, {"launches_shrunk": count, "bytes_saved": saved})

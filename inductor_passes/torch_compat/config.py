@@ -39,6 +39,12 @@ def is_config_set(key: str) -> bool:
     return bool(get_config(key) != inductor_config()._config[key].default)
 
 
+def values_set() -> dict[str, str]:
+    """What is set otherwise than torch has it, by dotted key; no functions and objects, which have no stable text."""
+    texts = {key: repr(get_config(key)) for key in config_keys() if is_config_set(key)}
+    return {key: text for key, text in texts.items() if " at 0x" not in text}
+
+
 def is_inductor_key(key: str) -> bool:
     """Return whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
     return key.replace("-", "_") in config_keys()

@@ -10,19 +10,6 @@ from torch import fx
 from torch.utils._ordered_set import OrderedSet
 
 
-@functools.cache
-def pass_base() -> type:
-    """The class to derive an Inductor graph pass from, told whether the graph is for inference.
-
-    ``CustomInferenceAwareGraphPass`` was seen in 2.13 and 2.15; 2.11 has ``CustomGraphPass`` only.
-    """
-    from torch._inductor import custom_graph_pass
-
-    return getattr(
-        custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass
-    )
-
-
 def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) -> None:
     """Call a user's Inductor pass the way this torch would."""
     from torch._inductor import custom_graph_pass

@@ -9,12 +9,12 @@ import inductor_passes
 from dynamo_dist import autoload, plugins
 from dynamo_dist.cli.explain import command
 from dynamo_dist.reporting import logs
-from dynamo_dist.reporting.summary import WHY_EXPOSED
-from dynamo_dist.sharding import register_strategy
+from dynamo_dist.sharding import register_rows, register_strategy
 from dynamo_dist.trackers import trace_instead
 from inductor_passes.plugins import OFF
 from inductor_passes.registry import PLUGIN_GROUP
 from inductor_passes.reporting import logs as passes_logs
+from inductor_passes.reporting.summary import WHY_EXPOSED
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPORT = (DOCS / "reading-the-report.md").read_text()
@@ -58,6 +58,7 @@ def test_plugins():
     for function in (
         inductor_passes.register,
         inductor_passes.register_topology,
+        register_rows,
         register_strategy,
         trace_instead,
     ):

@@ -45,6 +45,7 @@ after = inductor_passes.options()["post_grad_custom_post_pass"]
 found = {
     "passes": list(inductor_passes.registered_passes()),
     "uuid": after.uuid(),
+    "tag": torch.compiler.config.cache_key_tag,
     "degraded": [dataclasses.asdict(problem) for problem in diagnose().degraded],
     "strategy": "example_plugin.tracing" in sys.modules
     and torch.ops.example_plugin.scale.default

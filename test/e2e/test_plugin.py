@@ -79,9 +79,12 @@ def test_all_of_it_is_switched_off_by_name(found, installed):
 
 
 def test_a_change_of_its_helper_is_a_change_of_the_cache_key(found, installed, tmp_path):
-    assert run(installed)["uuid"] == found["uuid"]
+    again = run(installed)
+    assert (again["uuid"], again["tag"]) == (found["uuid"], found["tag"])
     site = edited(installed, tmp_path, "counting.py", "How many waits", "The number of waits that")
-    assert run(site)["uuid"] != found["uuid"]
+    other = run(site)
+    assert other["uuid"] != found["uuid"]
+    assert other["tag"] != found["tag"]  # of a strategy in the same package, too
 
 
 def test_a_plugin_that_fails_half_way_leaves_nothing_behind(installed, tmp_path):
@@ -101,7 +104,7 @@ def test_a_plugin_that_fails_half_way_leaves_nothing_behind(installed, tmp_path)
 
 def test_a_plugin_that_cannot_be_imported(installed, tmp_path):
     site = edited(
-        installed, tmp_path, "tracing.py", "from typing import Any", "import no_such_module"
+        installed, tmp_path, "tracing.py", "import dynamo_dist.trackers", "import no_such_module"
     )
     result = run(site)
     assert failures(result) == {

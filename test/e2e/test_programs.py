@@ -1,13 +1,9 @@
 """Real programs on real gloo ranks, forward and backward: one graph, and on each rank as in eager."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import preloaded
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -26,44 +22,21 @@ MODELS = ["llama:aot_eager", "qwen3:aot_eager", "mixtral:aot_eager"]
 
 
 def run_ranks(ranks, cases, folder, timeout_s):
-    """What each rank says of each case; all are gone when this returns."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {
-        **os.environ,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+    """What each rank says of each case; all are gone when this returns. One without a result fails, with the log."""
+    variables = {
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    command = [sys.executable, str(WORKER), str(folder), *cases]
-    processes, logs = [], [folder / f"{rank}.log" for rank in range(ranks)]
-    try:
-        for rank, log in enumerate(logs):
-            with log.open("w") as file:
-                processes.append(
-                    subprocess.Popen(command, env={**common, "RANK": str(rank)}, stderr=file)
-                )
-        deadline = time.monotonic() + timeout_s
-        for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        pass  # a case that has no result fails, with the log
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    arguments = [str(folder), *cases]
+    preloaded.run_ranks(WORKER, ranks, arguments, variables, folder=folder, timeout_s=timeout_s)
     found = []
-    for rank, log in enumerate(logs):
+    for rank in range(ranks):
         file = folder / f"{rank}.json"
         results = json.loads(file.read_text()) if file.exists() else {}
-        lost = f"rank {rank} has no result: {log.read_text()[-3000:]}"
+        lost = f"rank {rank} has no result: {(folder / f'rank{rank}.log').read_text()[-3000:]}"
         found.append({case: results.get(case, lost) for case in cases})
     return found
 

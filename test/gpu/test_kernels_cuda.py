@@ -36,25 +36,6 @@ def close(got, wanted, tolerance=2e-2):
 
 
 @pytest.mark.parametrize("two_shot", [False, True])
-def test_all_reduce(space, two_shot):
-    from inductor_passes.kernels.all_reduce import launch_all_reduce
-
-    area = space("all_reduce")
-    for n, first in (
-        (1 << 18, 0),
-        (1000, 0),
-        (7, 0),
-        (1000, 1),
-    ):  # the last begins at an odd address
-        x = torch.randn(WORLD * n + first, device="cuda", dtype=BF16)[first:].view(WORLD, n)
-        out = launch_all_reduce(x, area, two_shot=two_shot)
-        torch.cuda.synchronize()
-        area.raise_if_failed()
-        close(out[0], x.float().sum(0))
-        assert all(torch.equal(out[0], out[r]) for r in range(WORLD))
-
-
-@pytest.mark.parametrize("two_shot", [False, True])
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize("out_dtype", [BF16, torch.float8_e4m3fn])
 def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
@@ -122,19 +103,14 @@ def test_matmul_reduce_scatter(space):
         close(out, torch.bmm(a.float(), b.float()).sum(0))
 
 
-def test_reduce_chunks():
-    from inductor_passes.kernels.reduce_chunks import launch_reduce_chunks, reference
-
-    x = torch.randn(WORLD, 1000, 77, device="cuda", dtype=BF16)
-    close(launch_reduce_chunks(x), reference(x))
-
-
 def replayed_sum(space):
-    from inductor_passes.kernels.all_reduce import launch_all_reduce
+    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
+    from inductor_passes.kernels.norm import Norm
 
-    area = space("all_reduce")
-    x = torch.randn(WORLD, 10000, device="cuda", dtype=BF16)
-    return area, lambda: launch_all_reduce(x, area, two_shot=True)
+    area = space("all_reduce_add_norm")
+    x = torch.randn(WORLD * 10, 1000, device="cuda", dtype=BF16)
+    norm = Norm(out_dtype=BF16)
+    return area, lambda: launch_all_reduce_add_norm(x, norm, area, two_shot=True)[0]
 
 
 def replayed_gather(space):
@@ -177,11 +153,13 @@ def test_a_graph_replays(space, make):
 
 def test_a_flag_that_never_comes_ends_in_an_error(space):
     from inductor_passes.errors import KernelError
-    from inductor_passes.kernels.all_reduce import launch_all_reduce
+    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
+    from inductor_passes.kernels.norm import Norm
 
-    area = space("all_reduce", spin_limit=10000)
+    area = space("all_reduce_add_norm", spin_limit=10000)
     area.state[3, 16:528] = 7  # rank 3 waits for calls that its peers are not in
-    out = launch_all_reduce(torch.randn(WORLD, 100, device="cuda"), area, two_shot=False)
+    x = torch.randn(WORLD, 100, device="cuda")
+    out, *_ = launch_all_reduce_add_norm(x, Norm(), area, two_shot=False)
     torch.cuda.synchronize()
     assert torch.isnan(out[3]).all()
     with pytest.raises(KernelError, match="gave up on chunk"):

@@ -9,6 +9,8 @@ from typing import Any
 import gpu_products
 import torch
 from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
+from machine_code.ahead import gate
+from machine_code.builds import builds, facts_of
 
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import (
@@ -16,8 +18,7 @@ from inductor_passes.kernels import (
     all_reduce_add_norm,  # noqa: F401
     matmul_reduce_scatter,  # noqa: F401
 )
-from inductor_passes.kernels.ahead import gate
-from inductor_passes.kernels.builds import builds, facts_of
+from inductor_passes.kernels.norm import TWO_SHOT_BYTES
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.machine.prices.machine import Machine
@@ -103,7 +104,7 @@ def predict() -> list[dict[str, Any]]:
     for count in NORMS:
         payload = count * 8192 * 2
         comm = machine.call_us("all_reduce", [payload], group)
-        two_shot = payload > 512 << 10
+        two_shot = payload > TWO_SHOT_BYTES
         fused = prediction.all_reduce_norm_us(machine, payload, WORLD, two_shot=two_shot, streams=3)
         memory = machine.memory_us(4 * payload)
         row("all_reduce_add_rmsnorm", f"{count} x 8192", 0.0, comm, comm + memory, fused)

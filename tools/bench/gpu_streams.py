@@ -1,4 +1,4 @@
-"""Kernels that memory bounds, on one GPU: ``all_reduce_add_rmsnorm`` on virtual ranks, and ``reduce_chunks``."""
+"""The kernel that memory bounds, on one GPU: ``all_reduce_add_rmsnorm`` on virtual ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from gpu_timing import median_us, poisoned_outputs, relative_error
 
-from inductor_passes.kernels import all_reduce as reduce
-from inductor_passes.kernels import reduce_chunks as chunks
 from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
 from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import multiprocessors
-from inductor_passes.kernels.workspace import Workspace, virtual_workspace
+from inductor_passes.kernels.workspace import virtual_workspace
 
 BF16 = torch.bfloat16
 WORLD = 8
@@ -31,23 +29,18 @@ class NormCase:
         self.weight = torch.empty(d, device="cuda", dtype=BF16)
         self.terms = Norm(self.residual, weight=self.weight, out_dtype=BF16)
         self.fresh()
-        self.space = self.workspace("all_reduce_add_norm", each=1)
-        # Rows of 8192 take a multiprocessor each. A sum alone is four smaller programs to one.
-        self.sum_space = self.workspace("all_reduce", each=4)
-        self.add_norm = torch.compile(self._add_norm)
-
-    def workspace(self, family: str, each: int) -> Workspace:
-        """``each`` programs on every multiprocessor, shared out among the ranks."""
         place = torch.device("cuda")
-        size = self.rows * self.d * BF16.itemsize * (2 if self.two_shot else 1)
-        return virtual_workspace(
-            family,
+        # Rows of 8192 take a multiprocessor each: one program on every, shared out among the ranks.
+        self.space = virtual_workspace(
+            "all_reduce_add_norm",
             WORLD,
-            size,
+            rows * d * BF16.itemsize * (2 if two_shot else 1),
             place,
-            programs=each * multiprocessors(place) // WORLD,
+            programs=multiprocessors(place) // WORLD,
             spin_limit=SPIN_LIMIT,
         )
+        self.sent = torch.empty_like(self.x)
+        self.add_norm = torch.compile(self._add_norm)
 
     def fresh(self) -> None:
         """New random inputs; ranks have their own x and one residual."""
@@ -65,8 +58,9 @@ class NormCase:
         return torch.nn.functional.rms_norm(total, (self.d,), self.weight, 1e-5), total
 
     def separate(self) -> None:
-        """The sum by our kernel, the rest by Inductor's."""
-        self.add_norm(reduce.launch_all_reduce(self.x, self.sum_space, two_shot=self.two_shot))
+        """What ranks send and the sum that each gets by torch's kernels, the rest by Inductor's."""
+        summed = self.sent.copy_(self.x).view(WORLD, self.rows, self.d).sum(0)
+        self.add_norm(summed.repeat(WORLD, 1))
 
     def least_bytes(self) -> int:
         """What memory must move for all ranks even where the cache serves every second reader.
@@ -106,10 +100,9 @@ class NormCase:
 def measure_norm(
     copy_rate: float, rows: int = 4096, d: int = 8192, *, two_shot: bool
 ) -> dict[str, Any]:
-    """Sum over ranks, residual and norm in one kernel, against the same work in two."""
+    """Sum over ranks, residual and norm in one kernel, against the same work in several."""
     case = NormCase(rows, d, two_shot=two_shot)
     fused, separate = median_us(case.fused), median_us(case.separate)
-    case.sum_space.raise_if_failed()
     return {
         "shape": [WORLD, rows, d],
         "two_shot": two_shot,
@@ -120,23 +113,4 @@ def measure_norm(
         "largest_error": case.error(),
         "replays": REPLAYS,
         "replays_keep_bits": case.replay(),
-    }
-
-
-def measure_reduce_chunks(copy_rate: float, n: int = 1 << 26) -> dict[str, Any]:
-    """Eight chunks, bfloat16, against ``torch.sum``."""
-    x = torch.randn(WORLD, n, device="cuda", dtype=BF16)
-
-    ours = median_us(lambda: chunks.launch_reduce_chunks(x))
-    theirs = median_us(lambda: torch.sum(x, 0))
-    x.normal_()
-    with poisoned_outputs():
-        got = chunks.launch_reduce_chunks(x)
-    return {
-        "shape": [WORLD, n],
-        "t_triton": ours,
-        "t_torch_sum": theirs,
-        "share_of_copy": (WORLD + 1) * n * BF16.itemsize / ours / 1e3 / copy_rate,
-        "speedup": theirs / ours,
-        "largest_error": relative_error(got, chunks.reference(x)),
     }

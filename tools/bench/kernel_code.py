@@ -12,11 +12,10 @@ import json
 import sys
 
 import triton
+from machine_code.ahead import compile_build, gate
+from machine_code.builds import CAPABILITIES, builds
 from rich.console import Console
 from rich.table import Table
-
-from inductor_passes.kernels.ahead import compile_build, gate
-from inductor_passes.kernels.builds import CAPABILITIES, builds
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """Wall-clock of compiled training steps on a timed process group, beside the simulator's prediction.
 
 One process claims to be rank 0 of eight. Kernels are real, links are modelled: a collective takes its
-time on its group's channel and burns no CPU (inductor_passes/testing/timed_group.py). Time is, by default, that
+time on its group's channel and burns no CPU (timed_group.py). Time is, by default, that
 of the computing thread plus what it waits, so that other work on the machine does not count; with
 --clock wall it is the time on the wall. Variants: stock Inductor, stock
 with its opt-in reordering, and ours, at three rates of the link.
@@ -30,6 +30,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from timed_group import ThreadClock, WallClock, link_time, timed_group
 
 import inductor_passes
 from inductor_passes.machine import load_topology
@@ -39,7 +40,6 @@ from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
-from inductor_passes.testing.timed_group import ThreadClock, WallClock, link_time, timed_group
 
 WORLD = 8
 LAYERS, WIDTH, ROWS = 6, 512, 512

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from progress import Progress
 from train import TURN_STEPS, Run, parse
 
 from inductor_passes.testing import leave_process
-from inductor_passes.testing.timed_group import timed_group
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from timed_group import timed_group
 
 TURNS = 5
 

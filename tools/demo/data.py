@@ -25,7 +25,12 @@ import dynamo_dist
 VOCABULARY = 256  # one token a byte
 HEADS = 8
 # What the ranks share -> dimensions of their mesh, and how many ranks there are.
-PARALLEL = {"tensor": (("tp",), 2), "data": (("dp",), 2), "both": (("dp", "tp"), 4)}
+PARALLEL = {
+    "tensor": (("tp",), 2),
+    "data": (("dp",), 2),
+    "fsdp": (("dp",), 2),
+    "both": (("dp", "tp"), 4),
+}
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,10 @@ def mesh_of(parallel: str) -> DeviceMesh:
 
 
 def load(folder: Path, parallel: str, mesh: DeviceMesh, variant: str) -> torch.nn.Module:
-    """The model on its mesh; data parallel is our ``data_parallel`` for ours, else torch's ``fully_shard``."""
+    """The model on its mesh.
+
+    The batch is shared by torch's ``fully_shard``; for ours, but with "fsdp", by ``data_parallel``.
+    """
     from torch.distributed.fsdp import fully_shard
 
     if parallel == "tensor":
@@ -99,7 +107,7 @@ def load(folder: Path, parallel: str, mesh: DeviceMesh, variant: str) -> torch.n
     if parallel == "both":
         # Weights are equal on all ranks: none has to send its own around.
         parallelize_module(model, mesh["tp"], tensor_plan(), src_data_rank=None)
-    if variant == "ours":
+    if variant == "ours" and parallel != "fsdp":
         return dynamo_dist.data_parallel(model, mesh["dp"])
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh["dp"])

@@ -1,8 +1,8 @@
 """Trace a large model on fake ranks: its graphs, our passes and the predicted timeline, no run.
 
 Weights are sharded over ``tp`` ranks as transformers' own plan says, and each shard again over the
-``dp`` ranks: gathered where the forward uses it and kept for the backward, gradients
-reduce-scattered. Tensors have shapes and no storage, the process group answers and moves nothing,
+``dp`` ranks, by ``dynamo_dist.data_parallel`` or by torch's ``fully_shard``: gathered where the forward uses
+it and kept for the backward, gradients reduce-scattered. Tensors have shapes and no storage, the process group answers and moves nothing,
 and Inductor stops after its graph passes, before it would generate code.
 """
 
@@ -27,8 +27,7 @@ from rich.table import Table
 from show import paths, wide_console
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.utils import parametrize
+from torch.distributed.fsdp import fully_shard
 
 import dynamo_dist
 import inductor_passes
@@ -131,10 +130,13 @@ def trace(args: argparse.Namespace, progress: Progress) -> int:
     )
     # The backward is lowered with the forward, not at the first backward(): there will be none.
     at_once = functorch_config.patch(force_non_lazy_backward_lowering=True)
-    with FakeTensorMode(allow_non_fake_inputs=True), dynamo_dist.enabled(), at_once:
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
         _materialise(model)
         shard_over_tp(model, mesh["tp"])
-        shard_over_dp(model, mesh["dp"], mesh["tp"])
+    if mesh["dp"].size() > 1:  # joins meshes, whose ranks are no fake tensors
+        shard_over_dp(model, mesh["dp"], args.parallel)
+    with fake, dynamo_dist.enabled(), at_once:
         tokens = torch.zeros(1, args.seq, dtype=torch.long)
         torch.compiler.reset()
         progress.phase(f"{args.model}: tracing forward and backward, {args.seq} tokens a rank", 2)
@@ -183,38 +185,14 @@ def shard_over_tp(model: nn.Module, mesh: DeviceMesh) -> None:
     tensor_parallel.apply_tensor_parallelism(model, mesh, styles)
 
 
-class GatherOverDP(nn.Module):
-    """A parametrization: from this rank's rows of a weight to the weight as its tp group has it."""
-
-    def __init__(self, tp_mesh: DeviceMesh, tp_placements: Sequence[Any] | None) -> None:
-        super().__init__()
-        self.tp_mesh = tp_mesh
-        self.tp_placements = tp_placements
-
-    def forward(self, rows: DTensor) -> torch.Tensor:
-        """``rows`` is Shard(0) over dp; its gradient comes back reduce-scattered."""
-        gathered = rows.redistribute(placements=[Replicate()])
-        whole = gathered.to_local(grad_placements=[Partial()])
-        if self.tp_placements is None:
-            return whole
-        return DTensor.from_local(whole, self.tp_mesh, self.tp_placements, run_check=False)
-
-
-def shard_over_dp(model: nn.Module, dp_mesh: DeviceMesh, tp_mesh: DeviceMesh) -> None:
-    """Every parameter by rows over the ranks that hold the same tp shard."""
-    if dp_mesh.size() == 1:
-        return
-    for module in list(model.modules()):
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            sharded = isinstance(parameter, DTensor)
-            local = parameter.to_local() if sharded else parameter.detach()
-            rows = local[: local.shape[0] // dp_mesh.size()]
-            shard = DTensor.from_local(rows, dp_mesh, [Shard(0)], run_check=False)
-            module._parameters[name] = nn.Parameter(shard)
-            gather = GatherOverDP(tp_mesh, parameter.placements if sharded else None)
-            parametrize.register_parametrization(module, name, gather, unsafe=True)
+def shard_over_dp(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
+    """Every parameter by rows over the ranks that hold the same tp shard; whole from forward to backward."""
+    if way == "fsdp":
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    else:
+        dynamo_dist.data_parallel(model, mesh, reshard_after_forward=False)
 
 
 def _backend(options: dict[str, Any], progress: Progress) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
@@ -35,6 +36,13 @@ from inductor_passes.schedule_options import ScheduleOptions
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
 ENTRY = re.compile(r"^(\w[\w, ]*): (.*(?:\n {4}.*)*)", re.MULTILINE)
+EXTENSIONS = (
+    ("inductor_passes", "register"),
+    ("inductor_passes", "register_topology"),
+    ("dynamo_dist.sharding", "register_rows"),
+    ("dynamo_dist.sharding", "register_strategy"),
+    ("dynamo_dist.trackers", "trace_instead"),
+)
 VARIABLES = {
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
     config.AGREEMENT_SECONDS: "How long a rank waits for others to compile the same graph; 0 settles nothing: the program's order, nothing merged.",
@@ -95,6 +103,15 @@ def _below(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
                 yield from _below(sub)
 
 
+def extensions() -> Iterator[tuple[str, str]]:
+    """The functions by which packages of others add something, as they are called, and what each does."""
+    for module, name in EXTENSIONS:
+        function = getattr(importlib.import_module(module), name)
+        parameters = inspect.signature(function).parameters.values()
+        bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+        yield f"{module}.{name}{inspect.Signature(bare)}", summary(function)
+
+
 def errors(module: ModuleType) -> list[tuple[str, str]]:
     """The exceptions of a module and what each is for."""
     found = [
@@ -135,6 +152,7 @@ def render() -> dict[str, str]:
         logs=LOG_NAMES,
         artifacts=ARTIFACTS,
         plugin_group=registry.PLUGIN_GROUP,
+        extensions=extensions(),
         errors={
             "dynamo_dist.errors": errors(dynamo_dist.errors),
             "inductor_passes.errors": errors(inductor_passes.errors),

@@ -22,7 +22,6 @@ from inductor_passes import __main__ as passes_command
 from inductor_passes import records as r
 from inductor_passes.machine.topology.topology import load_topology, topology_text
 from inductor_passes.reporting import recorder
-from inductor_passes.schedule.model.json_format import load_schedule
 
 Outcome = tuple[int, str]
 
@@ -40,7 +39,6 @@ def examples() -> dict[str, Example]:
     h100 = topology_text("h100x8")
     return {
         "problem": Example(json.dumps(_problem()), _command(passes_command.main, "schedule")),
-        "schedule": Example('{"order": [0, 2, 1], "buckets": [[1, 2]]}', _function(load_schedule)),
         "topology": Example(json.dumps(_measured(json.loads(h100))), _function(load_topology)),
         "profile": Example(json.dumps(_profile()), _import),
         "log": Example(_LOG, _import),

@@ -3,17 +3,13 @@
 The entry point calls ``register`` once, when ``dynamo_dist`` is first enabled.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
+from torch.distributed.tensor import Partial, Shard
 
-import dynamo_dist.sharding
 import dynamo_dist.trackers
+from dynamo_dist.sharding import Call, Row, register_rows
 
 
 @torch.library.custom_op("example_plugin::scale", mutates_args=())
@@ -37,16 +33,14 @@ def mean_over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 def register() -> None:
     """What this raises costs a warning, and leaves nothing of the plugin behind."""
-    dynamo_dist.sharding.register_strategy(torch.ops.example_plugin.scale.default)(each_by_itself)
+    # Each element by itself, so the rows hold whichever of them a rank has.
+    register_rows(torch.ops.example_plugin.scale.default, each_by_itself, any_part=True)
     dynamo_dist.trackers.trace_instead(mean_over_ranks)(traced_mean)
 
 
-def each_by_itself(op_schema: Any) -> OpStrategy:
-    """Shards stay where they are; a pending sum is made first, because ``by`` may be negative."""
-    now = op_schema.args_schema[0].strategies[0].output_spec
-    placements = tuple(Replicate() if p.is_partial() else p for p in now.placements)
-    spec = DTensorSpec(now.mesh, placements, tensor_meta=now.tensor_meta)
-    return OpStrategy([OpSpec(spec, input_specs=[spec], redistribute_cost=[[0.0]])])
+def each_by_itself(call: Call) -> list[Row]:
+    """Shards of any dimension stay where they are, and so does a pending sum, whose summands are scaled."""
+    return [call.row([at], x=at) for at in (Partial(), *map(Shard, range(call.ndim("x"))))]
 
 
 def traced_mean(x: torch.Tensor) -> torch.Tensor:

@@ -10,37 +10,13 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dynamo_dist.reporting.records import (
-    BreakRecord,
-    Fact,
-    PlanRecord,
-    RecompileRecord,
-    RunReport,
-    known_fields,
-)
-from inductor_passes.records import GraphRecord
+from dynamo_dist.reporting.records import PARTS, Part, RunReport
+from inductor_passes.records import GraphRecord, restored
 
-Record = GraphRecord | BreakRecord | RecompileRecord | PlanRecord | Fact
-# Kind -> how a record is read back, and what of it tells which one it is.
-_KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "graphs": (GraphRecord, GraphRecord.from_json, lambda r: r.graph_id),
-    "breaks": (
-        BreakRecord,
-        lambda data: known_fields(BreakRecord, data),
-        lambda r: (r.kind, r.reason, r.user_line),
-    ),
-    "recompiles": (
-        RecompileRecord,
-        lambda data: known_fields(RecompileRecord, data),
-        lambda r: (r.function, r.user_line, r.guard),
-    ),
-    "plans": (PlanRecord, PlanRecord.from_json, lambda r: r.graph),
-    "facts": (Fact, lambda data: known_fields(Fact, data), lambda r: r.name),
-}
 _PROCESS = ("rank", "world_size", "torch_version", "plugin_version")
 
 
@@ -61,9 +37,9 @@ class Journal:
             self._process = known
             self._append("process", known)
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Part) -> None:
         """Add a record, or replace the one before it."""
-        kind = next(kind for kind, (cls, _, _) in _KINDS.items() if isinstance(record, cls))
+        kind = next(kind for kind, cls in PARTS.items() if isinstance(record, cls))
         data = record.to_json() if isinstance(record, GraphRecord) else dataclasses.asdict(record)
         self._append(kind, data)
 
@@ -113,14 +89,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _report(lines: Iterable[tuple[str, Any]], default: tuple[int, int]) -> RunReport:
     process: dict[str, Any] = dict(zip(_PROCESS, default, strict=False))
-    seen: dict[str, dict[Any, Any]] = {kind: {} for kind in _KINDS}
+    seen: dict[str, dict[Any, Any]] = {kind: {} for kind in PARTS}
     for kind, data in lines:
         if kind == "process":
             process.update({name: data[name] for name in _PROCESS if name in data})
-        elif kind in _KINDS:
-            _, parse, key = _KINDS[kind]
-            record = parse(data)
-            seen[kind][key(record)] = record
+        elif kind in PARTS:
+            record = restored(PARTS[kind], data)
+            seen[kind][record.key] = record
     records: dict[str, Any] = {kind: tuple(found.values()) for kind, found in seen.items()}
     topologies = dict.fromkeys(g.topology for g in records["graphs"] if g.topology)
     return RunReport(**process, **records, topology=", ".join(topologies))
@@ -128,14 +103,7 @@ def _report(lines: Iterable[tuple[str, Any]], default: tuple[int, int]) -> RunRe
 
 def _together(one: RunReport, other: RunReport) -> RunReport:
     """Two processes of one rank; of what both measured the later counts."""
-    facts = {fact.name: fact for fact in (*one.facts, *other.facts)}
+    both: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in PARTS}
+    both["facts"] = tuple({fact.name: fact for fact in both["facts"]}.values())
     later = other if other.world_size >= one.world_size else one
-    return dataclasses.replace(
-        later,
-        topology=one.topology or other.topology,
-        graphs=one.graphs + other.graphs,
-        breaks=one.breaks + other.breaks,
-        recompiles=one.recompiles + other.recompiles,
-        plans=one.plans + other.plans,
-        facts=tuple(facts.values()),
-    )
+    return dataclasses.replace(later, topology=one.topology or other.topology, **both)

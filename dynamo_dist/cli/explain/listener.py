@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist.cli.explain.journal import Journal, Record
+from dynamo_dist.cli.explain.journal import Journal
 from dynamo_dist.reporting import placements
 from dynamo_dist.reporting.collect import collect
-from dynamo_dist.reporting.records import Fact
+from dynamo_dist.reporting.records import Fact, Part
 from dynamo_dist.torch_compat import explained
 from dynamo_dist.torch_compat.dynamo.watching import SeenCompile, watch_dynamo
 from inductor_passes.reporting import recorder
@@ -41,7 +41,7 @@ class Listener:
         self._say_who()
         atexit.register(self._finish)
 
-    def _on_change(self, record: Record) -> None:
+    def _on_change(self, record: Part) -> None:
         self._say_who()
         self._journal.record(record)
 

@@ -144,21 +144,28 @@ OWN: tuple[Cause, ...] = (
     Cause(
         name="ddp_inside",
         kind=r"^DistributedDataParallel module called in a compiled function$",
-        why="DDP reduces buckets of gradients from hooks, between graphs that it splits for that; one graph has no room.",
+        why=(
+            "DDP's averages are in the graph, but for communication hooks, join(), mixed_precision, a static graph "
+            "that has not run yet, and a forward that holds another graph break."
+        ),
         fix=(
-            "ddp = DistributedDataParallel(torch.compile(module, fullgraph=True))\n"
-            "# or with the reductions in the graph\n"
-            'model = torch.compile(dynamo_dist.data_parallel(module, mesh, mode="replicate"))'
+            "model = torch.compile(DistributedDataParallel(module))    # without what the break names\n"
+            "# or with what it names, and the averages outside\n"
+            "ddp = DistributedDataParallel(torch.compile(module, fullgraph=True))"
         ),
     ),
     Cause(
         name="fsdp_inside",
         kind=r"^FSDP2 module called in a compiled function$",
-        why="fully_shard gathers and frees parameters from hooks, outside of graphs.",
+        why=(
+            "FSDP2's gathers and reductions are in the graph, but for offloading, communication of your own, a "
+            "forward that holds another graph break, and one whose root runs in eager mode."
+        ),
         fix=(
-            "block.compile(fullgraph=True)    # each block, before fully_shard(block)\n"
-            "# or with the gathers in the graph\n"
-            "model = torch.compile(dynamo_dist.data_parallel(module, mesh))"
+            "model = torch.compile(fully_shard(model))    # the root, without what the break names\n"
+            "# or each block, with the gathers outside\n"
+            "block.compile(fullgraph=True)\n"
+            "fully_shard(block)"
         ),
     ),
     Cause(

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from filelock import FileLock
@@ -75,13 +75,17 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class StoredPlan:
-    """A plan without the program it was made from. Times are modelled, in microseconds."""
+    """A plan without the program it was made from. Times are modelled, in microseconds.
+
+    ``source``: the file that it was read from, "" for one that is made now.
+    """
 
     rows: tuple[PlanRow, ...]
     stock_us: tuple[float, float]
     planned_us: tuple[float, float]
     bound_us: float
     method: str
+    source: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, plan: Plan) -> StoredPlan:
@@ -110,6 +114,7 @@ class StoredPlan:
             stock_us=sum(self.stock_us),
             planned_us=sum(self.planned_us),
             bound_us=self.bound_us,
+            source=self.source,
             changes=tuple(
                 PlannedStep(row.text, tuple(map(_said, row.stock)), tuple(map(_said, row.inputs)))
                 for row in self.rows
@@ -195,7 +200,7 @@ def _plan(entry: dict[str, Any], path: str, at: tuple[str | int, ...]) -> Stored
     )
     head = entry["summary"]
     stock, planned = tuple(head["stock_us"]), tuple(head["planned_us"])
-    return StoredPlan(rows, stock, planned, head["bound_us"], head["method"])
+    return StoredPlan(rows, stock, planned, head["bound_us"], head["method"], path)
 
 
 def _said(spec: Spec) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat import oldest
+from dynamo_dist.torch_compat.changes import Change, SetAttribute
 from dynamo_dist.torch_compat.probing import _optional_module
 
 
@@ -133,24 +133,6 @@ def on_output_aliases(
             return replay(way, base, target, requires_grad)
         return stock_alias(base, target, requires_grad, way, *args, **kwargs)
 
-    @functools.cache
-    def keeping(handler: Any) -> Any:
-        call = handler.__call__
-        if "gen_alias_from_base" not in call.__code__.co_names:
-            return handler
-        scope = {**call.__globals__, "gen_alias_from_base": alias}
-        bound = types.FunctionType(call.__code__, scope, call.__name__, call.__defaults__)
-        return type(handler.__name__, (handler,), {"__call__": bound})
-
-    def handlers(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            handler = stock(*args, **kwargs)
-            handler.__class__ = keeping(handler.__class__)
-            return handler
-
-        return make
-
     local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
     places = [
         _collect_metadata,
@@ -169,12 +151,7 @@ def on_output_aliases(
         )
         if name in vars(place or object)
     ]
-    # Up to 2.12 these look up at every call what makes an alias.
-    return found + [
-        WrapAttribute(place, "make_output_handler", handlers)
-        for place in places
-        if "make_output_handler" in vars(place or object)
-    ]
+    return found + oldest.on_alias_handlers(alias)
 
 
 def _same_layout(a: Any, b: Any) -> bool:

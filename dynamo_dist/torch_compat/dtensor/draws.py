@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,50 +9,50 @@ import torch
 import torch.distributed.tensor._api as _dtensor_api
 from torch.distributed._functional_collectives import _are_we_tracing
 from torch.distributed.device_mesh import _get_device_handle
-from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-
-_RUN_LOCALLY = "_dispatch_get_local_results_slow_path"
-
-
-def on_traced_draw(note: Callable[[Any], None]) -> list[Change]:
-    """Call ``note(spec)`` for each random operator on a DTensor that is traced. Seen in 2.11 to 2.15."""
-
-    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def results(self: Any, op: Any, args: Any, *rest: Any) -> Any:
-            if op in self._random_ops and _are_we_tracing():
-                note(args[0]._spec)
-            return stock(self, op, args, *rest)
-
-        return results
-
-    return [WrapAttribute(OpDispatcher, _RUN_LOCALLY, noting)]
+from dynamo_dist.torch_compat.changes import Change, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.dtensor.calls import dispatcher
+from dynamo_dist.torch_compat.dtensor.operators import as_stock
 
 
-def on_draw(drawer: Callable[[Any, Any, Any], Any]) -> list[Change]:
+def on_draw(
+    note: Callable[[Any], object], drawer: Callable[[Any, Any, Any], Callable[..., Any]]
+) -> list[Change]:
     """Have ``drawer(op, mesh, placements)`` give what draws in place of ``op`` on local tensors.
 
-    Torch asks for the operator in its set of random ones, and calls any other as it is. Seen in 2.11 to 2.15.
+    Where torch gives each shard numbers of its own it draws itself. ``note(spec)`` is told of each draw that is
+    traced. Torch decides for the layout and runs what it is given as any operator, since that is not in its set
+    of random ones. Its C++ keeps the method that runs one from the first call on, so that a change of the method
+    would come too late. Seen in 2.11 to 2.15.
     """
 
-    def drawing(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
-        def results(self: Any, op: Any, args: Any, info: Any) -> Any:
-            if op in self._random_ops:
-                output = info.output_sharding.output_spec
-                spec = output[0] if isinstance(output, (tuple, list)) else output
-                # Threads that are ranks share a decision, and with it the mesh of one of them.
-                op = drawer(op, args[0].device_mesh, spec.placements)
-            return stock(self, op, args, info)
+    def draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given, dtensors = args[0], dispatcher()
+        if _are_we_tracing():
+            note(given._spec)
+        if draws_at_offsets(given.device_mesh):
+            return as_stock(op, draw, args, kwargs)
+        info = dtensors.unwrap_to_op_info(op, args, kwargs)
+        decided = dtensors._propagate_op_sharding_dispatch_slow_path(op, args, kwargs, info, True)
+        if not isinstance(decided, OutputSharding):  # the result of another way
+            return decided
+        output: Any = decided.output_spec
+        info.output_sharding = decided
+        spec = output[0] if isinstance(output, (tuple, list)) else output
+        # Threads that are ranks share a decision, and with it the mesh of one of them.
+        drawn = drawer(op, given.device_mesh, spec.placements)
+        results = dtensors._dispatch_get_local_results_slow_path(drawn, args, info)
+        return given if op._schema.is_mutable else dtensors.wrap(results, output)
 
-        return results
-
-    return [WrapAttribute(OpDispatcher, _RUN_LOCALLY, drawing)]
+    return [
+        SetItem(dispatcher()._custom_op_handlers, op, draw)
+        for op in dispatcher()._random_ops
+        if not any(argument.is_out for argument in op._schema.arguments)
+    ]
 
 
 def on_factory(wrap: Callable[[Any], Any]) -> list[Change]:

@@ -12,9 +12,7 @@ from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, OutputSharding, TupleStrategy
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, TupleStrategy
 from torch.nn.utils import clip_grad
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
@@ -79,33 +77,6 @@ def on_clipping(clip: Callable[..., None]) -> list[Change]:
         return scale
 
     return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping)]
-
-
-def moves_what_is_written(op: OpOverload, args: Sequence[Any], found: object) -> bool:
-    """Return whether a decision has the operator write to a redistributed copy of an argument.
-
-    Up to 2.11 that is a decision like others: the copy is dropped for lists, and refused after the fact else.
-    """
-    if not isinstance(found, OutputSharding) or found.redistribute_schema is None:
-        return False
-    if not op._schema.is_mutable:
-        return False
-    wanted = found.redistribute_schema.args_schema
-    written = [
-        at
-        for at, argument in enumerate(op._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return any(
-        now._spec.placements != then.placements
-        for at in written
-        if at < len(args) and at < len(wanted)
-        for now, then in zip(
-            [each for each in tree_leaves(args[at]) if isinstance(each, DTensor)],
-            [each for each in tree_leaves(wanted[at]) if isinstance(each, DTensorSpec)],
-            strict=False,
-        )
-    )
 
 
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:

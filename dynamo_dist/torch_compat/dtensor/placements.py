@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ import torch.distributed.tensor._ops._view_ops as _view_ops
 import torch.distributed.tensor.placement_types as _placement_types
 from torch._C import _get_dispatch_mode
 from torch._C import _TorchDispatchModeKey as _ModeKey
-from torch._dynamo.variables.tensor import TensorVariable
 from torch.distributed.tensor import DTensor, Partial
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree
@@ -20,25 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.types import DTensorSpec, TensorMeta
-from dynamo_dist.torch_compat.dynamo.building import call_traced
-from dynamo_dist.torch_compat.dynamo.opaque import TRACES_PLACEMENTS
 
 KEPT_OFFSETS = 64
 _REFUSES_SYMBOLIC_FACTORS = hasattr(_view_ops, "_explicit_unbacked_hint")  # from 2.13 on
 _partition_value: Any = vars(Partial)["_partition_value"]
-
-
-def can_partition(kind: type) -> bool:
-    """Return whether ``partition_value`` traces for a placement of this class, a subclass of the user's too."""
-    own: Any = getattr(kind, "_partition_value", None)
-    return TRACES_PLACEMENTS or own is None or inspect.unwrap(own) is _partition_value
-
-
-def partition_value(placement: Any, tensor: torch.Tensor, mesh: Any, mesh_dim: int) -> torch.Tensor:
-    """Traced: what this rank holds of ``tensor`` as a partial value."""
-    if TRACES_PLACEMENTS:
-        return placement._partition_value(tensor, mesh, mesh_dim)
-    return _partition_value(placement, tensor, mesh, mesh_dim)
 
 
 def cut_empty_shards() -> list[Change]:
@@ -53,20 +36,6 @@ def cut_empty_shards() -> list[Change]:
         return [*shards, *[shards[0].narrow(dim, 0, 0).clone()] * missing]
 
     return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
-
-
-def on_full_tensor(function: Callable[..., Any]) -> list[Change]:
-    """Trace ``function`` for ``full_tensor(grad_placements=...)`` where stock has no method for it, up to 2.11.
-
-    Placements are no values of that stock's graphs.
-    """
-    if TRACES_PLACEMENTS or hasattr(TensorVariable, "method_full_tensor"):
-        return []
-
-    def method_full_tensor(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-        return call_traced(tx, function, [self, *args], kwargs) if args or kwargs else None
-
-    return [SetAttribute(TensorVariable, "method_full_tensor", method_full_tensor)]
 
 
 def keep_strided_shards() -> list[Change]:

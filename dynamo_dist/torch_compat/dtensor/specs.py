@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._prims_common as _prims_common
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, _resolve_process_group
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
@@ -28,9 +27,6 @@ from torch.utils._python_dispatch import _disable_current_modes, return_and_corr
 
 from dynamo_dist.torch_compat.changes import Change, SetItem, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.calls import Handler, dispatcher
-from dynamo_dist.torch_compat.dynamo.building import call_traced
-from dynamo_dist.torch_compat.dynamo.opaque import TRACES_PLACEMENTS
-from dynamo_dist.torch_compat.dynamo.trackers import on_function
 
 try:
     from torch.distributed.tensor.experimental._context_parallel import (
@@ -38,17 +34,6 @@ try:
     )
 except ImportError:
     _context_parallel = None  # type: ignore[assignment]
-
-
-def on_contiguous_strides(function: Callable[..., Any]) -> list[Change]:
-    """Trace ``function`` where ``zeros``, ``ones``, ``empty`` and ``full`` lay out a tensor of a given size.
-
-    In torch's own Python for it stands what 2.11 refuses to trace; from 2.12 on it traces.
-    """
-    found = getattr(_prims_common, "make_contiguous_strides_for", None)
-    if found is None or TRACES_PLACEMENTS:
-        return []
-    return on_function(found, lambda tx, args, kwargs: call_traced(tx, function, args, kwargs))
 
 
 def redistribute_costs(source: OpStrategy, target: DTensorSpec) -> list[float]:

@@ -16,7 +16,13 @@ from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.changes import Change, RemoveItem, SetAttribute, SetItem
+from dynamo_dist.torch_compat.changes import (
+    Change,
+    RemoveItem,
+    SetAttribute,
+    SetItem,
+    WrapAttribute,
+)
 from dynamo_dist.torch_compat.dtensor.calls import (
     Handler,
     Strategy,
@@ -24,7 +30,6 @@ from dynamo_dist.torch_compat.dtensor.calls import (
     propagator,
     tree_map_only,
 )
-from dynamo_dist.torch_compat.dtensor.operators import moves_what_is_written
 
 
 class ClearCaches:
@@ -189,21 +194,20 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
     decision for the result of the operator, as it does for operators that it decomposes.
     """
-    stock = OpDispatcher._propagate_op_sharding_dispatch_slow_path
 
-    @functools.wraps(stock)
-    def propagate(
-        self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
-    ) -> Any:
-        try:
-            found = stock(self, op, args, kwargs, *rest)
-        except (NotImplementedError, RuntimeError) as error:
-            return answer(error, op, args, kwargs)
-        if moves_what_is_written(op, args, found):
-            return answer(NotImplementedError(f"{op} would write to a copy"), op, args, kwargs)
-        return found
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def propagate(
+            self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
+        ) -> Any:
+            try:
+                return stock(self, op, args, kwargs, *rest)
+            except (NotImplementedError, RuntimeError) as error:
+                return answer(error, op, args, kwargs)
 
-    return [SetAttribute(OpDispatcher, stock.__name__, propagate)]
+        return propagate
+
+    return [WrapAttribute(OpDispatcher, "_propagate_op_sharding_dispatch_slow_path", changed)]
 
 
 def only_reachable_strategies(

@@ -9,7 +9,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed.distributed_c10d as _c10d
 from torch._dynamo.exc import raise_observed_exception, unimplemented
-from torch._dynamo.source import AttrSource, GlobalWeakRefSource
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    GlobalSource,
+    GlobalWeakRefSource,
+    SkipGuardSource,
+)
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import LambdaVariable
@@ -56,11 +63,39 @@ def build_by_weakref(tx: Any, value: object) -> Any:
     return VariableTracker.build(tx, value, GlobalWeakRefSource(name), realize=True)
 
 
+def build_unchanging(tx: Any, value: object) -> Any:
+    """The tracker of an object that outlives the code and does not change: nothing of it is guarded."""
+    name = tx.output.install_global_by_id("__dynamo_dist", value)
+    return VariableTracker.build(tx, value, SkipGuardSource(GlobalSource(name)), realize=True)
+
+
+def member_source(source: Any, *path: str | int) -> Any:
+    """The source of ``source.a[0].b`` for the path ("a", 0, "b")."""
+    for name in path:
+        source = AttrSource(source, name) if isinstance(name, str) else GetItemSource(source, name)
+    return source
+
+
+def build_item(tx: Any, tracker: Any, name: str, key: str) -> Any:
+    """The tracker of ``tracker.name[key]``, ``name`` being a dictionary of the object's own."""
+    value = vars(python_object(tracker))[name][key]
+    source = attribute_source(tracker, name)
+    return build(tx, value, None if source is None else DictGetItemSource(source, key))
+
+
 def build_list(tx: Any, items: list[Any]) -> Any:
     """A new list of trackers, as the traced program makes one."""
     made = build(tx, [])
     for item in items:
         made.call_method(tx, "append", [item], {})
+    return made
+
+
+def build_dict(tx: Any, items: Mapping[str, Any]) -> Any:
+    """A new dictionary of trackers by name, as the traced program makes one."""
+    made = build(tx, {})
+    for name, item in items.items():
+        made.call_method(tx, "__setitem__", [build(tx, name), item], {})
     return made
 
 

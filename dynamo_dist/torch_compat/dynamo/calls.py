@@ -15,14 +15,22 @@ from torch._dynamo.bytecode_transformation import (
     create_instruction,
 )
 from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.tensor import TensorVariable
 
-from dynamo_dist.torch_compat.changes import Change, ConfigDefault, SetAttribute, SetItem
+from dynamo_dist.torch_compat.changes import (
+    Change,
+    ConfigDefault,
+    SetAttribute,
+    SetItem,
+    WrapAttribute,
+)
 from dynamo_dist.torch_compat.dynamo.building import realized
 
 
@@ -86,22 +94,37 @@ def construct_on_return(codegen: Any, cls: type, args: list[Any]) -> None:
     codegen.extend_output(create_call_function(len(args), False))
 
 
-def call_before_graph(tx: Any, source: Any, method: str) -> None:
-    """Have ``source.method()`` called each time the compiled function starts, before its graph."""
+def call_before_graph(tx: Any, source: Any, call: str | Callable[[Any], None]) -> None:
+    """Call ``source.call()``, or an importable ``call(source)``, when the compiled function starts.
+
+    Each time, before its graph and after its guards.
+    """
     codegen = PyCodegen(tx.output.root_tx)
-    codegen(source)
-    codegen.load_method(method)
-    codegen.extend_output(create_call_method(0))
+    if isinstance(call, str):
+        codegen(source)
+        codegen.load_method(call)
+        codegen.extend_output(create_call_method(0))
+    else:
+        module, name = call.__module__, call.__name__
+        codegen.add_push_null(lambda: codegen.load_import_from(module, name))
+        codegen(source)
+        codegen.extend_output(create_call_function(1, False))
     codegen.append_output(create_instruction("POP_TOP"))
     tx.output.pregraph_bytecode.extend(codegen.get_instructions())
 
 
-def trace_state(tx: Any, make: Callable[[], Any]) -> Any:
-    """Return the state that we keep for one trace; made anew when Dynamo starts over."""
-    state = vars(tx.output).get("_dynamo_dist")
+def trace_state(tx: Any, make: Callable[[], Any], name: str = "_dynamo_dist") -> Any:
+    """Return the state of that name that we keep for one trace; made anew when Dynamo starts over."""
+    state = vars(tx.output).get(name)
     if state is None:
-        state = tx.output._dynamo_dist = make()
+        state = make()
+        setattr(tx.output, name, state)
     return state
+
+
+def current_tracer(tx: Any) -> Any:
+    """The graph that is traced right now: the function's, or one inside of it."""
+    return tx.output.current_tracer
 
 
 def is_subclass_instance(tracker: Any) -> bool:
@@ -154,6 +177,33 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
         return result
 
     return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
+
+
+def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Change]:
+    """Call ``starts_over(tx, breaks)`` as a graph ends, at a return or a break; if it says so, trace anew."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def compile_subgraph(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
+            if starts_over(tx, reason.graph_break):
+                raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
+            return stock(self, tx, reason, *args, **kwargs)
+
+        return compile_subgraph
+
+    return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
+
+
+def forget_in_dictionaries(tx: Any, values: set[int]) -> None:
+    """Leave no tracker of these ids in a dictionary that outlives the graph: what was there before stays."""
+    for tracker in list(tx.output.side_effects.id_to_variable.values()):
+        if not isinstance(tracker, ConstDictVariable) or tracker.source is None:
+            continue
+        for key, value in list(tracker.items.items()):
+            if id(realized(value)) in values:
+                del tracker.items[key]
+                if key in tracker.original_items:
+                    tracker.items[key] = tracker.original_items[key]
 
 
 def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:

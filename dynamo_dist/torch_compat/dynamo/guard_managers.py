@@ -13,17 +13,13 @@ from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import GuardsSet, TracingContext
 
-from dynamo_dist import versions
 from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dynamo.checks import Check
+from dynamo_dist.torch_compat.dynamo.opaque import HAS_OPAQUE_TYPES
 
 # Where a hook's cells are read from; None where hooks keep stock's guards. Torch 2.11 skips a check of a
 # function in a dictionary as long as the dictionary is the same.
-_CELL = (
-    getattr(_sources, "CellContentsSource", None)
-    if (versions.parse(torch.__version__) or (0, 0)) >= (2, 12)
-    else None
-)
+_CELL = getattr(_sources, "CellContentsSource", None) if HAS_OPAQUE_TYPES else None
 # What guards a DTensor's spec, and an object that Dynamo takes as it is (a mesh, a group, from 2.12).
 VALUE_GUARDS = tuple(
     name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch._dynamo.compiled_autograd as _compiled_autograd
@@ -17,13 +17,14 @@ from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._higher_order_ops.wrap import wrap as _wrap
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as _FSDPState
 from torch.fx import GraphModule
 from torch.utils.hooks import BackwardHook
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.dynamo import building
 from dynamo_dist.torch_compat.dynamo.building import (
     build_list,
     call_traced,
@@ -38,25 +39,44 @@ module_state: Callable[[Any], Any] = _composable_state._get_module_state
 
 
 def on_module_compiled(
-    wanted: Callable[[Any], bool], function_of: Callable[[Any], Callable[..., Any]]
+    wanted: Callable[[Any], bool],
+    function_of: Callable[[Any], Callable[..., Any]],
+    apart: Callable[[Any], bool],
 ) -> list[Change]:
     """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
 
-    Seen in torch 2.11 to 2.15.
+    A call for which ``apart(module)`` runs those frames as in stock. Seen in torch 2.11 to 2.15.
     """
 
-    def changed(stock: Any) -> Any:
+    def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
+        whole = compile(function_of(module))
+        return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
+
+    def wrapping(stock: Any) -> Any:
         @functools.wraps(stock)
         def initialize(self: Any) -> None:
             stock(self)
             module = self._orig_mod
             if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
                 name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
-                setattr(self, name, self.dynamo_ctx(function_of(module)))
+                setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
 
         return initialize
 
-    return [WrapAttribute(OptimizedModule, "_initialize", changed)]
+    def in_place(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            stock(self, *args, **kwargs)
+            if wanted(self):
+                made = functools.partial(torch.compile, **kwargs)
+                self._compiled_call_impl = either(self, self._compiled_call_impl, made)
+
+        return compile
+
+    return [
+        WrapAttribute(OptimizedModule, "_initialize", wrapping),
+        WrapAttribute(torch.nn.Module, "compile", in_place),
+    ]
 
 
 def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
@@ -152,42 +172,54 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
 def on_backward(refuse: Callable[[], None]) -> list[Change]:
     """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
 
+    def answer(tx: Any, tensor: Any, args: Any) -> None:
+        if not _dynamo_config.trace_autograd_ops:
+            refuse()
+
+    return on_tensor_method("backward", answer)
+
+
+def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Change]:
+    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to stock."""
+
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
-        def call_method(self: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-            if name == "backward" and not _dynamo_config.trace_autograd_ops:
-                refuse()
-            return stock(self, tx, name, *args, **kwargs)
+        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            found = answer(tx, self, args) if name == method else None
+            return stock(self, tx, name, args, kwargs) if found is None else found
 
         return call_method
 
     return [WrapAttribute(TensorVariable, "call_method", changed)]
 
 
-def fsdp_hooks() -> list[Any]:
-    """List the hooks that FSDP2 runs around a sharded module's forward."""
-    return [_FSDPState._pre_forward, _FSDPState._post_forward]
-
-
 def on_methods(
-    refused: dict[Any, Callable[[], NoReturn]], failed: dict[Any, Callable[[str], None]]
+    answers: dict[Any, Callable[..., Any]],
+    failed: dict[Any, Callable[[str], None]],
+    stands_for: Callable[[Any], Any],
 ) -> list[Change]:
-    """Call ``refused[method]()`` where the program calls a method written in Python.
+    """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args], kwargs)``.
 
-    Of a method in ``failed`` stock's break is first given to ``failed[method](its text)``. Seen in torch
-    2.11 to 2.15.
+    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` stock's
+    break is first given to ``failed[method](its text)``. Seen in torch 2.11 to 2.15.
     """
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
-        def call_function(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
-            function = self.fn
-            if (refuse := refused.get(function)) is not None:
-                refuse()
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            found = stands_for(self.fn)
+            function = getattr(found, "__func__", found)
+            if (answer := answers.get(function)) is not None:
+                if found is not function:
+                    receiver = [building.build_by_weakref(tx, found.__self__)]
+                else:
+                    bound = vars(self).get("im_self", vars(self).get("obj"))  # up to 2.14
+                    receiver = [] if bound is None else [bound]
+                return answer(tx, [*receiver, *args], kwargs)
             if (explain := failed.get(function)) is None:
-                return stock(self, tx, *args, **kwargs)
+                return stock(self, tx, args, kwargs)
             try:
-                return stock(self, tx, *args, **kwargs)
+                return stock(self, tx, args, kwargs)
             except Unsupported as error:
                 explain(str(error))
                 raise
@@ -198,3 +230,25 @@ def on_methods(
         WrapAttribute(owner, "call_function", changed)
         for owner in (UserFunctionVariable, UserMethodVariable)
     ]
+
+
+def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Change]:
+    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to stock.
+
+    Called ``var_getattr`` up to 2.13.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def read(self: Any, tx: Any, name: str) -> Any:
+            found = answer(tx, self, name)
+            return stock(self, tx, name) if found is None else found
+
+        return read
+
+    name = next(
+        name
+        for name in ("tp_getattro_impl", "var_getattr")
+        if name in vars(UnspecializedNNModuleVariable)
+    )
+    return [WrapAttribute(UnspecializedNNModuleVariable, name, changed)]

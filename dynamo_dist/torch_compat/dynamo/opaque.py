@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch._dynamo.guards as _guards
 import torch.compiler.config as _compiler_config
-from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.variables.base import VariableTracker
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._logging._internal import log_registry as _log_registry
@@ -45,8 +43,6 @@ _STOCK_MESH = _optional(_DISTRIBUTED, "DeviceMeshVariable")
 _STOCK_PLACEMENT = _optional(_DISTRIBUTED, "PlacementVariable")
 _STOCK_PLACEMENT_CLASS = _optional(_DISTRIBUTED, "PlacementClassVariable")
 HAS_OPAQUE_TYPES = _STOCK_GROUP is None
-# Up to 2.11 or 2.12 a HASATTR guard is made of the attribute's source, later of the object's.
-_HASATTR_NAMES_ITSELF = "attr" in inspect.signature(GuardBuilder.HASATTR).parameters
 HAS_GETATTRO_PROTOCOL = hasattr(VariableTracker, "tp_getattro_impl")
 
 

@@ -27,7 +27,6 @@ from dynamo_dist.torch_compat.dynamo.building import (
 )
 from dynamo_dist.torch_compat.dynamo.guards import guard_source
 from dynamo_dist.torch_compat.dynamo.opaque import (
-    _HASATTR_NAMES_ITSELF,
     _OPAQUE,
     _OPAQUE_CLASS,
     _STOCK_GROUP,
@@ -94,9 +93,10 @@ class Tracker:
         found = self.has_attribute(tx, name)
         if found is None:
             return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
-        if _HASATTR_NAMES_ITSELF:
+        if HAS_OPAQUE_TYPES:
             guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
         else:
+            # In 2.11 of the attribute's source, later of the object's.
             guard_source(attribute_source(self, name), GuardBuilder.HASATTR)
         return ConstantVariable.create(found)
 

@@ -8,46 +8,10 @@ from typing import Any
 
 import torch
 import torch._dynamo.variables.builder as _builder
-from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builtin import BuiltinVariable
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
-from dynamo_dist.torch_compat.dynamo.building import build, fake_tensor, items_of, realized
-from dynamo_dist.torch_compat.dynamo.guards import guard_source
+from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from dynamo_dist.torch_compat.dynamo.building import fake_tensor, items_of
 from dynamo_dist.torch_compat.overlap import _same_storage, may_overlap
-
-
-def on_text(classes: tuple[type, ...], create: Callable[..., None]) -> list[Change]:
-    """``str(value)`` of values of these classes as a constant that ``create`` guards, where stock breaks.
-
-    Up to 2.12 stock looks for a Python method; later torches ask the object's tracker.
-    """
-    if hasattr(VariableTracker, "str_impl") or hasattr(VariableTracker, "tp_str_impl"):
-        return []
-
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def call_str(self: Any, tx: Any, arg: Any) -> Any:
-            tracker = realized(arg)
-            value = getattr(tracker, "value", None)
-            if not isinstance(value, classes):
-                return stock(self, tx, arg)
-            guard_source(tracker.source, create)
-            return build(tx, str(value))
-
-        return call_str
-
-    return [WrapAttribute(BuiltinVariable, "call_str", changed), ForgetHandlers()]
-
-
-class ForgetHandlers:
-    """Drop what stock remembers of how builtins are traced, when a way is changed and changed back."""
-
-    def apply(self) -> None:
-        BuiltinVariable.call_function_handler_cache.clear()
-
-    undo = apply
-
 
 # Calls on a tensor that tell of its sizes, or make one like it, without reading it.
 _METADATA = frozenset(

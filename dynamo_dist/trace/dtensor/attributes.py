@@ -10,10 +10,11 @@ import inspect
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
+from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import placements, types
+from dynamo_dist.torch_compat.dtensor import types
 from dynamo_dist.torch_compat.dynamo import building, dtensors
 
 
@@ -66,15 +67,9 @@ def traced_spec(tensor: DTensor) -> Any:
     return types.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
 
 
-def full_tensor(tensor: DTensor, *, grad_placements: Any = None) -> torch.Tensor:
-    """Traced: ``tensor.full_tensor(grad_placements=...)``, the global tensor on every rank."""
-    whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
-    return whole.to_local(grad_placements=grad_placements)
-
-
 def changes() -> list[Change]:
     """List the changes that enabling makes for attributes."""
     return [
         *dtensors.on_tensor_attributes(has_tensor_attribute, attribute),
-        *placements.on_full_tensor(full_tensor),
+        *oldest.on_full_tensor(),
     ]

@@ -7,14 +7,14 @@ call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import specs
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
 
 
@@ -79,16 +79,6 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Traced: the strides of a contiguous tensor of this size."""
-    strides: list[int] = []
-    step = 1
-    for length in reversed(shape):
-        strides.append(step)
-        step = step * max(length, 1)
-    return tuple(reversed(strides))
-
-
 CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
 
 
@@ -96,5 +86,5 @@ def changes() -> list[Change]:
     """List the changes that enabling makes for ``from_local`` and for the sizes of new tensors."""
     return [
         *trackers.on_function(DTensor.from_local, from_local),
-        *specs.on_contiguous_strides(contiguous_strides),
+        *oldest.on_contiguous_strides(),
     ]

@@ -23,8 +23,8 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
+from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import placements as placements_compat
 from dynamo_dist.torch_compat.dynamo import building, dtensors, opaque, trackers
 
 
@@ -64,7 +64,7 @@ def distribute(
                 local = local.contiguous()
                 dist.broadcast(local, group=mesh.get_group(mesh_dim), group_src=src)
             if isinstance(placement, Partial):
-                local = placements_compat.partition_value(placement, local, mesh, mesh_dim)
+                local = oldest.partition_value(placement, local, mesh, mesh_dim)
             found.append(placement)
     return DTensor.from_local(
         local, mesh, found, run_check=False, shape=tensor.size(), stride=tensor.stride()
@@ -134,9 +134,7 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         placements = building.build_list(tx, [building.build(tx, Replicate()) for _ in range(ndim)])
     for placement in building.items_of(tx, placements):
         kind = type(building.python_object(placement))
-        if not issubclass(kind, (Shard, Replicate, Partial)) or not placements_compat.can_partition(
-            kind
-        ):
+        if not issubclass(kind, (Shard, Replicate, Partial)) or not oldest.can_partition(kind):
             building.graph_break(
                 "Tensor distributed from one rank in an unusual placement",
                 f"distribute_tensor(..., placements with {kind.__name__})",

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.aot import autograd_functions, in_flight, partition
+from dynamo_dist.torch_compat import c10d, oldest
+from dynamo_dist.torch_compat.aot import autograd_functions, partition
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, guards, trackers, values
+from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.torch_compat.dynamo import calls as calls_compat
 from dynamo_dist.trace.lowering import (
     all_to_all,
@@ -232,9 +232,9 @@ def changes(config: DistConfig) -> list[Change]:
         *partition.keep_in_its_pass(ops.NAMESPACE),
         *partition.drop_dead_chains(),
         *autograd_functions.pass_context(),
-        *autograd_functions.return_no_aliases(),
-        *values.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
-        *in_flight.write_to_in_flight(),
+        *oldest.return_no_aliases(),
+        *oldest.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
+        *oldest.write_to_in_flight(),
         *_on_op("wait_tensor", tracker.traced_wait_tensor),
         *trackers.on_function(work.start, tracker.traced_start),
         *trackers.on_function(state.next_serial, _next_serial),

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist import versions
+from dynamo_dist.torch_compat.oldest import RETURNS_ALIASES
 from dynamo_dist.trace.lowering.state import next_serial
 
-ALIASES_LOSE_GRADIENTS = (versions.parse(torch.__version__) or versions.OLDEST) < (2, 12)
 Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 
 
@@ -171,6 +170,6 @@ def payload(tensor: torch.Tensor) -> torch.Tensor:
     tensor = plain(tensor)
     # No needless alias: up to 2.11 Dynamo returns one from an autograd function, which loses gradients.
     # Later ones do not ask: what asks for strides of a gradient, in a hook, cannot be traced there.
-    if ALIASES_LOSE_GRADIENTS and tensor.is_contiguous():
+    if RETURNS_ALIASES and tensor.is_contiguous():
         return tensor
     return tensor.contiguous()

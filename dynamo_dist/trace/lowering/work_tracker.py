@@ -15,6 +15,7 @@ from dynamo_dist.torch_compat import overlap
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, trackers, values
 from dynamo_dist.trace.lowering.work import GraphFuture, GraphWork
+from dynamo_dist.trace.trackers import attributes
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,18 @@ def traced(tx: Any) -> Traced:
     return calls.trace_state(tx, Traced)
 
 
-class WorkVariable(calls.ObjectTracker):
+class InFlightVariable(calls.ObjectTracker):
+    """A Work or its future: methods by name, and nothing else."""
+
+    members = WORK_METHODS
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        if name not in self.members:
+            _refuse(name)
+        return attributes.bound_method(self, tx, name)
+
+
+class WorkVariable(InFlightVariable):
     """A Work launched in this graph. The first method that needs it done traces its end, there."""
 
     def __init__(
@@ -62,13 +74,6 @@ class WorkVariable(calls.ObjectTracker):
 
     def traced_type(self) -> type:
         return GraphWork
-
-    def attribute(self, tx: Any, name: str) -> Any:
-        if name not in WORK_METHODS:
-            _refuse(name)
-        return building.build_callable(
-            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-        )
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "get_future":
@@ -94,8 +99,10 @@ class WorkVariable(calls.ObjectTracker):
         calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
 
 
-class FutureVariable(calls.ObjectTracker):
+class FutureVariable(InFlightVariable):
     """The future of a Work, or of a callback on a future; a callback is traced at the first wait."""
+
+    members = FUTURE_METHODS
 
     def __init__(self, of: Any, callback: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -104,13 +111,6 @@ class FutureVariable(calls.ObjectTracker):
 
     def traced_type(self) -> type:
         return GraphFuture
-
-    def attribute(self, tx: Any, name: str) -> Any:
-        if name not in FUTURE_METHODS:
-            _refuse(name)
-        return building.build_callable(
-            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-        )
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name not in FUTURE_METHODS:
@@ -184,18 +184,11 @@ def traced_wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return tensors[0] if found else None
 
 
-class EagerWorkVariable(calls.ObjectTracker):
+class EagerWorkVariable(InFlightVariable):
     """A Work launched outside. It is waited for before the graph runs, which its results allow."""
 
     def traced_type(self) -> type:
         return dist.Work
-
-    def attribute(self, tx: Any, name: str) -> Any:
-        if name not in WORK_METHODS:
-            _refuse(name)
-        return building.build_callable(
-            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-        )
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name not in _GIVES_TRUE | _GIVES_NONE:

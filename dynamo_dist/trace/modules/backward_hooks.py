@@ -16,6 +16,7 @@ from torch.utils.hooks import BackwardHook
 
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.trace.trackers import attributes
 
 FIX = (
     "torch._dynamo.config.compiled_autograd = True  # before the first call: hooks run as they are\n"
@@ -106,9 +107,7 @@ class ModuleHooksVariable(calls.ObjectTracker):
         return BackwardHook
 
     def attribute(self, tx: Any, name: str) -> Any:
-        return building.build_callable(
-            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-        )
+        return attributes.bound_method(self, tx, name)
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         (value,) = args

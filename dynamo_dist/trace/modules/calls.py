@@ -11,10 +11,13 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import modules
+from dynamo_dist.trace.modules import averaged, fully_sharded
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -22,22 +25,37 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def has_traced_hooks(module: nn.Module) -> bool:
     """Return whether the module has hooks of its own that belong in the graph.
 
-    Those of FSDP2 and other composable APIs do not: they run around it.
+    Those of other composable APIs do not: they run around it.
     """
-    return any(getattr(module, name) for name in _HOOKS) and modules.module_state(module) is None
+    if modules.module_state(module) is not None:
+        return fully_sharded.shards_in_graph(module) or averaged.averages_in_graph(module)
+    # Stock calls every module of torch's, and so all of DDP, through one function that is given up for all at once.
+    return isinstance(module, DistributedDataParallel) or any(
+        getattr(module, name) for name in _HOOKS
+    )
 
 
 def whole_call(module: nn.Module) -> Callable[..., Any]:
-    """``module(*args, **kwargs)`` as a function with a code object, and so a compile cache, of its own."""
+    """The module's call, hooks and all, as a function with a code object, and so a compile cache, of its own.
+
+    It bears the class's name: sizes that vary are remembered by name.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return module(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)
 
-    return FunctionType(
-        call.__code__.replace(), call.__globals__, "call", None, (call.__closure__ or ())
-    )
+    code = call.__code__.replace(co_name=type(module).__name__)
+    return FunctionType(code, call.__globals__, code.co_name, None, (call.__closure__ or ()))
+
+
+def runs_around(module: nn.Module) -> bool:
+    """Return whether its hooks run outside of the graph of its forward, because those of its parent do.
+
+    While a caller is traced they are part of that trace.
+    """
+    return torch.compiler.is_compiling() or fully_sharded.is_called_eagerly(module)
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for the hooks of a compiled module."""
-    return modules.on_module_compiled(has_traced_hooks, whole_call)
+    return modules.on_module_compiled(has_traced_hooks, whole_call, runs_around)

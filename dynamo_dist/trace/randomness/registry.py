@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamo_dist.torch_compat.aot import random as random_compat
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.trace.randomness import replicas, shards
+from dynamo_dist.trace.randomness import shards
 
 
 def changes() -> list[Change]:
@@ -13,5 +13,4 @@ def changes() -> list[Change]:
         *random_compat.save_states_before_objects(),
         *random_compat.draw_once(),
         *shards.changes(),
-        *replicas.changes(),  # sees torch's operator, which shards replace
     ]

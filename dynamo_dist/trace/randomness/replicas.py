@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from dynamo_dist.errors import RanksDifferError
 from dynamo_dist.job.agreement import GroupStates, check_agreement, excuse
-from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import draws
 
 _drawn: set[tuple[Any, int]] = set()
@@ -79,8 +78,3 @@ def _different(
         "Call torch.manual_seed with one seed on all ranks before the first call, and use a generator "
         "of its own, torch.Generator(), for what ranks draw differently.",
     )
-
-
-def changes() -> list[Change]:
-    """List the changes that enabling makes to know of draws."""
-    return draws.on_traced_draw(note)

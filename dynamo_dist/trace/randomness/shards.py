@@ -23,6 +23,7 @@ from dynamo_dist.torch_compat.aot import random as random_compat
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import draws
 from dynamo_dist.torch_compat.inductor import draws as in_inductor
+from dynamo_dist.trace.randomness import replicas
 
 # In-place operators in their functional form, where it is not the name without the underscore.
 _FUNCTIONAL = {
@@ -195,14 +196,6 @@ class _Draw:
         return getattr(self.op, name)
 
 
-def by_shard(op: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
-    """``op``, or what draws in its place for a layout, on a device whose draws torch leaves alone.
-
-    There, torch would drop the caller's generator too.
-    """
-    return op if draws.draws_at_offsets(mesh) else _Draw(op, position(mesh, placements))
-
-
 def _factory(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.distributed.tensor.rand`` and ``randn`` on the CPU, which stock refuses: made empty, then filled."""
 
@@ -251,7 +244,7 @@ _inductor = _Inductor()
 def changes() -> list[Change]:
     """List the changes that enabling makes: shards draw by their positions, in Python and in Inductor's graphs."""
     return [
-        *draws.on_draw(by_shard),
+        *draws.on_draw(replicas.note, lambda op, *layout: _Draw(op, position(*layout))),
         *draws.on_factory(_factory),
         *random_compat.known_as_random(_operators().values()),
         _inductor,

@@ -37,6 +37,13 @@ def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
     return None
 
 
+def bound_method(tracker: Any, tx: Any, name: str) -> Any:
+    """A tracker that answers calls by ``tracker.method(tx, name, args, kwargs)``."""
+    return building.build_callable(
+        lambda *args, **kwargs: tracker.method(tx, name, list(args), kwargs)
+    )
+
+
 def is_python_property(real: object, name: str) -> bool:
     """Return whether reading ``real.name`` runs Python code of its class."""
     found = inspect.getattr_static(type(real), name, None)

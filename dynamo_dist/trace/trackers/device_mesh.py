@@ -36,9 +36,7 @@ class DeviceMeshVariable(trackers.MeshTracker):
         if name in _OF_THE_RANK:
             building.note_rank_dependent()
         if name in ("get_all_groups", *_DERIVED):
-            return building.build_callable(
-                lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-            )
+            return attributes.bound_method(self, tx, name)
         if not building.is_stocks_member(self, name):
             found = python_attribute(self, tx, name)
             return attributes.refuse(self.real, name) if found is None else found

@@ -11,7 +11,7 @@ from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, compiler, trackers
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_hooks: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+hooked: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
 def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Function]:
@@ -32,7 +32,7 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
                     "Pass the function that the program calls, and decorate the one to trace.",
                 )
         with compiler.compile_lock:
-            _hooks[id(function)] = (function, replacement)
+            hooked[id(function)] = (function, replacement)
             if switch.is_enabled():
                 switch.apply(_change(function, replacement))
         return replacement
@@ -42,18 +42,7 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for the functions that were registered."""
-    return [change for pair in _hooks.values() for change in _change(*pair)]
-
-
-def save() -> Callable[[], None]:
-    """Note what is registered now; the function returned goes back to it."""
-    before = dict(_hooks)
-
-    def restore() -> None:
-        _hooks.clear()
-        _hooks.update(before)
-
-    return restore
+    return [change for pair in hooked.values() for change in _change(*pair)]
 
 
 def _change(function: Any, replacement: Any) -> list[Change]:

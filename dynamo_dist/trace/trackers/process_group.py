@@ -82,9 +82,7 @@ class ProcessGroupVariable(trackers.GroupTracker):
 
     def attribute(self, tx: Any, name: str) -> Any:
         if name in VALUE_METHODS or name in PART_METHODS or name in ("__eq__", "__ne__"):
-            return building.build_callable(
-                lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-            )
+            return attributes.bound_method(self, tx, name)
         found = python_attribute(self, tx, name)
         if found is None:
             return building.build_callable(
@@ -126,9 +124,7 @@ class GroupPartVariable(trackers.ConstantTracker):
             building.missing_attribute(tx, self.value, name)
         if is_data(self.value, name):
             return self._constant(tx, getattr(self.value, name))
-        return building.build_callable(
-            lambda *args, **kwargs: self.method(tx, name, list(args), kwargs)
-        )
+        return attributes.bound_method(self, tx, name)
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in self.VALUE_METHODS and not args and not kwargs:

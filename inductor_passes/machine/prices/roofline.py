@@ -86,20 +86,24 @@ class TopologyCostModel:
         return self.machine.compute_stretch
 
     def digest(self) -> str:
-        """Hash of the figures, the size of the job and the shape of every group that it has made.
+        return digest_of(self.topology)
 
-        Groups are part of it because a graph names a group and not its ranks: without them a warm
-        cache could bring one rank a schedule for other groups than its peers have.
-        """
-        figures = dataclasses.asdict(self.topology)
-        del figures["sources"]
-        world = world_size() or 0
-        groups = {
-            name: dataclasses.astuple(shape_of_ranks(ranks, self.topology.ranks_per_node, world))
-            for name, ranks in sorted(known_groups().items())
-        }
-        text = json.dumps([figures, world, groups], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+def digest_of(topology: Topology) -> str:
+    """Hash of the figures, the size of the job and the shape of every group that it has made.
+
+    Groups are part of it because a graph names a group and not its ranks: without them a warm
+    cache could bring one rank a schedule for other groups than its peers have.
+    """
+    figures = dataclasses.asdict(topology)
+    del figures["sources"]
+    world = world_size() or 0
+    groups = {
+        name: dataclasses.astuple(shape_of_ranks(ranks, topology.ranks_per_node, world))
+        for name, ranks in sorted(known_groups().items())
+    }
+    text = json.dumps([figures, world, groups], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Analysis:

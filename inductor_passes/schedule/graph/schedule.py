@@ -151,9 +151,8 @@ class ScheduleGraph(GraphPass):
         trial = copy.deepcopy(graph)
         twin = dict(zip(graph.nodes, trial.nodes, strict=True))
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
-        before = simulate(trial, self.cost).makespan_us
         self.apply(trial, dataclasses.replace(extracted, nodes=nodes), solution)
-        return 1 - simulate(trial, self.cost).makespan_us / before
+        return 1 - simulate(trial, self.cost).makespan_us / solution.original_makespan_us
 
 
 def _exposed(

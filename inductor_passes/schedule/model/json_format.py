@@ -7,13 +7,12 @@ kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_byt
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.files import Form, checked, load
+from inductor_passes.files import Form, load
 from inductor_passes.schedule.model.check import check_problem
 from inductor_passes.schedule.model.problem import Node, Problem, Schedule
 
@@ -70,40 +69,11 @@ PROBLEM = Form(
         "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
     },
 )
-SCHEDULE = Form(
-    name="schedule",
-    error=ProblemError,
-    fix="python -m inductor_passes schedule PROBLEM -o FILE writes one.",
-    schema={
-        "type": "object",
-        "properties": {
-            "order": _IDS,
-            "buckets": {"anyOf": [{"type": "array", "items": _IDS}, {"type": "null"}]},
-        },
-        "required": ["order"],
-    },
-)
 
 
 def load_problem(path: str | Path) -> Problem:
     """Read and check a problem. Raises ``ProblemError``, one line, if it is not one."""
-    return _problem(load(path, PROBLEM), str(path))
-
-
-def save_problem(problem: Problem, path: str | Path) -> None:
-    """Write a problem; gzipped if the name ends in ``.gz``."""
-    text = json.dumps(problem_to_json(problem))
-    if Path(path).suffix == ".gz":
-        # No time stamp: equal problems give equal files.
-        Path(path).write_bytes(gzip.compress(text.encode(), mtime=0))
-    else:
-        Path(path).write_text(text, encoding="utf-8")
-
-
-def load_schedule(path: str | Path) -> Schedule:
-    """Read a schedule; ``judge`` says whether it fits a problem. Raises ``ProblemError`` if it is none."""
-    data = load(path, SCHEDULE)
-    return Schedule(tuple(data["order"]), tuple(map(tuple, data.get("buckets") or ())))
+    return problem_of(load(path, PROBLEM), str(path))
 
 
 def save_schedule(schedule: Schedule, path: str | Path) -> None:
@@ -112,25 +82,8 @@ def save_schedule(schedule: Schedule, path: str | Path) -> None:
     Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
 
-def problem_to_json(problem: Problem) -> dict[str, Any]:
-    """The problem as JSON values, with the keys in this module's docstring."""
-    stretch = problem.compute_stretch
-    return {
-        "name": problem.name,
-        "nodes": [_node_to_json(node) for node in problem.nodes],
-        "links": {group: dict(tables) for group, tables in problem.links.items()},
-        "copy_bytes_per_us": problem.copy_bytes_per_us,
-        "group_size": dict(problem.group_size),
-        **({"compute_stretch": stretch} if stretch != 1.0 else {}),
-    }
-
-
-def problem_from_json(data: object) -> Problem:
-    """Build and check a problem. Raises ``ProblemError``, one line, naming the node or key."""
-    return _problem(checked(data, PROBLEM))
-
-
-def _problem(data: dict[str, Any], file: str = "") -> Problem:
+def problem_of(data: dict[str, Any], file: str = "") -> Problem:
+    """The problem that checked JSON values are; ``file`` is its name in errors."""
     problem = Problem(
         name=data["name"],
         nodes=tuple(_node(i, node, file) for i, node in enumerate(data["nodes"])),
@@ -144,24 +97,6 @@ def _problem(data: dict[str, Any], file: str = "") -> Problem:
     )
     check_problem(problem)
     return problem
-
-
-def _node_to_json(node: Node) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "name": node.name,
-        "kind": node.kind,
-        "deps": node.deps,
-        "us": node.us,
-        "bytes": node.bytes,
-        "alias": node.alias,
-    }
-    if node.blocks:
-        data["group"] = node.group
-    if node.kind == "launch":
-        data.update({key: getattr(node, key) for key in (*_OF_LAUNCHES, "reduce")})
-    if node.kind == "wait":
-        data["launch"] = node.launch
-    return data
 
 
 def _node(i: int, data: dict[str, Any], file: str) -> Node:

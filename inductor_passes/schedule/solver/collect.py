@@ -15,7 +15,7 @@ from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.bucket import MergeKey, Merger
 
 Enough = Mapping[MergeKey, int]
-Entry = tuple[float, int]  # latest start, task
+Entry = tuple[float, int]  # latest start (or another time, us), task
 LEAST_SHARE = 1 / 16  # of a channel's launches are left when as many as may be are merged
 WORTH = 0.25  # floors below this part of the busy time are not worth holding launches for
 

@@ -1,40 +1,50 @@
 """List scheduling with one compute stream, a channel per group, buckets, and a memory cap.
 
 Time runs forwards. Whenever the compute stream is free, the ready task of least latest start runs; before
-it starts, every channel that would fall idle under it is given its most urgent launches.
+it starts, every channel that would fall idle under it is given its most urgent launches. Its parts: what
+becomes ready when (``arrivals.py``), which compute may run (``ready.py``), which launches queue where
+(``channels.py``), how far the program is (``progress.py``), and what has run when (``history.py``).
 """
 
 from __future__ import annotations
 
 import math
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.arrivals import Arrivals
 from inductor_passes.schedule.solver.bucket import MOST_BYTES, MOST_MEMBERS, Bucket, Merger
+from inductor_passes.schedule.solver.channels import Channels
 from inductor_passes.schedule.solver.collect import Collector, Entry
 from inductor_passes.schedule.solver.draft import Draft, Limits
 from inductor_passes.schedule.solver.expand import Step
+from inductor_passes.schedule.solver.history import History
 from inductor_passes.schedule.solver.live_memory import LiveMemory
+from inductor_passes.schedule.solver.progress import Progress
+from inductor_passes.schedule.solver.ready import ReadyCompute
 from inductor_passes.schedule.solver.rules import Rules
-from inductor_passes.simulate.execution import stretched
-
-INF = math.inf
-Queue = list[tuple[float, int]]  # a heap of (urgency or time, task)
-TRIED = 16  # tasks looked at for one that fits when memory is short
 
 
 def list_schedule(
     tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
 ) -> Draft:
     """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks."""
-    return _Run(tasks, merger, latest, limits, rules).run()
+    return _ListScheduler(tasks, merger, latest, limits, rules).run()
 
 
-class _Run:
+class _Wait(NamedTuple):
+    """The end of a bucket, or of a launch that keeps what it reads: a step of its own."""
+
+    urgency: float
+    bucket: Bucket
+    unpack_us: float
+
+
+class _ListScheduler:
     """One schedule in the making.
 
-    Numbers from ``tasks.count`` on stand for waits: of buckets, and of launches that keep what they read.
-    Entries of the queues that have been run from elsewhere stay behind and are skipped.
+    Numbers from ``tasks.count`` on stand for ``waits``.
     """
 
     def __init__(
@@ -42,257 +52,150 @@ class _Run:
     ) -> None:
         self.tasks, self.merger, self.latest = tasks, merger, latest
         self.limits, self.rules = limits, rules
-        self.collector = Collector(limits.enough)
         self.launch_ahead = rules.launch_ahead * limits.scale_us
-        self.compute_ahead = rules.compute_ahead * limits.scale_us
+        self.room_for = limits.cap_bytes
         self.memory = LiveMemory(tasks)
-        self.limit = limits.cap_bytes
-        self.stretch = tasks.problem.compute_stretch
-        self.clock = self.late = 0.0
-        self.progress = min(latest, default=0.0)
-        self.frontier = 0
-        self.front = 0
-        bound = [t for t in range(tasks.count) if tasks.launch[t] < 0 and not tasks.floating[t]]
-        self.by_urgency = sorted(bound, key=latest.__getitem__)
-        self.left = tasks.count
-        self.keeping = 0  # launches in flight that free memory when they are done
-        self.steps: list[Step] = []
-        self.stalls: dict[int, float] = {}
-        self.finish = [0.0] * tasks.count
-        self.done = [False] * tasks.count
-        self.missing = [len(before) for before in tasks.preds]
-        self.ready_at = [0.0] * tasks.count
-        groups = sorted({group for group in (*tasks.group, *tasks.blocks) if group})
-        self.channel = {group: c for c, group in enumerate(groups)}
-        self.free = [0.0] * len(groups)
-        # Launches per channel: those that wait for something, and those that could go at any time.
-        self.bound: list[Queue] = [[] for _ in groups]
-        self.loose: list[Queue] = [[] for _ in groups]
-        self.arriving: Queue = []  # by the time at which they will be ready
-        self.ready: Queue = []  # by urgency, as the next three
-        self.by_age: list[int] = []  # the same, by task number
-        self.too_early: Queue = []  # waits for nothing, and is not needed yet
-        self.by_need: Queue = []  # everything available, by the compute that needs it first
-        self.too_far: list[int] = []  # beyond the window
-        self.waits: list[tuple[float, Bucket, float]] = []  # urgency, bucket, unpacking
+        self.progress = Progress(tasks, latest)
+        self.arrivals = Arrivals(tasks)
+        self.collector = Collector(limits.enough)
+        self.channels = Channels(tasks, self.progress.done)
+        self.history = History(tasks, self.channels)
+        ahead = rules.compute_ahead * limits.scale_us
+        self.ready = ReadyCompute(tasks, latest, self.progress, rules.window, ahead)
+        self.by_need: list[Entry] = []  # everything that has arrived, by the compute that needs it
+        self.waits: list[_Wait] = []
 
     def run(self) -> Draft:
-        for t in range(self.tasks.count):
-            if not self.missing[t]:
-                self._arrive(t)
-        while self.left or self.arriving or self.ready:
+        history = self.history
+        while self.progress.left or self.arrivals or self.ready:
             self._update()
             chosen = self._pick()
             if self._fill_channels(chosen) and chosen < 0:
                 continue
             if chosen >= 0:
                 self._relieve_memory()
-                self._run_compute(chosen)
+                self._compute(chosen)
             elif self.collector:
-                self._queue(self.collector.release())
-            elif self.arriving:
-                self._stand_still()
-            elif waiting := [at for c, at in enumerate(self.free) if self._queued(c, at)]:
-                self.clock = min(waiting)  # what queues there may then go together
-            elif self.left:
+                self.channels.add(self.collector.release())
+            elif self.arrivals:
+                history.stand_still(*self.arrivals.next)
+            elif (at := self.channels.next_free(history.now)) is not None:
+                history.now = at  # what queues there may then go together
+            elif self.progress.left:
                 self._force()
-        makespan = max([self.clock, *self.free])
-        return Draft(self.steps, self.stalls, self.finish, makespan, self.memory.peak)
-
-    def _stand_still(self) -> None:
-        """Let time pass to the next arrival, and note which launch the compute stream waits for."""
-        at, t = self.arriving[0]
-        if at > self.clock and t < self.tasks.count:
-            late = max(self.tasks.preds[t], key=lambda p: self.finish[p])
-            self.stalls[late] = self.stalls.get(late, 0.0) + at - self.clock
-        self.clock = max(self.clock, at)
-
-    def _takes(self, us: float) -> float:
-        """Time of ``us`` of compute from now on, beside what is on its way."""
-        if self.stretch <= 1.0:
-            return us
-        return stretched(us, max(self.free, default=0.0) - self.clock, self.stretch)
-
-    def _queued(self, c: int, at: float) -> bool:
-        """Return whether channel c, free from ``at``, is busy while launches queue for it."""
-        return at > self.clock and any(
-            not self.done[t] for queue in (self.bound[c], self.loose[c]) for _, t in queue
-        )
+        steps, stalls, finish = history.steps, history.stalls, history.finish
+        return Draft(steps, stalls, finish, history.end(), self.memory.peak)
 
     def _update(self) -> None:
-        """Take in what the clock, the frontier and progress have made available."""
-        tasks, done = self.tasks, self.done
-        while self.arriving and self.arriving[0][0] <= self.clock:
-            self._arrive(heappop(self.arriving)[1])
-        while self.frontier < tasks.count and (
-            done[self.frontier] or tasks.launch[self.frontier] >= 0
-        ):
-            self.frontier += 1
-        self.limit = self.limits.cap_bytes - self.limits.rises[self.frontier]
-        while self.too_far and self.too_far[0] <= self.frontier + self.rules.window:
-            self._arrive(heappop(self.too_far))
-        by_urgency = self.by_urgency
-        while self.front < len(by_urgency) and done[by_urgency[self.front]]:
-            self.front += 1
-        if self.front < len(by_urgency):
-            self.progress = self.latest[by_urgency[self.front]]
-        self._queue(self.collector.due(self.progress + self.launch_ahead))
-        while self.too_early and self.too_early[0][0] <= self.progress + self.compute_ahead:
-            self._make_ready(heappop(self.too_early)[1])
+        """Take in what the clock and progress have made available."""
+        self.progress.advance()
+        self.room_for = self.limits.cap_bytes - self.limits.rises[self.progress.frontier]
+        for number in self.arrivals.due(self.history.now):
+            self._arrive(number)
+        self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
+        self.ready.update()
 
-    def _arrive(self, t: int) -> None:
-        """All that task t depends on has finished."""
-        if t < self.tasks.count:
-            heappush(self.by_need, (self.tasks.needed_by[t], t))
-        if t >= self.tasks.count:
-            heappush(self.ready, (-INF, t))
-        elif self.tasks.launch[t] >= 0:
-            entry, key = (self.latest[t], t), self.merger.key[t]
-            if not self.tasks.preds[t]:
-                heappush(self.loose[self.channel[self.tasks.group[t]]], entry)
-            elif key is not None and key in self.collector.enough:
-                self._queue(self.collector.add(key, entry, self.tasks.payload[t]))
-            else:
-                self._queue([entry])
-        elif t > self.frontier + self.rules.window:
-            heappush(self.too_far, t)
-        elif self.tasks.floating[t] and self.latest[t] > self.progress + self.compute_ahead:
-            heappush(self.too_early, (self.latest[t], t))
+    def _arrive(self, number: int) -> None:
+        """All that a task or a wait depends on has finished."""
+        tasks = self.tasks
+        if number < tasks.count:
+            heappush(self.by_need, (tasks.needed_by[number], number))
+        if number >= tasks.count or tasks.launch[number] < 0:
+            self.ready.add(number)
+            return
+        entry, key = (self.latest[number], number), self.merger.key[number]
+        if tasks.preds[number] and key is not None and key in self.collector.enough:
+            self.channels.add(self.collector.add(key, entry, tasks.payload[number]))
         else:
-            self._make_ready(t)
-
-    def _queue(self, entries: list[Entry]) -> None:
-        """Launches that waited for something may go."""
-        for entry in entries:
-            heappush(self.bound[self.channel[self.tasks.group[entry[1]]]], entry)
-
-    def _make_ready(self, t: int) -> None:
-        heappush(self.ready, (self.latest[t] if self.tasks.us[t] else -INF, t))
-        heappush(self.by_age, t)
-
-    def _complete(self, t: int, at: float) -> None:
-        for s in self.tasks.succs[t]:
-            self.missing[s] -= 1
-            self.ready_at[s] = max(self.ready_at[s], at)
-            if self.missing[s]:
-                continue
-            if self.ready_at[s] <= self.clock:
-                self._arrive(s)
-            else:
-                heappush(self.arriving, (self.ready_at[s], s))
+            self.channels.add([entry])
 
     def _pick(self) -> int:
-        """The compute to run next, or -1 to let time pass.
-
-        Urgent tasks by latest start; when none is, the oldest of the program, which frees memory soonest.
-        """
-        tasks = self.tasks
-        while self.ready and self.ready[0][1] < tasks.count and self.done[self.ready[0][1]]:
-            heappop(self.ready)
-        if not self.ready:
-            return -1
-        key, chosen = self.ready[0]
-        urgent = key <= self.progress + self.compute_ahead
-        if chosen < tasks.count and not (urgent and self._fits(chosen)):
-            chosen = self._oldest_that_fits()
-            if chosen < 0:
-                return -1
-            key = self.latest[chosen]
-        if self.rules.patience and chosen < tasks.count and self.arriving:
-            at, other = self.arriving[0]
+        """The task or wait to run next, or -1 to let time pass."""
+        tasks, chosen = self.tasks, self.ready.choose(self._fits)
+        if self.rules.patience and 0 <= chosen < tasks.count and self.arrivals:
+            at, other = self.arrivals.next
             n = tasks.count
-            urgency = self.waits[other - n][0] if other >= n else self.latest[other]
-            wait = at - self.clock
-            if wait < self.rules.patience * tasks.us[chosen] and wait < key - urgency:
+            urgency = self.waits[other - n].urgency if other >= n else self.latest[other]
+            wait = at - self.history.now
+            early = self.latest[chosen] - urgency
+            if wait < self.rules.patience * tasks.us[chosen] and wait < early:
                 return -1
-        if chosen >= tasks.count:
-            heappop(self.ready)
         return chosen
 
     def _fits(self, t: int) -> bool:
         """Return whether ``t`` may run: what fits, or the program's next task if no launch in flight frees memory."""
-        room = self.limit - self.memory.live
-        return self.tasks.transient[t] <= room or (t == self.frontier and not self.keeping)
-
-    def _oldest_that_fits(self) -> int:
-        """Short of memory, go by the program's order: it is known to fit in the end."""
-        chosen = -1
-        passed: list[int] = []
-        while self.by_age and chosen < 0 and len(passed) < TRIED:
-            t = heappop(self.by_age)
-            if self.done[t]:
-                continue
-            passed.append(t)
-            if self._fits(t):
-                chosen = t
-        for t in passed:
-            heappush(self.by_age, t)
-        return chosen
+        return self.tasks.transient[t] <= self.room_for - self.memory.live or (
+            t == self.progress.frontier and not self.memory.keeping
+        )
 
     def _fill_channels(self, chosen: int) -> bool:
-        """Launch on every channel that would fall idle before the compute stream is free again."""
+        """Launch on every channel that would fall idle before the compute stream is free again.
+
+        On one that ``chosen`` holds, only what is more urgent goes first: compute would wait for it.
+        """
+        history, free = self.history, self.channels.free
         if chosen >= self.tasks.count:
-            horizon = self.clock + self._takes(self.waits[chosen - self.tasks.count][2])
+            horizon = history.now + history.takes(self.waits[chosen - self.tasks.count].unpack_us)
         elif chosen >= 0:
-            horizon = self.clock + self._takes(self.tasks.us[chosen])
+            horizon = history.now + history.takes(self.tasks.us[chosen])
         else:
-            horizon = self.arriving[0][0] if self.arriving else self.clock
+            horizon = self.arrivals.next[0] if self.arrivals else history.now
+        blocks = 0 <= chosen < self.tasks.count and self.tasks.blocks[chosen]
+        held = self.channels.number[blocks] if blocks else -1
         launched = False
-        for c in range(len(self.free)):
-            while self.free[c] < horizon or self.free[c] <= self.clock:
+        for c in range(len(free)):
+            while free[c] < horizon or free[c] <= history.now:
                 queue = self._next_queue(c, chosen >= 0)
-                if queue is None:
+                if queue is None or (c == held and queue[0][0] >= self.latest[chosen]):
                     break
                 self._launch(self._gather(queue, c))
                 launched = True
-                if self.clock >= horizon and chosen < 0:
+                if history.now >= horizon and chosen < 0:
                     break
         return launched
 
-    def _next_queue(self, c: int, computes: bool) -> Queue | None:
+    def _next_queue(self, c: int, computes: bool) -> list[Entry] | None:
         """The queue whose first launch goes next on channel c, if one may."""
-        bound, loose, tasks = self.bound[c], self.loose[c], self.tasks
-        for queue in (bound, loose):
-            while queue and self.done[queue[0][1]]:
-                heappop(queue)
-        room = self.limit - self.memory.live
+        tasks, progress = self.tasks, self.progress
+        bound, loose = self.channels.queues(c)
+        room = self.room_for - self.memory.live
         takes_bound = bool(bound)
         if bound:
             t = bound[0][1]
-            if tasks.transient[t] > room and (computes or self.arriving):
+            if tasks.transient[t] > room and (computes or self.arrivals):
                 takes_bound = self.memory.would_add(t) < 0
         takes_loose = False
         if loose:
             ahead = self.launch_ahead
             if takes_bound:  # it would have to wait until the other has finished
-                waits = max(0.0, self.free[c] - self.clock)
+                waits = max(0.0, self.channels.free[c] - self.history.now)
                 ahead = max(ahead, waits + tasks.link_us[bound[0][1]])
             urgency, t = loose[0]
-            if urgency <= self.progress:  # needed next: the program has room for it
+            if urgency <= progress.at_us:  # needed next: the program has room for it
                 room = self.limits.cap_bytes - self.memory.live
-            takes_loose = urgency <= self.progress + ahead and tasks.transient[t] <= room
+            takes_loose = urgency <= progress.at_us + ahead and tasks.transient[t] <= room
         if takes_bound and takes_loose:
             return bound if bound[0] <= loose[0] else loose
         return bound if takes_bound else loose if takes_loose else None
 
-    def _gather(self, queue: Queue, c: int) -> Bucket:
+    def _gather(self, queue: list[Entry], c: int) -> Bucket:
         """The first launch of a queue, with those behind it that are worth merging."""
         first = heappop(queue)[1]
         bucket = self.merger.alone(first)
         key = self.merger.key[first]
         if not self.rules.merge or key is None:
             return bucket
-        tasks = self.tasks
+        tasks, history = self.tasks, self.history
         loose = not tasks.preds[first]
-        begin = max(self.clock, self.free[c])
-        needed = min((self.latest[s] for s in tasks.succs[first]), default=INF) + self.late
+        begin = max(history.now, self.channels.free[c])
+        needed = min((self.latest[s] for s in tasks.succs[first]), default=math.inf) + history.late
         added = tasks.alloc[first]
         enough = self.collector.enough.get(key, 0)
-        other: Queue = []
+        other: list[Entry] = []
         while queue and len(bucket.members) + len(other) < MOST_MEMBERS:
             entry = heappop(queue)
             urgency, t = entry
-            if self.done[t]:
+            if self.progress.done[t]:
                 continue
             if self.merger.key[t] != key:
                 other.append(entry)
@@ -303,8 +206,8 @@ class _Run:
             fits = payload <= max(MOST_BYTES, enough)
             if loose and fits:
                 # Memory for results and copies; and the first member must not come too late.
-                room = self.limit - self.memory.live
-                soon = urgency <= self.progress + self.launch_ahead or payload <= enough
+                room = self.room_for - self.memory.live
+                soon = urgency <= self.progress.at_us + self.launch_ahead or payload <= enough
                 saved = bucket.link_us + tasks.link_us[t] - joined
                 in_time = begin + joined <= needed or saved >= joined - bucket.link_us
                 fits = soon and in_time and added + 2 * payload <= room
@@ -317,84 +220,69 @@ class _Run:
         return bucket
 
     def _launch(self, bucket: Bucket) -> None:
-        tasks = self.tasks
-        merged = len(bucket.members) > 1
-        launches = [tasks.launch[t] for t in bucket.members]
+        tasks, history, members = self.tasks, self.history, bucket.members
+        merged = len(members) > 1
+        launches = [tasks.launch[t] for t in members]
         if merged:  # copied while all that the members read is there
-            self.clock += self._takes(tasks.problem.pack_us(launches))
-            self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in bucket.members))
-        for t in bucket.members:
-            self.clock += self._takes(tasks.us[t])
+            history.compute(tasks.problem.pack_us(launches))
+            self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in members))
+        for t in members:
+            history.compute(tasks.us[t])
             self.memory.run(t)
-            self.done[t] = True
-        self.left -= len(bucket.members)
-        self.steps.append(Step(tuple(bucket.members)))
-        c = self.channel[tasks.group[bucket.members[0]]]
-        self.free[c] = max(self.clock, self.free[c]) + bucket.link_us
-        for t in bucket.members:
-            self.finish[t] = self.free[c]
-        keeps = self._keeps(bucket)
-        self.keeping += keeps
-        if merged or keeps:
-            readers = [s for t in bucket.members for s in tasks.succs[t] if tasks.us[s]]
-            urgency = min((self.latest[s] for s in readers), default=INF)
-            unpack_us = tasks.problem.unpack_us(launches) if merged else 0.0
-            self.waits.append((urgency, bucket, unpack_us))
-            number = tasks.count + len(self.waits) - 1
-            heappush(self.arriving, (self.free[c], number))
-        else:
-            self._complete(bucket.members[0], self.free[c])
-
-    def _keeps(self, bucket: Bucket) -> bool:
-        """Return whether memory is free only after the wait, which so is a step of its own."""
-        tasks = self.tasks
-        return any(tasks.kept[t] or tasks.kept_inside[t] for t in bucket.members)
-
-    def _run_compute(self, t: int) -> None:
-        tasks = self.tasks
-        if t >= tasks.count:
-            _, bucket, unpack_us = self.waits[t - tasks.count]
-            self.clock += self._takes(unpack_us)
-            self.steps.append(Step(tuple(bucket.members), waits=True))
-            self.keeping -= self._keeps(bucket)
-            if len(bucket.members) > 1:
-                self.memory.hold(-bucket.payload)
-            for member in bucket.members:
-                self.memory.waited(member)
-                self._complete(member, self.clock)
+            self.progress.mark(t)
+        end = history.launch(members, bucket.link_us)
+        if not merged and not self.memory.keeps(members[0]):
+            self.arrivals.complete(members[0], end)
             return
-        if tasks.us[t]:
-            self.late = max(self.late, self.clock - self.latest[t])
-        if tasks.blocks[t]:
-            c = self.channel[tasks.blocks[t]]
-            self.clock = self.free[c] = max(self.clock, self.free[c]) + tasks.us[t]
-        else:
-            self.clock += self._takes(tasks.us[t])
-        self.finish[t] = self.clock
-        self.memory.run(t)
-        self.done[t] = True
-        self.left -= 1
-        self.steps.append(Step((t,)))
-        self._complete(t, self.clock)
+        readers = [s for t in members for s in tasks.succs[t] if tasks.us[s]]
+        urgency = min((self.latest[s] for s in readers), default=math.inf)
+        unpack_us = tasks.problem.unpack_us(launches) if merged else 0.0
+        self.arrivals.add(tasks.count + len(self.waits), end)
+        self.waits.append(_Wait(urgency, bucket, unpack_us))
+
+    def _compute(self, number: int) -> None:
+        """Run a task of compute, or what a wait has to copy."""
+        tasks, history = self.tasks, self.history
+        if number >= tasks.count:
+            self.ready.take_wait()
+            self._finish(self.waits[number - tasks.count])
+            return
+        if tasks.us[number]:
+            history.late = max(history.late, history.now - self.latest[number])
+        history.compute(tasks.us[number], tasks.blocks[number])
+        history.finish[number] = history.now
+        history.steps.append(Step((number,)))
+        self.memory.run(number)
+        self.progress.mark(number)
+        self.arrivals.complete(number, history.now)
+
+    def _finish(self, wait: _Wait) -> None:
+        members = wait.bucket.members
+        self.history.compute(wait.unpack_us)
+        self.history.steps.append(Step(tuple(members), waits=True))
+        if len(members) > 1:
+            self.memory.hold(-wait.bucket.payload)
+        for t in members:
+            self.memory.waited(t)
+            self.arrivals.complete(t, self.history.now)
 
     def _relieve_memory(self) -> None:
         """Above the limit, launch what frees memory; a launch frees its input however long it queues."""
-        if self.memory.live <= self.limit:
+        if self.memory.live <= self.room_for:
             return
-        self._queue(self.collector.release())
-        for bound in self.bound:
-            for _, t in sorted(bound):
-                if self.memory.live <= self.limit:
-                    return
-                if not self.done[t] and self.memory.would_add(t) < 0:
-                    self._launch(self.merger.alone(t))
+        self.channels.add(self.collector.release())
+        for t in self.channels.bound():
+            if self.memory.live <= self.room_for:
+                return
+            if self.memory.would_add(t) < 0:
+                self._launch(self.merger.alone(t))
 
     def _force(self) -> None:
         """Nothing may run: run what the program would need first, whatever the limits say."""
-        while self.done[self.by_need[0][1]]:
+        while self.progress.done[self.by_need[0][1]]:
             heappop(self.by_need)
         t = self.by_need[0][1]
         if self.tasks.launch[t] >= 0:
             self._launch(self.merger.alone(t))
         else:
-            self._run_compute(t)
+            self._compute(t)

@@ -9,11 +9,15 @@ from inductor_passes.schedule.model.tasks import Tasks
 
 
 class LiveMemory:
-    """Bytes alive at this point of a schedule, and the most so far."""
+    """Bytes alive at this point of a schedule, and the most so far.
+
+    ``keeping``: how many launches in flight free memory when they are done, and not before.
+    """
 
     def __init__(self, tasks: Tasks) -> None:
         self.live = 0
         self.peak = 0
+        self.keeping = 0
         self._tasks = tasks
         self._users = list(tasks.value_users)
 
@@ -26,12 +30,18 @@ class LiveMemory:
         self.peak = max(self.peak, self.live + tasks.transient[t])
         self.live += tasks.alloc[t] + tasks.kept_inside[t]
         kept = tasks.kept[t]
+        self.keeping += self.keeps(t)
         self._release(v for v in tasks.uses[t] if v not in kept)
 
     def waited(self, t: int) -> None:
         """The launch of task t is done: it holds nothing any more."""
         self.live -= self._tasks.kept_inside[t]
+        self.keeping -= self.keeps(t)
         self._release(self._tasks.kept[t])
+
+    def keeps(self, t: int) -> bool:
+        """Return whether task t frees memory only when it has been waited for."""
+        return bool(self._tasks.kept[t] or self._tasks.kept_inside[t])
 
     def _release(self, values: Iterable[int]) -> None:
         for v in values:

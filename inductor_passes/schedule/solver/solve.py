@@ -17,7 +17,7 @@ from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
 from inductor_passes.schedule.solver.explore import explore
-from inductor_passes.schedule.solver.greedy import launches_early_waits_late
+from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
 from inductor_passes.schedule.solver.search import Search
 
 EFFORTS = ("default", "high")
@@ -93,7 +93,7 @@ def solve(
 
 
 def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple[str, Schedule]]:
-    yield "greedy", launches_early_waits_late(problem)
+    yield "hoist and sink", hoist_and_sink(problem)
     for found in search.best(JUDGED):
         name = f"{found.rules.priority} window={found.rules.window} round={found.rounds}"
         yield name, expand(search.tasks, found.draft.steps)

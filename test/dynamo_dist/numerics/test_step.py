@@ -32,7 +32,7 @@ class Block(nn.Module):
 def nothing_registered():
     yield
     dynamo_dist.disable()
-    registration._registered.clear()
+    registration.registered.clear()
 
 
 def loss(x, y):

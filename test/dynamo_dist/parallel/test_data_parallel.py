@@ -219,16 +219,63 @@ def test_meta_parameters_stay_meta(mesh):
     assert model.to_empty(device="cpu")[0].weight.to_local().shape == (2, 8)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_tied_parameters_stay_one(mesh, apart):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    if apart:
+        data_parallel(model[0], mesh["dp"])
+    data_parallel(model, mesh["dp"])
+    assert model[0].weight is model[1].weight
+    assert len(list(model.parameters())) == 1
+    assert [*model.state_dict()] == ["0.weight", "1.weight"]
+
+
+def test_a_forward_that_is_an_attribute_of_the_module(mesh, enabled):
+    model = nn.Linear(8, 8)
+    method = model.forward
+    model.forward = lambda x: method(x.bfloat16()) * 2
+    data_parallel(model, mesh["dp"], param_dtype=torch.bfloat16)
+    for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        assert call(torch.ones(2, 8)).dtype == torch.bfloat16
+
+
+def test_local_tensors_that_a_forward_puts_in_place_of_its_parameters(mesh, enabled):
+    class Local(nn.Linear):
+        def forward(self, x):
+            before = dict(self.named_parameters(recurse=False))
+            self._parameters.update({name: p.to_local() for name, p in before.items()})
+            try:
+                assert not isinstance(self.weight, DTensor)
+                return super().forward(x)
+            finally:
+                self._parameters.update(before)
+
+    model = parallelize_module(Local(8, 8), mesh["tp"], ColwiseParallel())
+    rows = model.weight.to_local().shape[0]
+    model._forward_pre_hooks.clear()
+    model._forward_hooks.clear()
+    data_parallel(model, mesh["dp"])
+    for call in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        out = call(torch.ones(2, 8))
+        assert out.shape == (2, rows)
+        out.sum().backward()
+    assert model.weight.grad.placements == model.weight.placements
+
+
 def refused(call, what):
     with pytest.raises(DataParallelError, match=what):
         call()
 
 
 def test_what_is_refused_leaves_the_module_as_it_was(mesh):
-    tied = two_layers()
-    tied[1].weight = tied[0].weight
-    refused(lambda: data_parallel(tied, mesh["dp"]), "'0.weight' and '1.weight' are one parameter")
-    assert type(tied[0]) is nn.Linear
+    tied, other = two_layers(), nn.Linear(8, 6, bias=False)
+    other.weight = tied[0].weight
+    data_parallel(tied, mesh["dp"])
+    refused(
+        lambda: data_parallel(other, mesh["tp"]), "is shared with a module that is data parallel"
+    )
+    assert type(other) is nn.Linear
 
     model = two_layers()
     refused(lambda: data_parallel(model, mesh), "takes a mesh of 1 dimensions")

@@ -1,79 +1,48 @@
-"""The report that is kept up to date while a process compiles."""
+"""The report that is kept up to date while a process compiles has breaks, recompiles and plans too."""
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
 
-from dynamo_dist.reporting import live, read_report
+import dynamo_dist
+from dynamo_dist.reporting import live as live_of_runs
+from dynamo_dist.reporting import plans, read_report
+from dynamo_dist.reporting.records import PlanRecord
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.reporting import recorder
+from inductor_passes.reporting import live, reporters
+
+PLAN = PlanRecord("f00", "exact", 3, 9.0, 4.0, 4.0)
+
+
+def split(x):
+    y = funcol.all_reduce(x @ x, "sum", dist.group.WORLD)
+    if y.sum() > 1e9:
+        y = y + 1
+    return y @ x
 
 
 @pytest.fixture(autouse=True)
-def silent():
-    live.stop()
-    yield
-    live.stop()
+def nothing_seen_yet():
+    live_of_runs.process_run.cache_clear()
+    live_of_runs._with_graphs.cache_clear()
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder of a live report whose end of the process can be played."""
-    ends = []
-    monkeypatch.setattr(live.atexit, "register", ends.append)
-    refresh = live.live_report(str(tmp_path))
-    stop, finish = ends  # run last first
-    assert stop is live.stop
-    return tmp_path, refresh, finish
+def test_a_break_before_the_first_graph_is_in_it(tmp_path, without_kernels):
+    with fake_mesh(4), dynamo_dist.enabled():
+        plans.publish(PLAN)
+        compiled = torch.compile(split, backend="dynamo_dist", options={"report": str(tmp_path)})
+        compiled(torch.ones(4, 4))
+    report = read_report(tmp_path / "report.rank0.json")
+    assert [b.kind for b in report.breaks if __file__ in b.user_line] == [
+        "Data-dependent branching"
+    ]
+    assert PLAN in report.plans
+    assert len(report.graphs) == 1
 
 
-def graphs(path):
-    return [g.graph_id for g in read_report(path / "report.json").graphs]
-
-
-def test_each_refresh_brings_the_folder_up_to_date(folder, graph):
-    path, refresh, _ = folder
-    recorder.publish(graph(graph_id="a"))
-    assert list(path.iterdir()) == []
-    refresh()
-    assert graphs(path) == ["a"]
-    recorder.publish(graph(graph_id="b"))
-    refresh()
-    assert graphs(path) == ["a", "b"]
-
-
-def test_with_many_graphs_not_every_one_writes_and_the_end_writes_the_rest(folder, graph):
-    path, refresh, finish = folder
-    sizes = []
-    for number in range(20):
-        recorder.publish(graph(graph_id=str(number)))
-        refresh()
-        sizes.append(len(graphs(path)))
-    assert sizes == [1, 2, 3, 4, 5, 6, 7, 8, 8, 10, 10, 10, 13, 13, 13, 13, 17, 17, 17, 17]
-    finish()
-    assert len(graphs(path)) == 20
-
-
-def test_the_end_of_a_process_keeps_its_rank(folder, graph):
-    path, refresh, finish = folder
-    with fake_mesh(8, rank=3):
-        recorder.publish(graph(graph_id="a"))
-        refresh()
-    recorder.publish(graph(graph_id="b"))
-    finish()
-    assert sorted(p.name for p in path.glob("report*.json")) == ["report.rank3.json"]
-    assert len(read_report(path / "report.rank3.json").graphs) == 2
-
-
-def test_after_stop_the_end_keeps_what_was_seen(folder, graph):
-    path, refresh, finish = folder
-    recorder.publish(graph(graph_id="a"))
-    refresh()
-    live.stop()
-    recorder.publish(graph(graph_id="b"))
-    finish()
-    assert graphs(path) == ["a"]
-
-
-def test_a_process_that_compiled_nothing_writes_nothing(folder):
-    path, _, finish = folder
-    finish()
-    assert list(path.iterdir()) == []
+def test_while_disabled_a_report_has_graphs_alone():
+    assert reporters._own is live.live_graphs
+    with dynamo_dist.enabled():
+        assert reporters._own is not live.live_graphs
+    assert reporters._own is live.live_graphs

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dynamo_dist.reporting import RunReport
+from inductor_passes.reporting.report import GraphsReport
 
 
 def test_a_report_survives_json(report):
@@ -59,7 +60,7 @@ def test_another_schema_is_refused(report):
         RunReport.from_json({**report().to_json(), "schema": 99})
 
 
-@pytest.mark.parametrize("field", ["rank", "graphs", "facts"])
+@pytest.mark.parametrize("field", ["rank", "graphs", "torch_version"])
 def test_a_missing_field_is_named(report, field):
     data = report().to_json()
     del data[field]
@@ -70,3 +71,10 @@ def test_a_missing_field_is_named(report, field):
 def test_a_field_of_the_wrong_type_is_refused(report):
     with pytest.raises(ValueError, match="cannot be read: TypeError"):
         RunReport.from_json({**report().to_json(), "breaks": [{"kind": "x"}]})
+
+
+def test_a_report_of_graphs_alone_says_that_breaks_are_not_known(graph):
+    alone = GraphsReport(0, 1, "2.13.0", "0.1.0", "h100x8", (graph(),))
+    read = RunReport.from_json(alone.to_json())
+    assert read.graphs == alone.graphs and read.breaks == ()
+    assert [fact.value for fact in read.facts] == ["not looked at: this plugin was off"]

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from dynamo_dist.reporting import Fact, RunReport, merge_ranks, render_html, render_text
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
-from dynamo_dist.reporting.summary import WHY_EXPOSED
 from inductor_passes.records import PassRecord
 from inductor_passes.reporting import describe
+from inductor_passes.reporting.summary import WHY_EXPOSED
 from inductor_passes.schedule.model import reasons
 
 

@@ -28,7 +28,7 @@ def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
     (record,) = (r for r in caplog.records if r.name == fallback.__name__)
     assert record.getMessage() == (
         "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments are "
-        "gathered on every rank. dynamo_dist.sharding.register_strategy gives it one."
+        "gathered on every rank. dynamo_dist.sharding.register_rows gives it one."
     )
 
 

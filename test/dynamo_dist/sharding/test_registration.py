@@ -19,7 +19,7 @@ SIN = torch.ops.aten.sin.default
 def nothing_registered():
     yield
     dynamo_dist.disable()
-    registration._registered.clear()
+    registration.registered.clear()
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_packet_is_refused():
     with pytest.raises(StrategyError) as caught:
         register_strategy(torch.ops.aten.sin)
     assert str(caught.value) == (
-        "register_strategy needs an overload of an operator, but got <OpOverloadPacket(op='aten.sin')>. A layout is decided for "
+        "A strategy is registered for an overload of an operator, but got <OpOverloadPacket(op='aten.sin')>. A layout is decided for "
         "one signature. Name the overload, e.g. torch.ops.mylib.scale.default."
     )
 

@@ -6,6 +6,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 from dynamo_dist.numerics.ranks import whole_tensor
+from dynamo_dist.sharding import register_rows, registration
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
 from dynamo_dist.torch_compat.wrappers import strided_shard
 
@@ -57,3 +58,19 @@ def test_what_is_whole_elsewhere_is_cut_alike(grid):
     x, y = drawn(12), drawn(8).repeat(2, 1)[:12].contiguous()
     mine, other = strided(x, grid), distribute_tensor(y, grid, [Replicate(), Replicate()])
     torch.testing.assert_close(whole_tensor(mine.add_(other)), x + y)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("any_part", [True, False])
+def test_rows_of_anothers_operator(grid, any_part):
+    sin = torch.ops.aten.sin.default
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registration, "registered", {})
+        register_rows(sin, lambda call: [call.row([Shard(0)], self=Shard(0))], any_part=any_part)
+    x = drawn(12)
+    mine = strided(x, grid)
+    with CommDebugMode() as launched:
+        result = mine.sin()
+    assert (launched.get_total_counts() == 0) == any_part
+    assert (result.placements == mine.placements) == any_part
+    torch.testing.assert_close(whole_tensor(result), x.sin())

@@ -1,9 +1,14 @@
+import inspect
 import json
+import re
+import sys
+from pathlib import Path
 
+from inductor_passes import kernels
 from inductor_passes.__main__ import main
 from inductor_passes.cli import kernels as listing
+from inductor_passes.fuse import FUSIONS
 from inductor_passes.kernels import availability
-from inductor_passes.registry import registered_passes
 
 
 def test_every_kernel_is_listed(capsys, monkeypatch):
@@ -15,19 +20,23 @@ def test_every_kernel_is_listed(capsys, monkeypatch):
     assert not any(row["runs"] for row in printed["kernels"])
     assert main(["kernels"]) == 0
     text = capsys.readouterr().out
-    assert all(word in text for word in ("reduce_chunks", "needs", "no CUDA"))
+    assert all(word in text for word in ("all_gather_matmul", "needs", "no CUDA"))
 
 
-def test_without_peers_only_the_kernel_that_meets_none_runs(capsys, monkeypatch):
-    monkeypatch.setattr(listing, "why_not_here", lambda: "devices 0 and 1 have no peer access")
+def test_all_run_where_nothing_is_missing(capsys, monkeypatch):
+    monkeypatch.setattr(listing, "why_not_here", lambda: "")
     main(["kernels", "--json"])
-    rows = json.loads(capsys.readouterr().out)["kernels"]
-    assert [row["name"] for row in rows if row["runs"]] == ["reduce_chunks"]
+    assert all(row["runs"] for row in json.loads(capsys.readouterr().out)["kernels"])
 
 
-def test_the_list_agrees_with_the_passes():
-    named = {row.fused_by for row in listing.KERNELS if row.fused_by}
-    assert named == {name for name in registered_passes() if name.startswith("fuse_")}
+def test_each_is_emitted_by_a_pass_and_there_is_no_other():
+    emitters = {pass_.name: sys.modules[pass_.__module__] for pass_ in FUSIONS}
+    for row in listing.KERNELS:
+        assert re.search(rf"\.{row.name}\b", inspect.getsource(emitters[row.fused_by])), row.name
+    assert {row.fused_by for row in listing.KERNELS} == emitters.keys()
+    sources = "".join(path.read_text() for path in Path(kernels.__file__).parent.glob("*.py"))
+    operators = re.findall(r'custom_op\("inductor_passes::(\w+)"', sources)
+    assert sorted(operators) == sorted(row.name for row in listing.KERNELS)
 
 
 def test_nothing_needs_triton_to_be_listed(monkeypatch, capsys):

@@ -1,23 +1,24 @@
 import json
 
 import pytest
-from small_problems import layers
+from small_problems import layers, save
 
 from inductor_passes.__main__ import main
-from inductor_passes.schedule.model.json_format import load_schedule, save_problem
 from inductor_passes.schedule.model.judge import judge
+from inductor_passes.schedule.model.problem import Schedule
 
 
 @pytest.fixture
 def path(tmp_path):
-    save_problem(layers(4), tmp_path / "p.json.gz")
+    save(layers(4), tmp_path / "p.json.gz")
     return tmp_path / "p.json.gz"
 
 
 def test_solves_and_writes(path, tmp_path, capsys):
     assert main(["schedule", str(path), "-o", str(tmp_path / "s.json"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    judged = judge(layers(4), load_schedule(tmp_path / "s.json"))
+    written = json.loads((tmp_path / "s.json").read_text())
+    judged = judge(layers(4), Schedule(written["order"], written["buckets"]))
     assert judged.makespan_us == printed["makespan_us"] == 50.0
     assert printed["gap"] == 0.0
     assert [(e["name"], e["reason"]) for e in printed["exposed"]] == [("launch", "at the bound")]

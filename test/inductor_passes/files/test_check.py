@@ -24,7 +24,6 @@ from fuzzing.file_mutants import mutant
 
 SCHEMAS = {
     "problem": json_format.PROBLEM.schema,
-    "schedule": json_format.SCHEDULE.schema,
     "profile": kineto.PROFILE.schema,
     "plan": plan_file.FORM.schema,
     "report": schema_of_rank(),

@@ -8,10 +8,8 @@ import torch
 from interpreted import Schedule, workspace
 
 from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import reduce_chunks as chunks
 from inductor_passes.kernels.norm import Norm
 from inductor_passes.kernels.tiles import Tiles
 
@@ -31,14 +29,17 @@ def close(got, wanted, dtype):
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("world", [2, 3, 8])
-def test_all_reduce(world, dtype):
+def test_totals(world, dtype):
     torch.manual_seed(world)
     x = torch.randn(world, 7, 43).to(dtype)
     outs = []
     for two_shot in (False, True):
-        space = workspace("all_reduce", world)
+        space = workspace("all_reduce_add_norm", world)
         with Schedule(seed=world):
-            outs.append(reduce.launch_all_reduce(x, space, two_shot=two_shot, block=64))
+            _, total, *_ = norm.launch_all_reduce_add_norm(
+                x.view(-1, 43), Norm(out_dtype=dtype), space, two_shot=two_shot
+            )
+        outs.append(total.view(x.shape))
         space.raise_if_failed()
     close(outs[0][0], x.float().sum(0), dtype)
     for rank in range(world):  # the same bits on every rank, and from both algorithms
@@ -92,12 +93,6 @@ def test_quantised_norm(layer, two_shot):
     # up to the next power of two, one in a few dozen; a device does not.
     near = torch.isclose(y[:3].float() * scale[:3], wanted[0], rtol=0.13, atol=0.02)
     assert near.float().mean() > 0.95
-
-
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
-def test_reduce_chunks(dtype):
-    x = torch.randn(5, 3, 67).to(dtype)
-    close(chunks.launch_reduce_chunks(x, block=64), chunks.reference(x), dtype)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from interpreted import Schedule, workspace
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
@@ -22,11 +21,14 @@ TILES = Tiles(16, 16, 16, warps=4, stages=1)
 WORLD = 3
 
 
-def all_reduce(space, seed=0, plant=None, two_shot=False, n=100):
-    x = torch.randn(WORLD, n)
+def totals(space, seed=0, plant=None, two_shot=False, rows=5):
+    """Sums over ranks, of which there is nothing but the norm to make."""
+    x = torch.randn(WORLD, rows, 20)
     with Schedule(seed, plant):
-        out = reduce.launch_all_reduce(x, space, two_shot=two_shot, block=32)
-    return out, x.sum(0).expand(WORLD, n)
+        _, total, *_ = norm.launch_all_reduce_add_norm(
+            x.view(-1, 20), Norm(), space, two_shot=two_shot
+        )
+    return total.view(x.shape), x.sum(0).expand(x.shape)
 
 
 def gather_matmul(space, seed=0, plant=None, rows=40):
@@ -57,7 +59,6 @@ def reduce_norm(space, seed=0, plant=None, rows=5):
 
 
 CALLS = {
-    "all_reduce": all_reduce,
     "all_reduce_add_norm": reduce_norm,
     "all_gather_matmul": gather_matmul,
     "matmul_reduce_scatter": matmul_scatter,
@@ -94,15 +95,15 @@ def test_any_order_any_number_of_calls(family):
 
 
 def test_two_shot_and_changing_sizes():
-    space = workspace("all_reduce", WORLD)
-    for seed, n in enumerate((100, 7, 300, 1)):
-        assert is_right(all_reduce(space, seed, two_shot=seed % 2 == 0, n=n)), n
+    space = workspace("all_reduce_add_norm", WORLD)
+    for seed, rows in enumerate((5, 2, 15, 1)):
+        assert is_right(totals(space, seed, two_shot=seed % 2 == 0, rows=rows)), rows
     space = workspace("all_gather_matmul", WORLD, programs=3)
     for seed, rows in enumerate((40, 5, 33)):
         assert is_right(gather_matmul(space, seed, rows=rows)), rows
 
 
-@pytest.mark.parametrize("family", ["all_reduce", "all_gather_matmul"])
+@pytest.mark.parametrize("family", ["all_reduce_add_norm", "all_gather_matmul"])
 def test_epochs_wrap_around(family):
     space = workspace(family, WORLD, programs=3)
     last = 2**31 - 2
@@ -162,28 +163,28 @@ def test_every_rank_waits_for_every_other(family):
 
 
 def test_a_rank_that_never_signals():
-    space = workspace("all_reduce", WORLD, spin_limit=30)
+    space = workspace("all_reduce_add_norm", WORLD, spin_limit=30)
     original = dev.signal
 
     def dead(flag_ptr, epoch):  # rank 2 sends nothing
         if ends_of(flag_ptr, space)[0] != 2:
             original(flag_ptr, epoch)
 
-    got, wanted = all_reduce(space, plant={"signal": dead})
+    got, wanted = totals(space, plant={"signal": dead})
     assert torch.isnan(got[0]).all() and torch.isnan(got[1]).all()
     assert torch.allclose(got[2], wanted[2], atol=1e-5)  # it heard the others
     reports = space.reports.tolist()
     assert [r[0] for r in reports] == [1, 1, 0]
     assert [r[1] for r in reports[:2]] == [2, 2]
     with Schedule() as later:  # a rank that has failed does not spin again
-        reduce.launch_all_reduce(torch.randn(WORLD, 8), space, two_shot=False, block=32)
+        norm.launch_all_reduce_add_norm(torch.randn(WORLD, 20), Norm(), space, two_shot=False)
     assert later.switches < 2 * WORLD * 2 * (WORLD - 1) * 2
 
 
 def test_a_signal_from_another_epoch():
-    space = workspace("all_reduce", WORLD)
+    space = workspace("all_reduce_add_norm", WORLD)
     ahead = times(3, lambda original, flag_ptr, epoch: original(flag_ptr, epoch + 5))
-    all_reduce(space, plant={"signal": ahead("signal")})
+    totals(space, plant={"signal": ahead("signal")})
     with pytest.raises(KernelError, match="signalled more often than it should"):
         space.raise_if_failed()
 
@@ -292,6 +293,7 @@ def test_a_program_that_forgets_its_barrier_slot_is_noticed(monkeypatch):
     monkeypatch.setattr(dev, "pad_barrier", one_slot)
     wrong = 0
     for seed in range(6):
-        got, wanted = all_reduce(workspace("all_reduce", WORLD), seed, two_shot=True, n=300)
+        space = workspace("all_reduce_add_norm", WORLD)
+        got, wanted = totals(space, seed, two_shot=True, rows=15)
         wrong += not torch.allclose(got, wanted)
     assert wrong

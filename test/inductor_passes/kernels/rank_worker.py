@@ -13,7 +13,6 @@ import torch
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import device
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
@@ -59,12 +58,6 @@ def slow_reader():
         setattr(module, name, late(getattr(module, name)))
 
 
-def all_reduce(space, call):
-    x = [of_rank(r, call, 50) for r in range(WORLD)]
-    got = reduce.launch_all_reduce(x[RANK], space, two_shot=call % 2 == 1, block=16)
-    return got, sum(x)
-
-
 def add_norm(space, call):
     x = [of_rank(r, call, 3, 20) for r in range(WORLD)]
     residual, weight = of_rank(50, call, 3, 20), of_rank(51, call, 20)
@@ -93,7 +86,6 @@ def matmul_scatter(space, call):
 
 
 FAMILIES = {
-    "all_reduce": all_reduce,
     "all_reduce_add_norm": add_norm,
     "all_gather_matmul": gather_matmul,
     "matmul_reduce_scatter": matmul_scatter,
@@ -123,12 +115,12 @@ def meet():
 
 
 def mourn():
-    space = shared_workspace("all_reduce", spin_limit=5_000)
+    space = shared_workspace("all_reduce_add_norm", spin_limit=5_000)
     meet()
     if RANK == WORLD - 1:
         return {"error": "died"}
     start = time.monotonic()
-    got, _ = all_reduce(space, 0)
+    got, _ = add_norm(space, 1)
     try:
         space.raise_if_failed()
     except KernelError as error:

@@ -26,11 +26,13 @@ def test_a_wait_that_gave_up_is_raised_by_the_next_call(available):
     with graph_passes_only():
         double = torch.compile(lambda x: x * 2, backend=compile_with_passes)
         assert double(torch.ones(())) == 2
-        space = spaces.virtual_workspace("all_reduce", 2, 64, "cpu")
+        space = spaces.virtual_workspace("all_reduce_add_norm", 2, 64, "cpu")
         spaces.install_workspace("0", space)
         assert double(torch.ones(())) == 2
         space.reports[1, :5] = torch.tensor([1, 0, 7, 5, 4])  # as a kernel in a CUDA graph would
-        with pytest.raises(KernelError, match="all_reduce on rank 1 gave up on chunk 7 of rank 0"):
+        with pytest.raises(
+            KernelError, match="all_reduce_add_norm on rank 1 gave up on chunk 7 of rank 0"
+        ):
             double(torch.ones(()))
 
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from inductor_passes.kernels import ahead, builds, device, hoisting, tiles
+from inductor_passes.kernels import device, tiles
 
 ROOT = Path(__file__).parents[3]
+sys.path.append(str(ROOT / "tools" / "bench"))
+from machine_code import ahead, builds, hoisting  # noqa: E402 - tools are no package
+
 RESULTS = ROOT / "tools/bench/results"
 # All are compiled for Hopper; for the others those whose code differs most. The table holds all of them.
 ELSEWHERE = (

@@ -10,8 +10,6 @@ from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import workspace as spaces
-from inductor_passes.kernels.all_reduce import all_reduce
-from inductor_passes.kernels.reduce_chunks import reduce_chunks
 from inductor_passes.testing import fake_group
 
 ops = torch.ops.inductor_passes
@@ -31,8 +29,6 @@ def t(*shape, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("op", "arguments"),
     [
-        (all_reduce, (t(3, 5), "0")),
-        (reduce_chunks, (t(4, 3, 5, dtype=torch.bfloat16),)),
         (
             norm.all_reduce_add_rmsnorm,
             (t(2, 3, 8), t(2, 3, 8), None, t(8), 1e-5, torch.bfloat16, "0"),

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from inductor_passes.records import GraphRecord, PassRecord, SpanRecord, TimelineRecord
+from inductor_passes.records import CacheRecord, GraphRecord, PassRecord, SpanRecord, TimelineRecord
 from inductor_passes.reporting import recorder
 from inductor_passes.torch_compat import caches
 
@@ -19,11 +19,27 @@ def record(graph_id="0/0:forward", **changes):
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(recorder, "_published", {})
-    saved = dict(caches.counters())
-    yield tmp_path
     counts = caches.counters()
+    saved = dict(counts)
+    counts.clear()
+    yield tmp_path
     counts.clear()
     counts.update(saved)
+
+
+@pytest.fixture
+def seen():
+    """Every record that is published."""
+    records = []
+    unsubscribe = recorder.subscribe(records.append)
+    yield records
+    unsubscribe()
+
+
+def counted():
+    """The key of the one record that was counted."""
+    (name,) = [name for name in caches.counters() if name.startswith(recorder.PREFIX)]
+    return name.removeprefix(recorder.PREFIX)
 
 
 def test_a_record_survives_json():
@@ -34,36 +50,57 @@ def test_a_record_survives_json():
 
 def test_a_compiled_record_is_stored_and_published_once():
     with recorder.records_of_block() as got:
-        key = recorder.compiled(record())
+        assert recorder.compiled(record())
     assert got == [record()]
-    assert recorder.load_record(key) == record()
+    assert recorder.load_record(counted()) == record()
     assert recorder.publish_cached() == []
 
 
 def test_a_replayed_count_publishes_the_stored_record_under_a_new_id():
-    key = recorder.compiled(record())
+    recorder.compiled(record())
+    key = counted()
     seen = []
     unsubscribe = recorder.subscribe(seen.append)
     caches.counters()[recorder.PREFIX + key] += 1  # what a cache hit does
     assert len(recorder.publish_cached(lambda r: "1/0:" + r.phase)) == 1
     unsubscribe()
-    assert seen == [record("1/0:forward")]
+    assert seen == [record("1/0:forward", cache=CacheRecord("hit", ("torch's cache",)))]
     assert recorder.publish_cached() == []
 
 
 def test_cleared_counters_do_not_hide_a_cache_hit():
-    key = recorder.compiled(record())
+    recorder.compiled(record())
+    key = counted()
     caches.counters().clear()
     caches.counters()[recorder.PREFIX + key] += 1
     assert len(recorder.publish_cached()) == 1
 
 
-def test_an_amended_record_replaces_the_first():
-    with recorder.records_of_block() as got:
-        key = recorder.compiled(record())
-        recorder.amend(key, record(order_kept=True))
-    assert got == [record(order_kept=True)]
-    assert recorder.load_record(key).order_kept is True
+def with_order(one):
+    return dataclasses.replace(one, order_kept=True)
+
+
+def test_a_record_is_published_once_when_it_is_complete(seen):
+    with recorder.completing(with_order) as pending:
+        assert not recorder.compiled(record())
+        assert seen == [] and len(pending) == 1
+    assert seen == [record(order_kept=True)]
+    assert recorder.load_record(counted()).order_kept is True
+    assert recorder.publish_cached() == []
+
+
+def test_of_a_compile_that_fails_the_record_is_published_as_far_as_it_is_known(seen):
+    with pytest.raises(ValueError, match="no code"), recorder.completing(lambda one: one):
+        recorder.compiled(record())
+        raise ValueError("no code")
+    assert seen == [record()]
+
+
+def test_of_a_graph_whose_passes_ran_twice_the_last_record_counts(seen):
+    with recorder.completing(with_order):
+        recorder.compiled(record(node_count=1))
+        recorder.compiled(record(node_count=2))
+    assert [one.node_count for one in seen] == [2]
 
 
 def test_a_subscriber_that_raises_stops_neither_the_compile_nor_the_others(caplog):

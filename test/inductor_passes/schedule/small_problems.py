@@ -1,12 +1,16 @@
 """Schedule problems small enough to solve by trying everything, and the trying."""
 
+import gzip
 import itertools
+import json
+from pathlib import Path
 
 from hypothesis import strategies as st
 
 from inductor_passes.errors import ProblemError
 from inductor_passes.schedule.model.judge import judge
 from inductor_passes.schedule.model.problem import Node, Problem, Schedule
+from inductor_passes.simulate.peak import live_bytes
 
 MIB = 2**20
 # Floor 10 us up to 1 MiB, then 5 us a MiB: two launches of 1 MiB take 20 us apart and 15 merged.
@@ -126,3 +130,42 @@ def _bucketings(of):
         choices.append([None, *subsets])
     for chosen in itertools.product(*choices):
         yield tuple(bucket for bucket in chosen if bucket)
+
+
+def peak_of_values(fresh_bytes, uses):
+    """Most bytes alive at once; ``uses[i]``: entries whose bytes must still be there while i runs."""
+    last = list(range(len(fresh_bytes)))
+    for i, used in enumerate(uses):
+        for owner in used:
+            last[owner] = i
+    return max(live_bytes(fresh_bytes, last), default=0)
+
+
+def as_json(problem):
+    """The problem as JSON values."""
+    return {
+        "name": problem.name,
+        "nodes": [_node_as_json(node) for node in problem.nodes],
+        "links": {group: dict(tables) for group, tables in problem.links.items()},
+        "copy_bytes_per_us": problem.copy_bytes_per_us,
+        "group_size": dict(problem.group_size),
+        **({"compute_stretch": problem.compute_stretch} if problem.compute_stretch != 1.0 else {}),
+    }
+
+
+def _node_as_json(node):
+    data = {key: getattr(node, key) for key in ("name", "kind", "deps", "us", "bytes", "alias")}
+    if node.blocks:
+        data["group"] = node.group
+    if node.kind == "launch":
+        of_launch = ("group", "op", "dtype", "payload", "reduce")
+        data.update({key: getattr(node, key) for key in of_launch})
+    if node.kind == "wait":
+        data["launch"] = node.launch
+    return data
+
+
+def save(problem, path):
+    """Write a problem; gzipped if the name ends in ``.gz``."""
+    text = json.dumps(as_json(problem)).encode()
+    Path(path).write_bytes(gzip.compress(text) if Path(path).suffix == ".gz" else text)

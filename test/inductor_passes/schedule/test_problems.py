@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 import pytest
+from small_problems import peak_of_values
 
 from inductor_passes.simulate.execution import Program, execute
-from inductor_passes.simulate.peak import peak_of_values
 
 FOLDER = os.environ.get("DYNAMO_DIST_SCHEDULE_PROBLEMS")
 PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []

@@ -1,10 +1,10 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_problems import peak_of_values
 from torch.testing._internal.common_utils import TestCase, run_tests
 
 from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
-from inductor_passes.simulate.peak import peak_of_values
 from inductor_passes.simulate.timeline import program_of
 from inductor_passes.testing import FixedCost, trace
 

@@ -8,6 +8,7 @@ from expecttest import assert_expected_inline
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from dynamo_dist.reporting import plans
 from dynamo_dist.sharding.plan import file, repair
 from dynamo_dist.sharding.plan.prices import prices_of
 from dynamo_dist.testing import fake_mesh
@@ -119,6 +120,19 @@ def test_a_plan_of_ours_that_cannot_be_read_is_made_anew(mesh, tmp_path, caplog)
         planned(mlp, inputs(mesh))
     assert file.load_plans(str(kept))
     assert caplog.text.count("planned 9 steps") == 2
+
+
+def test_reports_say_from_which_file_a_plan_is(mesh, tmp_path):
+    path = str(tmp_path / "plan.json")
+    records = []
+    unsubscribe = plans.subscribe(records.append)
+    with torch.no_grad():
+        for given in (None, None, path, path):
+            planned(mlp, inputs(mesh), *([given] if given else []))
+            torch.compiler.reset()
+    unsubscribe()
+    (kept,) = (tmp_path / "cache").rglob("plans/*.json")
+    assert [record.source for record in records] == ["", str(kept), str(kept), path]
 
 
 def test_a_plan_that_cannot_be_kept_is_followed(mesh, tmp_path, caplog):

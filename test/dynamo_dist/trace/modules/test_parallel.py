@@ -1,9 +1,10 @@
-"""DDP and FSDP2 modules inside a compiled function break with a fix, and the fixes work."""
+"""What DDP and FSDP2 modules ask for and a graph cannot hold breaks with a fix, and the fixes work."""
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -24,11 +25,13 @@ def refused(function, *args):
     return str(caught.value)
 
 
-def test_ddp(mesh):
+def test_ddp_with_a_communication_hook(mesh):
     model = DistributedDataParallel(Block())
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
     text = refused(lambda x: model(x) * 2, torch.ones(2, 8))
     assert "DistributedDataParallel module called in a compiled function" in text
-    assert "DistributedDataParallel(torch.compile(module, fullgraph=True))" in text
+    assert "no counterpart of its communication hook" in text
+    assert "DistributedDataParallel(torch.compile(module))" in text
 
 
 def test_what_ddp_wraps_compiles(mesh, compiled):
@@ -39,11 +42,28 @@ def test_what_ddp_wraps_compiles(mesh, compiled):
     assert len(graphs) == 1
 
 
-def test_fsdp2_module(mesh):
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda model: model.set_all_reduce_hook(lambda grad: None), "set_all_reduce_hook"),
+        (lambda model: model.set_custom_all_gather(object()), "custom communication (object)"),
+    ],
+)
+def test_fsdp2_with_communication_of_its_own(mesh, change, why):
     model = fully_shard(Block(), mesh=mesh["tp"])
+    change(model)
     text = refused(lambda x: model(x) * 2, torch.ones(2, 8))
     assert "FSDP2 module called in a compiled function" in text
+    assert f"no counterpart of its {why}" in text
     assert "block.compile()" in text
+
+
+def test_fsdp2_offloaded_to_the_cpu(mesh):
+    policy = CPUOffloadPolicy(pin_memory=False)
+    model = fully_shard(Block(), mesh=mesh["tp"], offload_policy=policy)
+    assert "no counterpart of its CPUOffloadPolicy" in refused(
+        lambda x: model(x) * 2, torch.ones(2, 8)
+    )
 
 
 def test_sharded_blocks_compile(mesh):

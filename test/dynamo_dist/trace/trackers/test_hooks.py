@@ -20,11 +20,10 @@ def program(x):
 
 
 @pytest.fixture(autouse=True)
-def nothing_registered():
-    restore = hooks.save()
+def nothing_registered(monkeypatch):
+    monkeypatch.setattr(hooks, "hooked", {})
     yield
     dynamo_dist.disable()
-    restore()
     torch.compiler.reset()
 
 

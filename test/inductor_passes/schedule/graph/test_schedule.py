@@ -12,7 +12,7 @@ import inductor_passes as ip
 from inductor_passes.errors import OptionError
 from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_pass
-from inductor_passes.records import PassRecord
+from inductor_passes.records import PassRecord, restored
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
@@ -172,7 +172,7 @@ def test_what_decides_is_in_the_digest():
 
 def test_a_record_survives_json():
     record = run_pass(ScheduleGraph(COST), trace(gathers, *GATHERS))
-    assert PassRecord.from_json(json.loads(json.dumps(dataclasses.asdict(record)))) == record
+    assert restored(PassRecord, json.loads(json.dumps(dataclasses.asdict(record)))) == record
 
 
 def test_every_rank_decides_alike():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from small_problems import (
     MIB,
+    blocking,
     compute,
     launch,
     layers,
@@ -58,6 +59,19 @@ def test_every_solution_keeps_its_promises(of):
 def test_small_problems_come_close_to_the_exact_optimum(of):
     solution = solve(of, extra_memory_bytes=1 << 40)
     assert solution.makespan_us <= 1.35 * optimum(of, 1 << 60) + 1e-6
+
+
+def test_a_launch_that_can_wait_does_not_keep_a_channel_from_blocking_compute():
+    of = problem(
+        node_input(),
+        blocking(1.0, 0, group="a"),
+        launch(0, group="a"),
+        wait(2),
+        launch(1, group="b"),
+        wait(4),
+        output(1, 3, 5),
+    )
+    assert solve(of).makespan_us == optimum(of, 1 << 60)
 
 
 def test_gathers_are_prefetched():

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from inductor_passes.kernels.hoisting import COPY, early_signal, hoisted_load
+from machine_code.hoisting import COPY, early_signal, hoisted_load
 
 TENSOR_CORES = re.compile(r"\b(HGMMA|HMMA|IMMA|UTCHMMA|UTCQMMA|UTCMMA)\b")
 

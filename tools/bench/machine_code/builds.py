@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce as reduce
 from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import reduce_chunks as chunks
-from inductor_passes.kernels.ahead import Build, Facts, compile_build
 from inductor_passes.kernels.tiles import tiles_for
 from inductor_passes.kernels.workspace import PROGRAMS
+from machine_code.ahead import Build, Facts, compile_build
 
 CAPABILITIES = (80, 90, 100)
 WORLD = 8
@@ -23,16 +21,7 @@ _SHARED: dict[str, str] = {"peers_ptr": "*i64", "state_ptr": "*i32", "half_bytes
 def builds(capability: int) -> list[Build]:
     """Every kernel, in bfloat16 on eight ranks."""
     return [
-        *(_all_reduce(two_shot) for two_shot in (False, True)),
         *(_norm(two_shot, layer) for two_shot in (False, True) for layer in (False, True)),
-        Build(
-            "reduce_chunks",
-            chunks.reduce_chunks_kernel,
-            {"chunks_ptr": "*bf16", "out_ptr": "*bf16", "n": "i32"},
-            {"COUNT": WORLD, "BLOCK": chunks.BLOCK},
-            ("chunks_ptr", "out_ptr", "n"),
-            warps=8,
-        ),
         _gather(capability, 1),
         _gather(capability, gather.MAX_WEIGHTS),
         _gather(capability, gather.MAX_WEIGHTS, plain=False),
@@ -44,23 +33,6 @@ def facts_of(name: str, capability: int) -> Facts:
     """Compile the build of that name. A function of plain values, for a pool of processes."""
     (build,) = [b for b in builds(capability) if b.name == name]
     return compile_build(build, capability)[0]
-
-
-def _all_reduce(two_shot: bool) -> Build:
-    return Build(
-        f"all_reduce {'two' if two_shot else 'one'}-shot",
-        reduce.all_reduce_kernel,
-        {"x_ptr": "*bf16", "out_ptr": "*bf16", "n": "i32", **_SHARED},
-        {
-            "WORLD": WORLD,
-            "PROGRAMS": PROGRAMS,
-            "BLOCK": reduce.BLOCK,
-            "TWO_SHOT": two_shot,
-            "MODE": 0,
-        },
-        ("x_ptr", "out_ptr", "n", "half_bytes"),
-        warps=8,
-    )
 
 
 def _norm(two_shot: bool, layer: bool) -> Build:
@@ -164,7 +136,7 @@ def _scatter(capability: int) -> list[Build]:
         "matmul_reduce_scatter reduce",
         scatter.reduce_parts_kernel,
         {"out_ptr": "*bf16", "n": "i32", "tiles": "i32", "factor": "fp32", **_SHARED},
-        {"WORLD": WORLD, "PROGRAMS": 132, "BLOCK": chunks.BLOCK, "MODE": 0},
+        {"WORLD": WORLD, "PROGRAMS": 132, "BLOCK": scatter.BLOCK, "MODE": 0},
         ("out_ptr", "n", "half_bytes"),
         warps=8,
     )

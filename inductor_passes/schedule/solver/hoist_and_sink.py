@@ -1,11 +1,15 @@
-"""The overlap that a local rule finds: every launch as early, every wait as late as its neighbours allow."""
+"""Hoist every launch and sink every wait as far as they go: the overlap that a local rule finds.
+
+A candidate beside those of the search. The passes ``sink_waits`` and ``hoist_launches`` move nodes of a graph
+by the same rule where nothing has scheduled the whole; they hoist a launch only until it is covered.
+"""
 
 from __future__ import annotations
 
 from inductor_passes.schedule.model.problem import Problem, Schedule
 
 
-def launches_early_waits_late(problem: Problem) -> Schedule:
+def hoist_and_sink(problem: Problem) -> Schedule:
     """Compute in program order; launches right behind their inputs, waits right before their users."""
     nodes = problem.nodes
     count = len(nodes)

@@ -1,11 +1,14 @@
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from inductor_passes.testing.timed_group import ThreadClock, WallClock, link_time, timed_group
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))
+from timed_group import ThreadClock, WallClock, link_time, timed_group
 
 c10d = torch.ops._c10d_functional
 MS = 1000.0

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from dynamo_dist.reporting.picture import draw, ticks
 from inductor_passes.records import SpanRecord, TimelineRecord
+from inductor_passes.reporting.picture import draw, ticks
 
 
 def timeline(*spans):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_dist.reporting import units
+from inductor_passes.reporting import units
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,245 @@
+"""FSDP2's state of a module, read as plain data, and what its eager runtime may have left pending."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather as _DefaultAllGather,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultReduceScatter as _DefaultReduceScatter,
+)
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo as _Replicated
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo as _Sharded
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+
+PRE_FORWARD: Any = FSDPState._pre_forward
+POST_FORWARD: Any = FSDPState._post_forward
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """One parameter that FSDP2 shards.
+
+    ``owners``: each module that it is registered in, and its name there. ``path``: its group of
+    ``state``, and its place in that. ``size``: of the gathered parameter (local to tensor parallel ranks).
+    ``dim``: the dimension that is split. ``shard``, ``replicate``: process groups, or None. ``dtype``: what
+    it is gathered in, ``reduce_dtype`` what its gradient is summed in; None leaves them. ``divide``: what
+    the sum of gradients is divided by; None for the number of ranks. ``kept``: it stays gathered after
+    forward. ``before``: mesh, placements, global shape and stride of the DTensor it was before; or None.
+    """
+
+    owners: tuple[tuple[nn.Module, str], ...]
+    path: tuple[int, int]
+    size: torch.Size
+    dim: int
+    shard: Any
+    replicate: Any
+    dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    divide: float | None
+    kept: bool
+    before: tuple[DeviceMesh, tuple[Placement, ...], torch.Size, tuple[int, ...]] | None
+
+
+def hook_of(function: Any) -> Any:
+    """Return the hook of one state that a hook shared by several modules stands for; else the function."""
+    if getattr(function, "__code__", None) not in _HOOK_CODES:
+        return function
+    found = inspect.unwrap(function, stop=inspect.ismethod)
+    return found if inspect.ismethod(found) else function
+
+
+_HOOK_CODES = {
+    function.__code__
+    for function in (PRE_FORWARD, POST_FORWARD)
+    if hasattr(function, "__wrapped__")
+}
+
+
+def groups(state: FSDPState) -> list[Any]:
+    """The parameter groups of a state; up to 2.11 there is one at most."""
+    found = vars(state).get("_fsdp_param_groups")
+    if found is not None:
+        return list(found)
+    group = state._fsdp_param_group
+    return [] if group is None else [group]
+
+
+def steps(path: tuple[int, int]) -> tuple[str | int, ...]:
+    """The attributes and places that lead from a state to a parameter's registered shard."""
+    group: tuple[str | int, ...] = ("_fsdp_param_groups", path[0])
+    if not isinstance(vars(FSDPState).get("_fsdp_param_group"), property):  # up to 2.11
+        group = ("_fsdp_param_group",)
+    return (*group, "fsdp_params", path[1], "sharded_param")
+
+
+def decide_root(state: FSDPState) -> None:
+    """Decide the root, dtypes and names, as the first forward does; raises what that raises."""
+    state._lazy_init()
+
+
+def ranks(state: FSDPState) -> tuple[int, ...]:
+    """Global ranks over which anything is sharded or copied that runs with a state."""
+    found = [group for each in state._state_ctx.all_states for group in groups(each)]
+    meshes = [param._spmd_mesh for group in found for param in group.fsdp_params]
+    return tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
+
+
+def runs_eagerly(state: FSDPState) -> bool:
+    """Return whether a forward of the root is under way in eager mode."""
+    return state._state_ctx.iter_forward_root is not None
+
+
+def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
+    """Call ``note(state)`` when the root's forward begins in eager mode, before it launches anything."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def root_pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not runs_eagerly(self):
+                note(self)
+            return stock(self, *args, **kwargs)
+
+        return root_pre_forward
+
+    return [WrapAttribute(FSDPState, "_root_pre_forward", changed)]
+
+
+def custom_sharding(state: FSDPState) -> str:
+    """Return what of a state, or of the root whose eager forward it is in, has no counterpart in a graph, or ""."""
+    root = state._state_ctx.iter_forward_root
+    for group in groups(state) + ([] if root is None else groups(root)):
+        if any(param.offload_to_cpu for param in group.fsdp_params):
+            return "CPUOffloadPolicy"
+        if group._all_reduce_hook is not None:
+            return "set_all_reduce_hook"
+        if any(
+            hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather")
+            for param in group.fsdp_params
+        ):
+            return "parameters with their own fsdp_pre_all_gather"
+        if vars(group).get("reduce_scatter_unused_params"):
+            return "set_reduce_scatter_unused_params"
+        for name, default in (
+            ("_all_gather_comm", _DefaultAllGather),
+            ("_reduce_scatter_comm", _DefaultReduceScatter),
+        ):
+            if type(vars(group)[name]) is not default:
+                return f"custom communication ({type(vars(group)[name]).__name__})"
+    return ""
+
+
+def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
+    """What a program may set on a state after it was sharded, as far as a graph depends on it."""
+    return tuple(
+        (
+            group.post_forward_mesh_info is None,
+            group.gradient_divide_factor,
+            group._all_reduce_hook is None,
+            type(group._all_gather_comm),
+            type(group._reduce_scatter_comm),
+            vars(group).get("reduce_scatter_unused_params", False),
+        )
+        for group in groups(state)
+    )
+
+
+def sharded_parameters(state: FSDPState) -> Iterator[ShardedParameter]:
+    """Every parameter of a state, after ``decide_root``."""
+    for g, group in enumerate(groups(state)):
+        for p, param in enumerate(group.fsdp_params):
+            mesh, info = param.mesh_info, param._module_info
+            known = vars(param)
+            spec = known.get("_unsharded_dtensor_spec", known.get("_tp_spec"))  # up to 2.12
+            shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+            yield ShardedParameter(
+                ((info.module, info.param_name), *shared),
+                (g, p),
+                param._orig_size,
+                param.fsdp_placement.dim,
+                mesh.shard_process_group if isinstance(mesh, _Sharded) else None,
+                mesh.replicate_process_group if isinstance(mesh, _Replicated) else None,
+                param.param_dtype,
+                param.reduce_dtype,
+                group.gradient_divide_factor,
+                group.post_forward_mesh_info is None,
+                None if spec is None else (spec.mesh, spec.placements, spec.shape, spec.stride),
+            )
+
+
+def sharded(state: FSDPState, path: tuple[int, int]) -> nn.Parameter:
+    """The registered parameter, whether or not it is gathered now."""
+    param: nn.Parameter = groups(state)[path[0]].fsdp_params[path[1]].sharded_param
+    return param
+
+
+def sharded_moves(
+    state: FSDPState,
+) -> tuple[torch.device | None, torch.dtype | None, torch.dtype | None]:
+    """The device and dtype that inputs of forward are brought to, and the dtype of outputs; None leaves them."""
+    policy, device = state._mp_policy, state._device
+    goes = state._is_root and device.type != "cpu"
+    into = policy.param_dtype if policy.cast_forward_inputs else None
+    return device if goes else None, into, policy.output_dtype
+
+
+def modules(state: FSDPState) -> int:
+    """The number of modules that one state is for: those of a list given to ``fully_shard``."""
+    return len(state._modules)
+
+
+def settle_sharded(root: FSDPState) -> None:
+    """Finish what eager calls have left: gradients that wait for their reduction, gathered parameters."""
+    found = [group for state in root._state_ctx.all_states for group in groups(state)]
+    if any(_pending(group) for group in found):
+        _reduce(root, found)
+    for group in found:
+        if group._all_gather_result is not None:  # asked for ahead, and never waited for
+            group.wait_for_unshard()
+        if not group.is_sharded:
+            group._to_sharded()
+
+
+def _pending(group: Any) -> bool:
+    if group._partial_reduce_output is not None:
+        return True
+    for param in group.fsdp_params:
+        whole = vars(param).get("_unsharded_param")
+        if param.unsharded_accumulated_grad is not None or (
+            whole is not None and whole.grad is not None
+        ):
+            return True
+    return False
+
+
+def _reduce(root: FSDPState, found: list[Any]) -> None:
+    """Run the end of a backward pass with every reduction asked for."""
+    asked = [(group.reduce_grads, group.all_reduce_grads) for group in found]
+    last, root._state_ctx.is_last_backward = root._state_ctx.is_last_backward, True
+    for group in found:
+        group.reduce_grads = group.all_reduce_grads = True
+        if group._partial_reduce_output is not None:  # is added to a gradient only
+            for param in group.fsdp_params:
+                if param.sharded_param.requires_grad and param.unsharded_accumulated_grad is None:
+                    param.unsharded_accumulated_grad = torch.zeros_like(
+                        param._unsharded_param, dtype=group._partial_reduce_output.dtype
+                    )
+        group._training_state = type(group._training_state).IDLE
+    try:
+        root._root_post_backward_final_callback()
+    finally:
+        root._state_ctx.is_last_backward = last
+        for group, (reduces, all_reduces) in zip(found, asked, strict=True):
+            group.reduce_grads, group.all_reduce_grads = reduces, all_reduces

@@ -1,0 +1,175 @@
+"""FSDP2 in a compiled function: its gathers and reductions are operations of the graph.
+
+``fully_shard`` gathers in hooks around a module's forward, into storages that grow and shrink, and reduces in hooks
+of autograd. Here those hooks do nothing while a call is traced; a parameter reads as its gather, whose
+backward reduces into the registered shard. FSDP2's own runtime is not entered, and goes on from where it was
+in the next eager call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map_only
+
+from dynamo_dist.parallel.gather import Gather, Ranks, TensorParallel, cast_floating
+from dynamo_dist.torch_compat import fsdp
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
+from dynamo_dist.trace.modules import whole_parameters
+from dynamo_dist.trace.modules.whole_parameters import Place, Read
+
+_WHY = (
+    "FSDP2 gathers a module's parameters before its forward and frees them after it, in storages that "
+    "grow and shrink: it runs around a graph, not in one."
+)
+_FIX = (
+    "Compile the sharded blocks instead of what calls them:\n"
+    "    for block in model.layers:\n"
+    "        block.compile()\n"
+    "        fully_shard(block)"
+)
+
+
+def shards_in_graph(module: nn.Module) -> bool:
+    """Return whether a module is sharded by FSDP2, and in ways that a graph can hold."""
+    state = modules.module_state(module)
+    return isinstance(state, fsdp.FSDPState) and not fsdp.custom_sharding(state)
+
+
+def is_called_eagerly(module: nn.Module) -> bool:
+    """Return whether the module is called by one that FSDP2 runs in eager mode."""
+    state = modules.module_state(module)
+    return isinstance(state, fsdp.FSDPState) and fsdp.runs_eagerly(state)
+
+
+def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+    receiver, _, inputs, keywords = args
+    state: Any = building.python_object(receiver)
+    known = whole_parameters.reads(tx)
+    if state not in known.inside:
+        outermost = not known.inside
+        _refuse(state, outermost)
+        fsdp.decide_root(state)
+        _guard(tx, state, outermost)
+        whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
+    device, dtype, _ = fsdp.sharded_moves(state)
+    if device is None and dtype is None:
+        return modules.build_tuple(tx, [inputs, keywords])
+    call = [building.build(tx, device), building.build(tx, dtype), inputs, keywords]
+    return building.call_traced(tx, _given, call, {})
+
+
+def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+    receiver, module, _, output = args
+    state: Any = building.python_object(receiver)
+    known = whole_parameters.reads(tx)
+    run = known.run.setdefault(id(state), set())
+    run.add(id(building.python_object(module)))
+    if len(run) >= fsdp.modules(state):  # of a list of modules, all have
+        run.clear()
+        whole_parameters.leave(tx, state, _table(tx, state))
+    _, _, dtype = fsdp.sharded_moves(state)
+    if dtype is None:
+        return output
+    return building.call_traced(tx, cast_floating, [building.build(tx, dtype), output], {})
+
+
+def _given(
+    device: torch.device | None, dtype: torch.dtype | None, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
+    """The arguments as forward gets them: on the root's device, in the policy's dtype."""
+    given = (args, kwargs)
+    if device is not None:
+        given = tree_map_only(torch.Tensor, lambda each: each.to(device), given)
+    if dtype is not None:
+        given = cast_floating(dtype, given)
+    return given
+
+
+def _refuse(state: Any, outermost: bool) -> None:
+    """Break where a graph cannot hold what the state asks for."""
+    if custom := fsdp.custom_sharding(state):
+        why, fix = f"A graph has no counterpart of its {custom}. {_WHY}", _FIX
+    elif whole_parameters.is_broken(state):
+        why, fix = f"{whole_parameters.BROKEN} {_WHY}", "Mend that break first."
+    elif outermost and fsdp.runs_eagerly(state):
+        why, fix = _WHY, _FIX
+    else:
+        return
+    building.graph_break("FSDP2 module called in a compiled function", "fully_shard", why, fix)
+
+
+def _guard(tx: Any, state: Any, outermost: bool) -> None:
+    """What was read of the state is read again before each call; before the graph it is settled."""
+    tracker = building.build_by_weakref(tx, state)
+    guards.guard(tracker, guards.value_guard("settings", fsdp.sharding_settings))
+    if outermost:
+        guards.guard(tracker, guards.value_guard("eager forward", fsdp.runs_eagerly))
+        calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
+
+
+def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
+    source = building.build_by_weakref(tx, state).source
+    for param in fsdp.sharded_parameters(state):
+        key = id(state), param.path
+        read = Read(key, _gather(param), _registered(state, source, param.path), param.kept)
+        for owner, name in param.owners:
+            yield (id(owner), name), read
+
+
+def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
+    """The registered shard, from the state: modules may hold a gathered one just now."""
+    steps = building.member_source(source, *fsdp.steps(path))
+    return lambda tx: building.build(tx, fsdp.sharded(state, path), steps)
+
+
+def _gather(param: fsdp.ShardedParameter) -> Gather:
+    return Gather(
+        rows=param.size[param.dim],
+        shard=_ranks(param.shard),
+        replicate=_ranks(param.replicate),
+        param_dtype=param.dtype,
+        reduce_dtype=param.reduce_dtype,
+        reshard_after_forward=not param.kept,
+        tensor_parallel=None if param.before is None else TensorParallel(*param.before),
+        dim=param.dim,
+        divide=param.divide,
+    )
+
+
+def _ranks(group: Any) -> Ranks | None:
+    return None if group is None else Ranks(group.group_name, group.size())
+
+
+def _refuse_method(name: str) -> Callable[..., Any]:
+    """Break the graph where the program gathers or frees parameters itself."""
+
+    def refuse(tx: Any, args: list[Any], kwargs: Any) -> Any:
+        building.graph_break(
+            "Parameters of an FSDP2 module gathered or freed in a compiled function",
+            f"FSDPModule.{name}",
+            _WHY,
+            f"Call it around the compiled function: model.{name}(); y = compiled(x)",
+        )
+
+    return refuse
+
+
+def fsdp_answers() -> dict[Any, Callable[..., Any]]:
+    """What is traced in place of FSDP2's hooks and methods, by function."""
+    return {
+        fsdp.PRE_FORWARD: _pre_forward,
+        fsdp.POST_FORWARD: _post_forward,
+        FSDPModule.unshard: _refuse_method("unshard"),
+        FSDPModule.reshard: _refuse_method("reshard"),
+    }
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes for eager calls of sharded modules."""
+    return fsdp.on_eager_forward(whole_parameters.ran_eagerly)

@@ -1,0 +1,196 @@
+"""Parameters that are read whole while a wrapper's forward is traced, and stay sharded everywhere else.
+
+Nothing of the module changes: only what Dynamo is told of ``module.weight`` between the wrapper's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from dynamo_dist.parallel.gather import Gather
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.trace.modules import one_way
+
+Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
+
+
+@dataclass(frozen=True)
+class Read:
+    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``.
+
+    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward.
+    """
+
+    key: object
+    gather: Gather
+    build: Callable[[Any], Any]
+    kept: bool = False
+
+
+@dataclass
+class Reads:
+    """What one trace knows: the parameters that are whole now, and those gathered in each graph of it.
+
+    ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and graph.
+    ``inside``: wrappers whose forward is being traced, outermost first; ``outermost``: those that were. ``run``: of a wrapper for several
+    modules, by id, those that have run since.
+    """
+
+    whole: dict[Place, Read] = field(default_factory=dict)
+    gathered: dict[tuple[object, Any], Any] = field(default_factory=dict)
+    tables: dict[tuple[int, Any], Any] = field(default_factory=dict)
+    inside: list[Any] = field(default_factory=list)
+    outermost: list[Any] = field(default_factory=list)
+    run: dict[int, set[int]] = field(default_factory=dict)
+
+
+def reads(tx: Any) -> Reads:
+    """What the trace that ``tx`` belongs to knows."""
+    found: Reads = calls.trace_state(tx, Reads, "_dynamo_dist_reads")
+    return found
+
+
+def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Sequence[int]) -> None:
+    """Read these parameters whole from here on; ``ranks`` launch with this one for it."""
+    known = reads(tx)
+    if wrapper in known.inside:
+        return
+    new = dict(table)
+    if not known.inside and ranks:
+        known.outermost.append(wrapper)
+        _begun.add(wrapper)
+        one_way.name(wrapper, [(place[1], read.gather) for place, read in new.items()], ranks)
+    known.inside.append(wrapper)
+    known.whole.update(new)
+
+
+def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
+    """Read them sharded again, those that are not kept."""
+    known = reads(tx)
+    known.inside.remove(wrapper)
+    _begun.discard(wrapper)
+    for place, read in table:
+        known.tables.pop((place[0], calls.current_tracer(tx)), None)
+        if not read.kept:
+            known.whole.pop(place, None)
+
+
+def answer(tx: Any, tracker: Any, name: str) -> Any:
+    """``module.name`` while tracing; None leaves it to stock."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None or not known.whole:
+        return None
+    module = tracker.value
+    read = known.whole.get((id(module), name))
+    if name == "_parameters":
+        return _table(tx, known, tracker)
+    if (
+        read is not None
+        and (table := known.tables.get((id(module), calls.current_tracer(tx)))) is not None
+    ):
+        return table.call_method(tx, "__getitem__", [building.build(tx, name)], {})
+    if name == "_flat_weights" and isinstance(module, nn.RNNBase):
+        found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
+        if all(found):
+            return building.build_list(tx, [_gathered(tx, each) for each in found])
+    return None if read is None else _gathered(tx, read)
+
+
+def _table(tx: Any, known: Reads, tracker: Any) -> Any:
+    """``module._parameters``, if some of them are whole: a dictionary that holds them as such."""
+    module = tracker.value
+    key = id(module), calls.current_tracer(tx)
+    if key not in known.tables:
+        reads = {name: known.whole.get((id(module), name)) for name in vars(module)["_parameters"]}
+        if not any(reads.values()):
+            return None
+        found = {
+            name: building.build_item(tx, tracker, "_parameters", name)
+            if read is None
+            else _gathered(tx, read)
+            for name, read in reads.items()
+        }
+        known.tables[key] = building.build_dict(tx, found)
+    return known.tables[key]
+
+
+def _gathered(tx: Any, read: Read) -> Any:
+    """One gather, and so one reduction, a parameter and graph: of tied weights too."""
+    known = reads(tx)
+    key = read.key, calls.current_tracer(tx)
+    if key not in known.gathered:
+        gather = building.build_unchanging(tx, read.gather)
+        known.gathered[key] = gather.call_function(tx, [read.build(tx)], {})
+    return known.gathered[key]
+
+
+# A forward that holds a graph break runs in eager mode as a whole, on all ranks: no graph may end between its hooks.
+_broken: WeakSet[Any] = WeakSet()
+_begun: WeakSet[Any] = WeakSet()  # whose forward a trace has entered and not left
+BROKEN = "A graph break lies inside its forward, on this rank or another."
+
+
+def is_broken(wrapper: Any) -> bool:
+    """Return whether the forward of a wrapper runs in eager mode, because of a graph break inside."""
+    return wrapper in _broken
+
+
+def ran_eagerly(wrapper: Any) -> None:
+    """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all ranks."""
+    if wrapper in _begun:
+        _begun.discard(wrapper)
+        _broken.add(wrapper)
+        one_way.is_whole(wrapper, False)
+
+
+def _ends(tx: Any, breaks: bool) -> bool:
+    """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to eager mode."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None:
+        return False
+    calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
+    cannot = {id(each) for each in known.inside} if breaks else set()
+    left = [each for each in known.outermost if not one_way.is_whole(each, id(each) not in cannot)]
+    _broken.update([*left, *(known.inside if breaks else [])])
+    return bool(left or cannot)
+
+
+def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
+    """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of the whole."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None or not any(tensor is each for each in known.gathered.values()):
+        return None
+    hook = building.call_traced(tx, _on_gradient, args, {})
+    return tensor.call_method(tx, "register_hook", [hook], {})
+
+
+class _Accumulated:
+    """A parameter, as far as a hook that runs behind its accumulated gradient sees it."""
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self.grad = grad
+
+
+def _on_gradient(hook: Callable[[Any], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(grad: torch.Tensor) -> torch.Tensor:
+        param = _Accumulated(grad.clone())
+        hook(param)
+        return param.grad
+
+    return run
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes for parameters that are read whole."""
+    return [
+        *modules.on_reads(answer),
+        *modules.on_tensor_method("register_post_accumulate_grad_hook", _hook_after_accumulation),
+        *calls.on_end(_ends),
+    ]

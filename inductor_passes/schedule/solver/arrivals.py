@@ -1,0 +1,46 @@
+"""When the tasks of a schedule, and the waits for its launches, become ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.collect import Entry
+
+
+class Arrivals:
+    """Tasks that wait for others, and waits (numbers from ``tasks.count`` on) that wait for their launches."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._missing = [len(before) for before in tasks.preds]
+        self._ready_at = [0.0] * tasks.count
+        self._coming: list[Entry] = [
+            (0.0, t) for t, missing in enumerate(self._missing) if not missing
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self._coming)
+
+    @property
+    def next(self) -> tuple[float, int]:
+        """When the next becomes ready (us), and its number."""
+        return self._coming[0]
+
+    def add(self, number: int, at: float) -> None:
+        """A task or wait will be ready at some time (us)."""
+        heappush(self._coming, (at, number))
+
+    def complete(self, t: int, at: float) -> None:
+        """Task t ends at some time (us): it keeps those behind it no longer than that."""
+        for s in self._tasks.succs[t]:
+            self._missing[s] -= 1
+            self._ready_at[s] = max(self._ready_at[s], at)
+            if not self._missing[s]:
+                self.add(s, self._ready_at[s])
+
+    def due(self, now: float) -> Iterator[int]:
+        """Take those that are ready by now."""
+        while self._coming and self._coming[0][0] <= now:
+            yield heappop(self._coming)[1]

@@ -1,0 +1,69 @@
+"""A wrapper's ranks run its forward in one way, and one that leaves it later is told."""
+
+import pytest
+
+from dynamo_dist.errors import CannotFollowError
+from dynamo_dist.parallel.gather import Gather, Ranks
+from dynamo_dist.trace.modules import one_way
+
+
+class Wrapper:
+    pass
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked, and what comes back: the last answer given."""
+    questions, answers = [], []
+
+    def all_can(what, ranks, can, deadline_s):
+        questions.append((what, tuple(ranks), can))
+        return answers.pop() if answers else can
+
+    monkeypatch.setattr(one_way, "all_can", all_can)
+    return questions, answers
+
+
+def named(group="a"):
+    wrapper = Wrapper()
+    gather = Gather(8, Ranks(group, 2), None, None, None, True, None)
+    one_way.name(wrapper, [("weight", gather)], (0, 1))
+    return wrapper
+
+
+def test_ranks_are_asked_once(asked):
+    wrapper = named()
+    assert one_way.is_whole(wrapper, True) and one_way.is_whole(wrapper, True)
+    assert [(ranks, can) for _, ranks, can in asked[0]] == [((0, 1), True)]
+
+
+def test_names_are_alike_on_ranks_of_other_groups_and_differ_by_wrapper(asked):
+    for wrapper in (named("a"), named("b")):
+        one_way.is_whole(wrapper, True)
+    (first, *_), (second, *_) = asked[0]
+    assert first != second
+    assert first.partition("/")[0] == second.partition("/")[0]
+
+
+def test_what_one_rank_cannot_none_does(asked):
+    wrapper = named()
+    asked[1].append(False)
+    assert not one_way.is_whole(wrapper, True)
+    assert not one_way.is_whole(wrapper, True) and len(asked[0]) == 1
+
+
+def test_all_may_leave_it_later(asked):
+    wrapper = named()
+    one_way.is_whole(wrapper, True)
+    assert not one_way.is_whole(wrapper, False)
+    assert not one_way.is_whole(wrapper, True)
+
+
+def test_one_rank_alone_may_not(asked):
+    wrapper = named()
+    one_way.is_whole(wrapper, True)
+    asked[1].append(False)
+    with pytest.raises(
+        CannotFollowError, match="forward of Wrapper, which the job runs in one graph"
+    ):
+        one_way.is_whole(wrapper, False)

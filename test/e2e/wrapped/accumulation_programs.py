@@ -1,0 +1,95 @@
+"""Gradients of several backward passes under FSDP2: those that are reduced later, in both modes and orders."""
+
+import functools
+
+import torch
+from beside_eager import MIXED, Pair, adamw, grid, program, train
+from fsdp2_programs import sharded
+
+
+def micro_batches(settle, calls):
+    """A step of several backward passes. ``calls``: "e" is eager, "c" compiled; ``settle(model, number, is_last)``."""
+
+    def step(side, x, i):
+        side.optimizer.zero_grad()
+        total = 0
+        for number, how in enumerate(calls):
+            settle(side.model, number, number == len(calls) - 1)
+            call = side.compiled if how == "c" and side.call is side.compiled else side.eager
+            loss = call(x.roll(number, 1)).square().mean() / len(calls)
+            loss.backward()
+            total = total + loss.detach()
+        side.optimizer.step()
+        return total
+
+    return step
+
+
+def sync_last(model, number, is_last):
+    model.set_requires_gradient_sync(is_last)
+
+
+def say_last(model, number, is_last):
+    sync_last(model, number, is_last)
+    model.set_is_last_backward(is_last)
+
+
+def all_reduce_last(model, number, is_last):
+    model.set_requires_all_reduce(is_last)
+
+
+@functools.cache
+def resharding():
+    return Pair(sharded(), unequal=True)
+
+
+@functools.cache
+def hybrid():
+    return Pair(sharded(mesh=grid()), unequal=True)
+
+
+def nothing(model, number, is_last):
+    pass
+
+
+@program(2)
+def reduced_each_time():
+    resharding().train(micro_batches(nothing, "cc"), mixed=MIXED)
+
+
+@program(2)
+def synchronised_last():
+    # Reduced each time: a graph does not keep whole gradients between calls.
+    resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED, merged=False, again=True)
+
+
+@program(2)
+def synchronised_last_eager_first():
+    resharding().train(micro_batches(sync_last, "ec"), merged=False, again=True)
+
+
+@program(2)
+def synchronised_last_compiled_first():
+    resharding().train(micro_batches(sync_last, "ce"), merged=False, again=True)
+
+
+@program(2)
+def last_backward_said():
+    resharding().train(micro_batches(say_last, "ec"), optimizer=adamw, merged=False, again=True)
+
+
+@program(4)
+def all_reduced_last_eager_first():
+    step = micro_batches(all_reduce_last, "ec")
+    hybrid().train(step, merged=False, again=True)
+
+
+@program(4)
+def all_reduced_last_compiled_first():
+    step = micro_batches(all_reduce_last, "ce")
+    train(sharded(mesh=grid()), step=step, dtype=torch.float64, merged=False, again=True)
+
+
+@program(4)
+def all_reduced_last():
+    hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED, merged=False, again=True)

@@ -1,0 +1,149 @@
+"""What cannot be in a graph, or is wrong: said with why and fix, before any launch; without ``fullgraph`` as in eager mode."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from beside_eager import Launches, batch, line, plain, program, sgd, weights
+from fsdp2_programs import sharded
+from nets import Net
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.nn.parallel import DistributedDataParallel
+
+import dynamo_dist
+
+
+def refused(model, *said, around=False):
+    """``fullgraph=True`` says all this and launches nothing, unless hooks of the root run ``around`` its graph."""
+    torch._dynamo.reset()  # a forward given up without ``fullgraph`` is not tried again
+    function = torch.compile(model, backend="dynamo_dist", fullgraph=True)
+    with Launches() as launches, pytest.raises(Exception) as error:
+        function(batch(0)).sum().backward()
+    text = " ".join(str(error.value).split())
+    for each in said:
+        assert each in text, text
+    assert around or not launches.counts, launches.counts
+
+
+def eager_all_the_same(wrap):
+    """Without ``fullgraph`` three steps train as in eager mode."""
+    base, found = Net(), []
+    for is_compiled in (False, True):
+        model = wrap(copy.deepcopy(base))
+        side = type("Side", (), {})()
+        side.call = torch.compile(model, backend="dynamo_dist") if is_compiled else model
+        side.optimizer = sgd(model.parameters())
+        for i in range(3):
+            plain(side, batch(i), i)
+        found.append(weights(model))
+    torch.testing.assert_close(*found)
+
+
+@program(2)
+def compression_hook():
+    def wrap(model):
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(None, fp16_compress_hook)
+        return model
+
+    refused(
+        wrap(Net()),
+        "no counterpart of its communication hook",
+        "DistributedDataParallel(torch.compile",
+    )
+    eager_all_the_same(wrap)
+
+
+@program(2)
+def join():
+    model = DistributedDataParallel(Net())
+    with contextlib.suppress(InterruptedError), model.join():
+        refused(model, "no counterpart of its join()")
+        raise InterruptedError  # leaves without waiting for peers
+
+
+@program(2)
+def static_graph_before_its_first_step():
+    model = DistributedDataParallel(Net(), static_graph=True)
+    refused(model, "static_graph, whose first iteration its reducer has to see")
+
+
+@program(2)
+def offloaded():
+    wrap = sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    refused(wrap(Net()), "no counterpart of its CPUOffloadPolicy", "block.compile()", around=True)
+
+
+@program(2)
+def communication_of_its_own():
+    class AllGather(DefaultAllGather):
+        pass
+
+    def wrap(model):
+        model = sharded()(model)
+        model.set_custom_all_gather(AllGather())
+        return model
+
+    refused(wrap(Net()), "no counterpart of its custom communication (AllGather)", around=True)
+    eager_all_the_same(wrap)
+
+
+@program(2)
+def a_hook_of_reductions():
+    model = sharded()(Net())
+    model.set_all_reduce_hook(lambda grad: None)
+    refused(model, "no counterpart of its set_all_reduce_hook", around=True)
+
+
+@program(2)
+def data_parallel_over_fsdp2():
+    with pytest.raises(Exception, match=r"wrapped by .* already"):
+        dynamo_dist.data_parallel(sharded()(Net()), line())
+
+
+@program(2)
+def fsdp2_over_data_parallel():
+    """By torch itself, when it is asked to shard."""
+    with Launches() as launches, pytest.raises(TypeError):
+        fully_shard(dynamo_dist.data_parallel(Net(), line()), mesh=line())
+    assert not launches.counts
+
+
+@program(2)
+def parameters_on_meta():
+    with torch.device("meta"):
+        model = Net()
+    refused(sharded()(model), "meta")
+
+
+@program(2)
+def a_loss_that_is_no_scalar():
+    function = torch.compile(sharded()(Net()), backend="dynamo_dist", fullgraph=True)
+    out = function(batch(0))
+    with Launches() as launches, pytest.raises(RuntimeError, match="scalar outputs"):
+        out.backward()
+    assert not launches.counts
+
+
+@program(2)
+def an_optimizer_made_before_sharding():
+    """As in eager mode it holds parameters that nobody trains: no step of it can tell."""
+    model = Net()
+    optimizer = sgd(model.parameters())
+    model = sharded()(model)
+    before = weights(model)
+    function = torch.compile(model, backend="dynamo_dist", fullgraph=True)
+    function(batch(0)).square().mean().backward()
+    optimizer.step()
+    torch.testing.assert_close(weights(model), before)
+
+
+@program(2)
+def moved_after_sharding():
+    model = sharded()(Net())
+    with contextlib.suppress(NotImplementedError):
+        model.to("meta")
+    refused(model, "meta")

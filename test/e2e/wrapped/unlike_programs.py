@@ -1,0 +1,99 @@
+"""Ranks that are unlike each other inside a wrapped forward: one way for all, or an error on the one that leaves it."""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from beside_eager import batch, line, plain, program, sgd, weights
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dynamo_dist.errors import CannotFollowError
+
+
+class Logging(nn.Module):
+    """A block that prints inside its forward, on some ranks, from some time on: there its graph breaks."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 7), nn.Linear(7, 8)
+        self.logs = False
+
+    def forward(self, x):
+        hidden = torch.relu(self.up(x))
+        if self.logs:
+            print("mean", hidden.mean().item())
+        return x + self.down(hidden)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Logging(), Logging()
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def by_fsdp2(model):
+    fully_shard(model.first, mesh=line())
+    return fully_shard(model, mesh=line())
+
+
+def log(model, logs):
+    for each in model.modules():
+        if isinstance(each, Logging):
+            each.logs = logs
+
+
+def trained(wrap, logging_from):
+    """Four steps, compiled on this side as in eager mode on the other, with rows of each rank's own number."""
+    torch._dynamo.reset()
+    base, found = Model(), []
+    for is_compiled in (False, True):
+        model = wrap(copy.deepcopy(base))
+        side = type("Side", (), {})()
+        side.call = torch.compile(model, backend="dynamo_dist") if is_compiled else model
+        side.optimizer = sgd(model.parameters())
+        for i in range(4):
+            log(model, logging_from is not None and i >= logging_from)
+            plain(side, batch(i, rows=4 + dist.get_rank()), i)
+        found.append(weights(model))
+    torch.testing.assert_close(*found)
+
+
+def on_first_rank(step):
+    return step if dist.get_rank() == 0 else None
+
+
+@program(2)
+def one_rank_logs_under_fsdp2():
+    trained(by_fsdp2, on_first_rank(0))
+
+
+@program(2)
+def one_rank_logs_under_ddp():
+    trained(DistributedDataParallel, on_first_rank(0))
+
+
+@program(2)
+def all_ranks_log_later():
+    trained(by_fsdp2, 2)
+
+
+@program(2)
+def one_rank_logs_later():
+    """It is told, before it launches anything; the other is then at the mercy of gloo's time-out."""
+    torch._dynamo.reset()
+    os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "3"
+    model = by_fsdp2(Model())
+    compiled = torch.compile(model, backend="dynamo_dist")
+    compiled(batch(0)).sum().backward()
+    if dist.get_rank() == 0:
+        log(model, True)
+        with pytest.raises(CannotFollowError, match="A graph break has come into the forward"):
+            compiled(batch(1))
+    del os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"]
