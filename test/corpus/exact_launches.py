@@ -8,6 +8,7 @@ kind, members of the group, bytes, dtype, reduce op, peer and place in the order
 
     same       all of that
     order      the same launches in another order
+    pieces     the same bytes to the same members, cut otherwise (FSDP2 packs the parameters of a module; here the scheduler does, later)
     differ     other launches; "missing" and "added" name them
     hidden     a graph launched something that it does not show as a node
     unwaited   a launch in a graph is neither waited for nor handed out, or a Work was left over at the end
