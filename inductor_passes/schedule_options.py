@@ -18,13 +18,14 @@ class ScheduleOptions:
 
     effort: ``default``: seconds for 10,000 nodes. ``high``: up to a minute a graph.
     extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order by the
-        larger of this share of it and this many bytes.
+        larger of this share of it and this many bytes. None: by what FSDP2's own runtime would exceed it
+        where the graph gathers for its modules, else 1 GiB.
     bucket: whether launches may be merged.
     """
 
     effort: str = "default"
     extra_memory_ratio: float = 0.05
-    extra_memory_bytes: int = 2**30
+    extra_memory_bytes: int | None = None
     bucket: bool = True
 
     def __post_init__(self) -> None:
@@ -32,6 +33,8 @@ class ScheduleOptions:
             raise _bad("effort", self.effort, f"one of {', '.join(map(repr, EFFORTS))}")
         for key in ("extra_memory_ratio", "extra_memory_bytes"):
             value = getattr(self, key)
+            if key == "extra_memory_bytes" and value is None:
+                continue
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
                 raise _bad(key, value, "a number of at least 0")

@@ -11,18 +11,19 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.graph.collectives import launches, payload_bytes, waits_of
+from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
 from inductor_passes.graph.numbers import MEMBERS, numbers_of
 from inductor_passes.graph.order import relink
 from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional
+HELD = 4
 _MERGED = (c10d.all_reduce.default, c10d.all_gather_into_tensor.default)
 
 
 class MergeTiny(Rewrite):
-    """Launches of at most ``tiny_bytes`` on one group, none of which needs another, are one launch.
+    """Launches of at most ``tiny_bytes``, and four times as many gathered, on one group, none of which needs another, are one launch.
 
     Their payloads are flattened and put side by side: a dozen norms and losses cost one start instead
     of twelve. A merged launch stands where the last of its parts stood.
@@ -79,7 +80,9 @@ class MergeTiny(Rewrite):
             return False
         if static_shape(launch.args[0]) is None:
             return False
-        return 0 < payload_bytes(launch) <= self.tiny_bytes
+        # What is gathered stays in memory until the last of the bucket has been read.
+        held = output_bytes(launch)
+        return 0 < payload_bytes(launch) <= self.tiny_bytes and held <= HELD * self.tiny_bytes
 
 
 def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:

@@ -26,6 +26,7 @@ class Timeline:
     ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the launch's node name.
     ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph inputs out; ``memory`` is the
     curve that it is the top of: time and bytes wherever they change on the compute stream.
+    ``live_bytes``: the same bytes by node, in program order.
     """
 
     spans: tuple[SpanRecord, ...]
@@ -36,6 +37,7 @@ class Timeline:
     exposed_by_launch: Mapping[str, float]
     peak_bytes: int
     memory: tuple[tuple[float, int], ...]
+    live_bytes: tuple[int, ...] = ()
 
     def record(self) -> TimelineRecord:
         """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the collectives' records."""
@@ -73,6 +75,7 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
         exposed_by_launch=exposed,
         peak_bytes=max(live, default=0),
         memory=_curve(live, program, execution),
+        live_bytes=tuple(live),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
@@ -15,6 +15,7 @@ from inductor_passes.machine import CostModel
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
 from inductor_passes.schedule.graph.apply import MergedLaunches, apply
 from inductor_passes.schedule.graph.extract import Extracted, extract
+from inductor_passes.schedule.graph.module_memory import runtime_bytes
 from inductor_passes.schedule.graph.promises import Before, check
 from inductor_passes.schedule.model.judge import check_schedule
 from inductor_passes.schedule.model.problem import MERGED_OPS, Problem
@@ -25,6 +26,8 @@ from inductor_passes.simulate import simulate
 
 # A graph that gains less is not worth another order.
 LEAST_GAIN = 0.01
+EXTRA_BYTES = 2**30
+LEAST_BYTES = 2**15  # less is not worth a launch
 MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another order of additions
 
 
@@ -115,13 +118,13 @@ class ScheduleGraph(GraphPass):
             schedule=record,
         )
 
-    def solve(self, problem: Problem, *, bucket: bool) -> Solution:
-        """The order and buckets to use."""
+    def solve(self, problem: Problem, *, bucket: bool, extra_bytes: int = EXTRA_BYTES) -> Solution:
+        """The order and buckets to use, within ``extra_bytes`` of memory above the program's order."""
         return solve(
             problem,
             effort=self.options.effort,
             extra_memory_ratio=self.options.extra_memory_ratio,
-            extra_memory_bytes=self.options.extra_memory_bytes,
+            extra_memory_bytes=extra_bytes,
             bucket=bucket,
         )
 
@@ -135,24 +138,40 @@ class ScheduleGraph(GraphPass):
 
     def _best(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
         """A solution, and why it is not worth being applied, or ""."""
-        solution = self.solve(extracted.problem, bucket=self.options.bucket)
-        check_schedule(extracted.problem, solution.schedule)
-        if solution.buckets and self._gain(graph, extracted, solution) < LEAST_GAIN:
-            # The problem prices copies by their bytes alone; the graph shows what they fuse with.
-            solution = self.solve(extracted.problem, bucket=False)
+        before = simulate(graph, self.cost)
+        extra = self.options.extra_memory_bytes
+        if extra is None:
+            runtime = runtime_bytes(graph, before.live_bytes)
+            extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
+        cap = before.peak_bytes + max(extra, self.options.extra_memory_ratio * before.peak_bytes)
+        # The problem prices the copies of buckets by their bytes alone, and not their memory; the graph shows both.
+        for bucket, allowed in self._attempts(extra):
+            solution = self.solve(extracted.problem, bucket=bucket, extra_bytes=allowed)
             check_schedule(extracted.problem, solution.schedule)
+            if not solution.buckets or self._pays(graph, extracted, solution, cap):
+                break
         gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
         if gain < LEAST_GAIN:
             return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
         return solution, ""
 
-    def _gain(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> float:
-        """Share of the makespan that a solution saves, seen on a copy of the graph."""
+    def _attempts(self, extra: int) -> Iterator[tuple[bool, int]]:
+        """Whether to merge, within how much memory: smaller buckets where large ones do not pay, at last none."""
+        if self.options.bucket:
+            yield from ((True, extra // part) for part in (1, 2, 4))
+        yield False, extra
+
+    def _pays(
+        self, graph: fx.Graph, extracted: Extracted, solution: Solution, cap_bytes: float
+    ) -> bool:
+        """Return whether a solution saves time and keeps to the memory, seen on a copy of the graph."""
         trial = copy.deepcopy(graph)
         twin = dict(zip(graph.nodes, trial.nodes, strict=True))
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
         self.apply(trial, dataclasses.replace(extracted, nodes=nodes), solution)
-        return 1 - simulate(trial, self.cost).makespan_us / solution.original_makespan_us
+        after = simulate(trial, self.cost)
+        gain = 1 - after.makespan_us / solution.original_makespan_us
+        return gain >= LEAST_GAIN and after.peak_bytes <= cap_bytes
 
 
 def _exposed(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +46,9 @@ def test_there_are_many():
     assert len(FOUND) > 60 and len(dict(map(reversed, FOUND))) == len(FOUND)
 
 
-def test_memory(on_ranks):
-    """Parameters that are freed behind forward are so in a graph: its peak is eager mode's, at most."""
-    on_ranks(FOLDER / "memory_worker.py", ranks=2)
+def test_memory():
+    """Parameters that are freed behind forward are so in a graph: with default options its peak is eager mode's, at most."""
+    done = subprocess.run(
+        [sys.executable, FOLDER / "memory_worker.py"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

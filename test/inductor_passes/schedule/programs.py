@@ -47,7 +47,7 @@ class CoalescingCost(FixedCost):
 class MergeAll(ScheduleGraph):
     """Every bucket that the rules allow, in an order that allows them; whatever it costs."""
 
-    def solve(self, problem, *, bucket):
+    def solve(self, problem, *, bucket, **limits):
         members = {}
         for i, node in enumerate(problem.nodes):
             if node.kind == "launch":
@@ -64,7 +64,7 @@ class MergeAll(ScheduleGraph):
             behind = [*node.deps, *([] if node.launch is None else [node.launch])]
             sorter.add(block[i], *(block[d] for d in behind if block[d] != block[i]))
         order = tuple(i for ids in sorter.static_order() for i in ids)
-        sound = super().solve(problem, bucket=False)
+        sound = super().solve(problem, bucket=False, **limits)
         return dataclasses.replace(
             sound,
             order=order,
@@ -74,5 +74,5 @@ class MergeAll(ScheduleGraph):
             reasons=(),
         )
 
-    def _gain(self, graph, extracted, solution):
-        return 1.0
+    def _pays(self, *_):
+        return True

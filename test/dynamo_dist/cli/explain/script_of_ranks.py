@@ -5,6 +5,7 @@ Started by torchrun, or as ``spawn`` by itself.
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ def main(rank, store=None):
     assert layer(torch.ones(4, 64), weight).sum().item() == 65 * 4 * 64
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.5)  # a gloo thread that drops its tensor while Python ends aborts the process
     if "fail" in sys.argv and rank == 1:
         raise ValueError("rank 1 fails")
 

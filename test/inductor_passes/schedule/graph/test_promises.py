@@ -155,11 +155,11 @@ def test_two_hundred_broken_schedules_are_rejected(graph):
     for whole, what, solution in cases:
 
         class Planted(ScheduleGraph):
-            def solve(self, problem, *, bucket, solution=solution):
+            def solve(self, problem, *, solution=solution, **limits):
                 return solution
 
-            def _gain(self, graph, extracted, solution):
-                return 1.0
+            def _pays(self, *_):
+                return True
 
         try:
             rejected(Planted(FixedCost()), whole)

@@ -77,13 +77,12 @@ def test_a_second_run_changes_nothing():
 
 def test_buckets_that_do_not_pay_in_the_graph_are_dropped():
     class Wishful(MergeAll):
-        def _gain(self, graph, extracted, solution):
-            return ScheduleGraph._gain(self, graph, extracted, solution)
+        _pays = ScheduleGraph._pays
 
-        def solve(self, problem, *, bucket):
+        def solve(self, problem, *, bucket, **limits):
             if bucket:
-                return super().solve(problem, bucket=True)
-            return ScheduleGraph.solve(self, problem, bucket=False)
+                return super().solve(problem, bucket=True, **limits)
+            return ScheduleGraph.solve(self, problem, bucket=False, **limits)
 
     graph = trace(gathers, *GATHERS)
     assert run_pass(Wishful(FixedCost(launch=8, mm=10, cat=1000)), graph).schedule.buckets == 0
