@@ -2,7 +2,7 @@
 
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
 (tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link, and training of a
-small Llama with tensor and with data parallelism on one rank a host, whose losses must be equal; at the rate
+small Llama with tensor and with data parallelism, and FSDP2 as it is, on one rank a host, whose losses must be equal; at the rate
 of ``--both`` with both, on two ranks a host. Every run measures its link first and is scheduled for it.
 
 Times are milliseconds on the wall, variants in turn; ratios are of what stood in one turn, of the slower
@@ -10,7 +10,8 @@ rank. Predictions are the simulator's, on the link as measured and compute scale
 alone for the chain, and for training by a forward and backward whose collectives end at once, so that the
 host's own time counts as compute. They are of forward and backward; the optimizer is in the step alone.
 
-usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--both RATE] [--steps N] [--out FILE]
+usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel tensor,data,fsdp]
+                [--both RATE] [--steps N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ def main() -> int:
     """Run the programs at every rate, write what they measured; 1 if one failed or numbers differ."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default=RATES)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="of the chain; 0 for none")
     parser.add_argument(
         "--training", default=RATES, help="rates of the training runs, which take long; '' for none"
     )
     parser.add_argument(
         "--both", default="1gbit", help="rate of the run on four ranks; '' for none"
     )
+    parser.add_argument("--parallel", default="tensor,data,fsdp", help="of the training runs")
     parser.add_argument(
         "--steps",
         type=int,
@@ -70,7 +72,9 @@ def main() -> int:
         results["rates"] = json.loads(Path(args.out).read_text())["rates"]
     with tempfile.TemporaryDirectory(prefix="link_") as folder:
         for rate in args.rates.split(","):
-            measured = {"chain": demo("--link", rate, "--rounds", str(args.rounds))}
+            measured = {}
+            if args.rounds:
+                measured["chain"] = demo("--link", rate, "--rounds", str(args.rounds))
             for parallel in parallels(args, rate):
                 # Without a link all rates are the same: measured once.
                 alone = ("--alone", str(Path(folder) / f"{parallel}.json"))
@@ -89,7 +93,7 @@ def main() -> int:
 
 def parallels(args: argparse.Namespace, rate: str) -> list[str]:
     """The ways to train at a rate."""
-    found = ["tensor", "data"] if rate in args.training.split(",") else []
+    found = args.parallel.split(",") if rate in args.training.split(",") else []
     return [*found, "both"] if rate == args.both else found
 
 

@@ -32,6 +32,8 @@ from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
 from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3
+# Beside the three, over a link and for fully_shard: ways to train the same model -> whose way it is.
+BESIDE = {"stock_blocks": "stock", "data_parallel": "ours"}
 TURN_STEPS = 4  # of one variant, before the next has its turn
 
 
@@ -54,8 +56,10 @@ def main() -> None:
             topology = str(work / "this_link.json")
             write_topology(Path(topology), compute=alone.slower)
         options = {"topology": topology}
+        beside = BESIDE if alone is not None and args.parallel == "fsdp" else ()
         runs = {
-            name: Run(name, work / "checkpoint", options, args.parallel, mesh) for name in VARIANTS
+            name: Run(name, work / "checkpoint", options, args.parallel, mesh)
+            for name in (*VARIANTS, *beside)
         }
         train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
@@ -93,9 +97,11 @@ class Run:
     def __init__(
         self, variant: str, checkpoint: Path, options: dict, parallel: str, mesh: DeviceMesh
     ) -> None:
-        self.variant = variant
-        with plugin_for(variant):
-            self.model = load(checkpoint, parallel, mesh, variant)
+        self.variant, self.whose = variant, BESIDE.get(variant, variant)
+        with plugin_for(self.whose):
+            self.model = load(
+                checkpoint, "data" if variant == "data_parallel" else parallel, mesh, self.whose
+            )
         # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
         self.losses: list[float] = []
@@ -105,8 +111,13 @@ class Run:
         self.launches: dict[str, int] = {}
         self.graph_count = 0
         self.reports: list[RunReport] = []
-        with plugin_for(variant):
-            self.forward = compiled(self.model, variant, options)
+        with plugin_for(self.whose):
+            if variant == "stock_blocks":
+                for block in self.model.model.layers:
+                    block.compile()
+                self.forward = self.model
+            else:
+                self.forward = compiled(self.model, self.whose, options)
 
     def turn(self, batches: list[torch.Tensor]) -> float:
         """Optimizer steps, one a batch; returns the loss before the last."""
@@ -136,7 +147,7 @@ class Run:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         graphs = unique_graphs()
-        with plugin_for(self.variant), collect() as collector:
+        with plugin_for(self.whose), collect() as collector:
             yield
         self.graph_count += unique_graphs() - graphs
         self.reports.append(collector.report())
