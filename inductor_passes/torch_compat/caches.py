@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,8 +60,3 @@ def keyed_by_rank() -> Iterator[None]:
 def torch_version() -> str:
     """Version and, where torch knows it, commit: both belong in a cache key."""
     return f"{torch.__version__}+{getattr(torch.version, 'git_version', '')}"
-
-
-def package_dir() -> str:
-    """The folder of this package."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -48,22 +48,6 @@ def pin_nodes(graph: fx.Graph, after: Mapping[fx.Node, Iterable[fx.Node]]) -> No
     preserve_node_ordering(graph, {node: OrderedSet(deps) for node, deps in after.items()})
 
 
-def pinned_target(node: fx.Node) -> Any:
-    """The operation a pinned node holds; the node's own target if it is not pinned."""
-    if not can_pin_order() or node.op != "call_function":
-        return node.target
-    from torch._inductor.fx_passes.control_dependencies import control_deps
-
-    if node.target is not control_deps:
-        return node.target
-    holder = node.args[1]
-    assert isinstance(holder, fx.Node)
-    owner = node.graph.owning_module
-    assert owner is not None
-    subgraph = getattr(owner, str(holder.target))
-    return next(n.target for n in subgraph.graph.nodes if n.op == "call_function")
-
-
 def is_aot_inductor() -> bool:
     """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
     from torch._inductor.virtualized import V
