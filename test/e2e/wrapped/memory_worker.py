@@ -97,9 +97,7 @@ def main():
     for ranks, name, base, options in (
         (2, "linears", Linears(), {}),
         (64, "linears", Linears(), {}),
-        (2, "few rows", Blocks(rows=8), {}),
         (8, "few rows", Blocks(rows=8), {}),
-        (8, "many rows", Blocks(rows=512), {}),
         (64, "mixed precision", Blocks(rows=64), bf16),
     ):
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
