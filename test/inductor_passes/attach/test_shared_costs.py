@@ -44,7 +44,7 @@ def made(monkeypatch):
 def test_one_graph_one_model(made):
     torch._dynamo.reset()
     options = {"topology": "h100x8"}
-    with fake_group(8), torch.no_grad(), graph_passes_only():
+    with fake_group(8), torch.inference_mode(), graph_passes_only():
         compiled = torch.compile(step, backend=compile_with_passes, options=options)
         compiled(torch.ones(512, 512), torch.ones(64, 512), torch.ones(64, 512))
     # Analysed: the program's graph, the schedule on trial, and the graph that is left. Pinning asks the last.
