@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from inductor_passes import moved
 
 if TYPE_CHECKING:
+    from inductor_passes.attach.installed import install as install
+    from inductor_passes.attach.installed import uninstall as uninstall
     from inductor_passes.attach.options import options as options
     from inductor_passes.base import GraphPass as GraphPass
     from inductor_passes.base import Numerics as Numerics
@@ -32,12 +34,14 @@ _HOME = {
     "PassContext": "base",
     "PassOptions": "pass_options",
     "PassStats": "base",
+    "install": "attach.installed",
     "options": "attach.options",
     "plugin_failures": "registry",
     "register": "registry",
     "register_topology": "machine.topology.topology",
     "registered_passes": "registry",
     "run_passes": "pipeline",
+    "uninstall": "attach.installed",
     "unregister": "registry",
 }
 
