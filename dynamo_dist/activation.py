@@ -35,7 +35,8 @@ TRACED = ("trace/lowering", "trace/modules", "parallel")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
-    """Change torch's tables so that distributed programs trace; nothing happens if it is on already.
+    """Change torch's tables so that distributed programs trace; nothing happens if it is on already. With ``inductor``,
+    ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
     ``inductor``: graphs that ``backend="inductor"``, torch's default, compiles in this process are compiled as by
     ``backend="dynamo_dist"``, for programs that cannot name a backend; a mapping is our options
