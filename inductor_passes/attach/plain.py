@@ -45,8 +45,10 @@ _MODULES = (
     "torch.random",
     "torch.special",
 )
-_NUMBERS = (int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool)
-_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+_NO_TENSORS = (
+    *(int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
 
 
 def is_plain(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> bool:
@@ -94,9 +96,9 @@ def _is_plain_target(target: Any) -> bool:
 
 def _is_plain_value(value: object) -> bool:
     return all(
-        each is None
-        or isinstance(each, (*_NUMBERS, *_CONSTANTS))
-        or (isinstance(each, torch.Tensor) and not operators.wraps_tensors(each))
+        not operators.wraps_tensors(each)
+        if isinstance(each, torch.Tensor)
+        else isinstance(each, _NO_TENSORS)
         for each in _leaves(value)
     )
 

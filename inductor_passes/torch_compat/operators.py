@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def namespace(target: Any) -> str | None:
@@ -12,8 +14,6 @@ def namespace(target: Any) -> str | None:
 
     ``torch._ops`` was seen in 2.11 to 2.15.
     """
-    from torch._ops import OpOverload, OpOverloadPacket
-
     if isinstance(target, OpOverload):
         return str(target.namespace)
     if isinstance(target, OpOverloadPacket):
@@ -23,13 +23,9 @@ def namespace(target: Any) -> str | None:
 
 def higher_order_name(target: Any) -> str | None:
     """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen in 2.11 to 2.15."""
-    from torch._ops import HigherOrderOperator
-
     return str(target.__name__) if isinstance(target, HigherOrderOperator) else None
 
 
 def wraps_tensors(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is of a type whose operations are those of tensors in it, and others. Seen in 2.11 to 2.15."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     return bool(is_traceable_wrapper_subclass(tensor))
