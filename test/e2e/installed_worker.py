@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -141,6 +142,24 @@ def regions_compiled_in_place_train():
     assert all(graph.order_kept and len(graph.collectives) == 1 for graph in found)
 
 
+def fully_sharded_blocks_train():
+    """FSDP2: what is compiled after it was sharded gathers and reduces in its graphs."""
+
+    def made():
+        torch.manual_seed(0)
+        blocks = nn.Sequential(Block(), Block())
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        return blocks
+
+    reference, ours = made(), made()
+    with dynamo_dist.enabled(inductor=True), graphs() as found:
+        for block in ours:
+            block.compile(fullgraph=True)
+        close(train(ours, ours), train(reference, reference))
+    assert {graph.phase for graph in found if graph.collectives} == {"forward", "backward"}
+
+
 def lengths(x, w, v):
     """Two gathers and a sum over ranks, whose best order depends on the length of the batch."""
     whole = (
@@ -195,7 +214,7 @@ def caches_mix_nothing():
 
 def attention(q, w):
     scores = flex_attention(
-        q, q, q, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf"))
+        q, q + 1, q * 2, score_mod=lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf"))
     )
     return fc.all_reduce(scores @ w, "sum", mesh.get_group())
 
@@ -213,6 +232,7 @@ IN_PYTHON = [
     whole_model_trains,
     whole_model_trains_with_the_plugin,
     regions_compiled_in_place_train,
+    fully_sharded_blocks_train,
     ranks_of_other_lengths,
     caches_mix_nothing,
 ]
