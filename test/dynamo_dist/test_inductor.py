@@ -139,31 +139,34 @@ def test_the_first_compile_enables_where_the_environment_asks(monkeypatch):
     (enable,) = asked
     monkeypatch.undo()
     monkeypatch.setenv("DYNAMO_DIST_INDUCTOR", "1")
-    first_compile.before_first_compile(enable)
-    try:
+    in_place = torch.nn.Module.compile
+    for compiles in (
+        lambda: torch.compile(torch.relu),
+        lambda: torch.nn.Linear(1, 1).compile(),
+    ):
+        first_compile.before_first_compile(enable)
         early = torch.compile
-        assert not dynamo_dist.is_enabled()
-        torch.nn.Linear(1, 1).compile()
-        assert inductor_backend.taken() == {} and torch.compile is stock
+        assert not dynamo_dist.is_enabled() and torch.nn.Module.compile is not in_place
+        compiles()
+        assert inductor_backend.taken() == {}
         dynamo_dist.disable()
-        early(lambda x: x)
-        assert not dynamo_dist.is_enabled() and torch.compile is stock
-    finally:
-        torch.compile = stock
+        assert torch.compile is stock and torch.nn.Module.compile is in_place
+        early(torch.relu)
+        assert not dynamo_dist.is_enabled()
 
 
-def test_what_cannot_be_enabled_says_so_at_each_compile(monkeypatch):
+def test_what_cannot_be_enabled_says_so_at_each_compile():
     def fail():
         raise ConfigError("no", "", "")
 
-    stock = torch.compile
+    stock, in_place = torch.compile, torch.nn.Module.compile
     first_compile.before_first_compile(fail)
     try:
-        for _ in range(2):
+        for compile in (torch.compile, torch.compile, torch.nn.Linear(1, 1).compile):
             with pytest.raises(ConfigError):
-                torch.compile(lambda x: x)
+                compile()
     finally:
-        torch.compile = stock
+        torch.compile, torch.nn.Module.compile = stock, in_place
 
 
 def test_it_is_listed_with_the_changes():
