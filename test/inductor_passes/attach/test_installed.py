@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 import inductor_passes
 from inductor_passes.attach import installed
 from inductor_passes.attach.compile import graph_passes_only
+from inductor_passes.attach.options import observed
 from inductor_passes.errors import OptionError
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import fake_group
@@ -161,6 +162,13 @@ def test_options_that_were_attached_by_hand_hold(graphs):
     assert ran(graphs, **attached) == {"schedule"}
     assert len(called) == 1
     assert ran(graphs, **attached, disable=["schedule"]) == set()
+
+
+def test_what_only_looks_at_graphs_gives_way(graphs):
+    looking = observed({})
+    inductor_passes.install()
+    assert "schedule" in ran(graphs, **looking)
+    assert ran(graphs, **looking, passes=[]) == set()
 
 
 def test_passes_that_a_user_has_set_run_and_stay(graphs):
