@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import flex_attention
 
 import dynamo_dist
@@ -179,13 +180,34 @@ def ranks_of_other_lengths():
         for call in range(4):
             x = drawn(8 if rank == 0 else 12 + 4 * call, WIDTH, seed=10 * call + rank)
             close(fast(x, w, v), lengths(x, w, v))
-    compiled = [None, None]
-    dist.all_gather_object(compiled, [[c.kind for c in graph.collectives] for graph in found])
+    compiled = of_all_ranks([[c.kind for c in graph.collectives] for graph in found])
     assert len(compiled[0]) == 1 and len(compiled[1]) == 2, compiled
-    orders = {tuple(e for e in graph.order if e.startswith("launch")) for graph in found}
-    told = [None, None]
-    dist.all_gather_object(told, orders)
-    assert len(told[0] | told[1]) == 1, told
+    launch_alike(found)
+
+
+def of_all_ranks(mine):
+    found = [None, None]
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def launch_alike(graphs):
+    """All graphs of all ranks have one order of launches."""
+    mine = {tuple(e for e in graph.order if e.startswith("launch")) for graph in graphs}
+    (orders, theirs) = of_all_ranks(mine)
+    assert len(orders | theirs) == 1, (orders, theirs)
+
+
+def pass_lists_on_ranks_of_other_lengths():
+    """Graphs that Dynamo has not made, each rank's of another length, as another compiler hands them over."""
+    w, v = drawn(WIDTH // 2, WIDTH, seed=rank), drawn(WIDTH, WIDTH, seed=2 + rank)
+    with graphs() as found:
+        for call in range(2):
+            x = drawn(8 + 40 * rank + call, WIDTH, seed=rank)
+            gm = make_fx(lengths, tracing_mode="fake")(x, w, v)
+            close(inductor_passes.communication_pass(gm, [x, w, v])(x, w, v), lengths(x, w, v))
+    assert [graph.graph_id for graph in found] == ["fx0:inference", "fx1:inference"], found
+    launch_alike(found)
 
 
 def caches_mix_nothing():
@@ -234,6 +256,7 @@ IN_PYTHON = [
     regions_compiled_in_place_train,
     fully_sharded_blocks_train,
     ranks_of_other_lengths,
+    pass_lists_on_ranks_of_other_lengths,
     caches_mix_nothing,
 ]
 
