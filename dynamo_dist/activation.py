@@ -8,19 +8,20 @@ guards need nothing of ours in torch's tables, and when one fails it is traced a
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dynamo_dist import inductor as inductor_backend
 from dynamo_dist import switch, versions
 from dynamo_dist.config import DistConfig
+from dynamo_dist.config import digest as digest
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.switch import is_enabled
-from inductor_passes.plugins import digest_of_sources
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.changes import Change
@@ -33,15 +34,23 @@ BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dy
 TRACED = ("trace/lowering", "trace/modules", "parallel")
 
 
-def enable() -> None:
-    """Change torch's tables so that distributed programs trace; nothing happens if it is on already.
+def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
+    """Change torch's tables so that distributed programs trace; nothing happens if it is on already. With ``inductor``,
+    ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
-    Once on, one ``disable()`` turns it off, however often it was enabled. Raises
-    UnsupportedTorchError, ConfigError for a bad environment variable, and ActivationError if a change
-    fails, after undoing the others; so are they undone if a signal (Ctrl-C) comes meanwhile.
+    ``inductor``: graphs that ``backend="inductor"``, torch's default, compiles in this process are compiled as by
+    ``backend="dynamo_dist"``, for programs that cannot name a backend; a mapping is our options
+    (``inductor_passes.PassOptions``) for compiles that are given no other. So does ``DYNAMO_DIST_INDUCTOR=1``.
+
+    Once on, one ``disable()`` turns all of it off, however often it was enabled. Raises
+    UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown option, and
+    ActivationError if a change fails, after undoing the others; so are they undone if a signal (Ctrl-C) comes meanwhile.
     """
     versions.check()
     config = DistConfig.from_env()
+    options = inductor_backend.checked(inductor if isinstance(inductor, Mapping) else {})
+    if inductor is not False:
+        config = dataclasses.replace(config, inductor=True)
 
     from dynamo_dist import plugins
     from dynamo_dist.torch_compat.dynamo import compiler
@@ -49,14 +58,19 @@ def enable() -> None:
 
     with compiler.compile_lock:
         if is_enabled():
+            if config.inductor and (options or inductor_backend.taken() is None):
+                switch.apply([inductor_backend.taking(options)])
             return
         plugins.read_plugins()
-        switch.apply(changes(config))
+        switch.apply(changes(config, options))
         log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
 
 
-def changes(config: DistConfig) -> list[Change]:
-    """Everything that enabling does to torch, in order; nothing is applied here."""
+def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Change]:
+    """Everything that enabling does to torch, in order; nothing is applied here.
+
+    ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
+    """
     from dynamo_dist.reporting import placements
     from dynamo_dist.reporting.live import Listen
     from dynamo_dist.run import below_autograd, gradients, guards, recompiles, wrapping
@@ -90,6 +104,7 @@ def changes(config: DistConfig) -> list[Change]:
         compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
         frames.SkippedFrames(),
         frames.frames_left_alone(_runs_in_eager),
+        *([inductor_backend.taking(options or {})] if config.inductor else []),
     ]
 
 
@@ -114,28 +129,29 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled() -> Iterator[None]:
-    """Enable inside the block and leave behind what was before, on or off, whatever the block did."""
-    before = is_enabled()
+def enabled(*, inductor: bool | Mapping[str, Any] = False) -> Iterator[None]:
+    """Enable inside the block and leave behind what was before, on or off, whatever the block did.
+
+    ``inductor``: as ``enable()`` takes it.
+    """
+    with restored():
+        enable(inductor=inductor)
+        yield
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Leave behind what was before the block, on or off."""
+    was_on, options = is_enabled(), inductor_backend.taken()
     try:
-        enable()
         yield
     finally:
         # Not asked for again where ``enable()`` itself failed.
-        if before != is_enabled():
-            (enable if before else disable)()
-
-
-def digest(config: DistConfig) -> str:
-    """Twelve hex digits over our sources, ``config`` and torch's version: part of torch's cache keys.
-
-    Torch's caches see the graph, not the rules by which it was made; without this a state would be
-    served the results of another.
-    """
-    import torch
-
-    state = f"{digest_of_sources(__name__)} {sorted(config.trackers_off)} {torch.__version__}"
-    return hashlib.sha256(state.encode()).hexdigest()[:12]
+        if was_on and not is_enabled():
+            enable(inductor=False if options is None else options)
+        elif not was_on:
+            disable()
+        inductor_backend.restore(options)
 
 
 @cache

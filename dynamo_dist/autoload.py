@@ -1,8 +1,9 @@
 """The ``torch.backends`` entry point: torch calls it at the end of ``import torch``.
 
 It runs in every process of the environment, ours or not, so it does little: it tells torch's logging
-our names, so that ``TORCH_LOGS="+dist"`` is understood, and starts to listen in a process of a script
-that is being explained. Otherwise it imports nothing but the standard library, and nothing that goes
+our names, so that ``TORCH_LOGS="+dist"`` is understood, starts to listen in a process of a script
+that is being explained, and where ``DYNAMO_DIST_INDUCTOR=1`` asks for it, enables the plugin at the first
+``torch.compile``. Otherwise it imports nothing but the standard library, and nothing that goes
 wrong in it may reach ``import torch``.
 """
 
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 def register_log_names() -> None:
     """Register ``LOG_NAMES`` and ``ARTIFACTS`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
 
-    Listens where ``python -m dynamo_dist explain`` started the process.
+    Listens where ``python -m dynamo_dist explain`` started the process, and lets a first ``torch.compile`` enable the
+    plugin where ``DYNAMO_DIST_INDUCTOR`` is set.
 
     Never raises: torch turns an exception here into a failed ``import torch``.
     """
@@ -51,6 +53,8 @@ def register_log_names() -> None:
         log.debug("no short names for TORCH_LOGS: %r", error)
     if "DYNAMO_DIST_EXPLAIN" in os.environ:
         _explain()
+    if os.environ.get("DYNAMO_DIST_INDUCTOR", "") not in ("", "0"):
+        _enable_when_needed()
 
 
 def _explain() -> None:
@@ -60,6 +64,21 @@ def _explain() -> None:
         child.install()
     except Exception as error:
         log.warning("this process is not explained: %r", error)
+
+
+def _enable_when_needed() -> None:
+    try:
+        from dynamo_dist.torch_compat.first_compile import before_first_compile
+
+        before_first_compile(_enable)
+    except Exception as error:
+        log.warning("DYNAMO_DIST_INDUCTOR is set, but the plugin cannot be enabled: %s", error)
+
+
+def _enable() -> None:
+    from dynamo_dist.activation import enable
+
+    enable()
 
 
 def log_names_are_in_time(internal: ModuleType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 from dynamo_dist.errors import ConfigError
 from inductor_passes.agree.orders import SECONDS, seconds
 from inductor_passes.errors import OptionError
+from inductor_passes.plugins import digest_of_sources
 
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"
+INDUCTOR = "DYNAMO_DIST_INDUCTOR"
 AGREEMENT_SECONDS = SECONDS
 
 
@@ -28,9 +31,14 @@ def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DistConfig:
-    """Settings of one ``enable()``. ``trackers_off`` names trackers to leave to stock, to bisect."""
+    """Settings of one ``enable()``.
+
+    ``trackers_off`` names trackers to leave to stock, to bisect. ``inductor``: compiles by ``backend="inductor"`` are
+    ours too.
+    """
 
     trackers_off: frozenset[str] = frozenset()
+    inductor: bool = False
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.trackers_off - set(TRACKER_NAMES)):
@@ -42,6 +50,29 @@ class DistConfig:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> DistConfig:
-        """``DYNAMO_DIST_TRACKERS_OFF=process_group,placement``; raises ConfigError for an unknown name."""
-        value = (os.environ if environ is None else environ).get(TRACKERS_OFF, "")
-        return cls(frozenset(name.strip() for name in value.split(",") if name.strip()))
+        """``DYNAMO_DIST_TRACKERS_OFF=process_group,placement`` and ``DYNAMO_DIST_INDUCTOR=1``.
+
+        Raises ConfigError for an unknown name or value.
+        """
+        given = os.environ if environ is None else environ
+        names = given.get(TRACKERS_OFF, "")
+        off = frozenset(name.strip() for name in names.split(",") if name.strip())
+        if (inductor := given.get(INDUCTOR, "") or "0") not in ("0", "1"):
+            raise ConfigError(
+                f"{INDUCTOR} is {inductor!r}.",
+                'It says whether compiles by backend="inductor" are to be as by backend="dynamo_dist".',
+                "Set it to 1 or 0, or unset it.",
+            )
+        return cls(off, inductor == "1")
+
+
+def digest(config: DistConfig) -> str:
+    """Twelve hex digits over our sources, ``config`` and torch's version: part of torch's cache keys.
+
+    Torch's caches see the graph, not the rules by which it was made; without this a state would be
+    served the results of another.
+    """
+    import torch
+
+    state = f"{digest_of_sources(__name__)} {sorted(config.trackers_off)} {torch.__version__}"
+    return hashlib.sha256(state.encode()).hexdigest()[:12]

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 from inductor_passes import moved
 
 if TYPE_CHECKING:
+    from inductor_passes.attach.graph_module import communication_pass as communication_pass
+    from inductor_passes.attach.installed import install as install
+    from inductor_passes.attach.installed import uninstall as uninstall
     from inductor_passes.attach.options import options as options
     from inductor_passes.base import GraphPass as GraphPass
     from inductor_passes.base import Numerics as Numerics
@@ -32,12 +35,15 @@ _HOME = {
     "PassContext": "base",
     "PassOptions": "pass_options",
     "PassStats": "base",
+    "communication_pass": "attach.graph_module",
+    "install": "attach.installed",
     "options": "attach.options",
     "plugin_failures": "registry",
     "register": "registry",
     "register_topology": "machine.topology.topology",
     "registered_passes": "registry",
     "run_passes": "pipeline",
+    "uninstall": "attach.installed",
     "unregister": "registry",
 }
 

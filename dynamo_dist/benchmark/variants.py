@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from dynamo_dist import activation, switch
+from dynamo_dist import activation
 from dynamo_dist.benchmark.records import VARIANTS, Simulated
 from dynamo_dist.reporting import Collector
+from inductor_passes.attach.installed import uninstalled
 from inductor_passes.records import GraphRecord
 
 BACKENDS: Mapping[str, str] = {"stock": "inductor", "ours": "dynamo_dist"}
@@ -18,20 +20,17 @@ BACKENDS: Mapping[str, str] = {"stock": "inductor", "ours": "dynamo_dist"}
 
 @contextmanager
 def plugin_for(variant: str) -> Iterator[None]:
-    """The plugin on for ours, truly off for the others; afterwards as it was before."""
+    """The plugin on for ours, truly off for the others, ``install()`` too; afterwards as it was before."""
     if variant not in VARIANTS:
         raise KeyError(f"no variant {variant!r}; there are {', '.join(VARIANTS)}")
-    was_on = switch.is_enabled()
-    _switch(variant == "ours")
-    try:
+    ours = variant == "ours"
+    with activation.restored(), contextlib.ExitStack() as stack:
+        if ours:
+            activation.enable()
+        else:
+            activation.disable()
+            stack.enter_context(uninstalled())
         yield
-    finally:
-        _switch(was_on)
-
-
-def _switch(on: bool) -> None:
-    if on != switch.is_enabled():
-        (activation.enable if on else activation.disable)()
 
 
 def compiled(

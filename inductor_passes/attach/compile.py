@@ -24,7 +24,7 @@ from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import recorder, reporters
+from inductor_passes.reporting import graph_ids, recorder, reporters
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -67,13 +67,14 @@ def compile_split(
     inductor: Mapping[str, Any],
     *,
     around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    region: str | None = None,
 ) -> Callable[..., Any]:
     """Compile a graph by ``compile_fx`` with configuration of this compile alone: our options and Inductor's.
 
-    Inductor's and AOTAutograd's caches work as they do in stock. Code is made, and loaded from caches,
+    ``region``: the compile's name in torch's logs. Inductor's and AOTAutograd's caches work as they do in stock. Code is made, and loaded from caches,
     inside ``around()``: that of a backward graph perhaps long after this returns.
     """
-    current = dynamo.compile_id()
+    current = graph_ids.compile_id()
 
     def rename(record: GraphRecord) -> str:
         return f"{current}:{record.phase}"
@@ -97,7 +98,12 @@ def compile_split(
             return dataclasses.replace(record, order_kept=kept)
 
         try:
-            with recorder.completing(complete) as fresh, around(), _as_they_are():
+            with (
+                graph_ids.given(current),
+                recorder.completing(complete) as fresh,
+                around(),
+                _as_they_are(),
+            ):
                 code = as_settled(lambda: compile_inner(*args, **kwargs))
         except Exception as error:
             if kwargs.get("is_backward"):
@@ -114,7 +120,7 @@ def compile_split(
 
     def compile_() -> Callable[..., Any]:
         return as_settled(
-            lambda: inductor_compat.compile_fx(gm, example_inputs, inner_compile, patches)
+            lambda: inductor_compat.compile_fx(gm, example_inputs, inner_compile, patches, region)
         )
 
     with around(), caches.keyed_by_rank(), apart:

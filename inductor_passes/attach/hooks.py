@@ -27,7 +27,7 @@ from inductor_passes.machine.prices.roofline import digest_of
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import misses, recorder, reporters
+from inductor_passes.reporting import graph_ids, misses, recorder, reporters
 from inductor_passes.torch_compat import caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -48,6 +48,8 @@ class Attachment:
     uneven: bool = False
     # Where the graph stands in the program, if ranks settle its launches: they are known by that.
     place: str = ""
+    # Only looks, for somebody who explains a program: gives way to passes that are asked for.
+    observes: bool = False
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
@@ -61,26 +63,24 @@ class Attachment:
         """Run the passes, pin what they decided, and record it."""
         if self.chain_post is not None:
             inductor_compat.call_pass(self.chain_post, graph, is_inference)
-        check_groups(graph)
         name = dynamo.graph_being_compiled()
         phase = "inference" if is_inference else "backward" if "backward" in name else "forward"
+        self.improve(graph, phase)
+
+    def improve(self, graph: fx.Graph, phase: str, *, lowers: bool = True) -> None:
+        """Run the passes on a graph and record it; unless ``lowers``, Inductor is not what comes next."""
+        check_groups(graph)
         logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
-        launches = any(is_launch(node) for node in graph.nodes)
-        looked_up = misses.why_missed(graph, self.key(), phase) if launches else None
+        looks_up = lowers and any(is_launch(node) for node in graph.nodes)
+        graph_id = f"{graph_ids.compile_id()}:{phase}"
+        looked_up = misses.why_missed(graph, self.key(), graph_id) if looks_up else None
         cost = cost_model(graph, self.options)
-        record = self._run(graph, phase, cost)
+        record = self._run(graph, phase, graph_id, cost)
         if record is None:
             return
         record = dataclasses.replace(record, cache=looked_up)
-        decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
-        # Sends and receives hang in another order than the program's, whoever schedules.
-        if decided or launches_show_that_ranks_differ(graph):
-            if inductor_compat.can_pin_order():
-                pin.pin_order(graph, cost)
-            else:
-                log.warning(
-                    "This torch has no control_dependencies: Inductor may move launches back."
-                )
+        if lowers:
+            self._pin(graph, cost)
         if recorder.compiled(record):
             reporters.write(self.options.report)
         log.info(
@@ -94,9 +94,21 @@ class Attachment:
         )
         logs.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
-    def _run(self, graph: fx.Graph, phase: str, cost: CostModel) -> GraphRecord | None:
+    def _pin(self, graph: fx.Graph, cost: CostModel) -> None:
+        """Tie what the passes decided, so that Inductor keeps it."""
+        decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
+        # Sends and receives hang in another order than the program's, whoever schedules.
+        if not decided and not launches_show_that_ranks_differ(graph):
+            return
+        if inductor_compat.can_pin_order():
+            pin.pin_order(graph, cost)
+        else:
+            log.warning("This torch has no control_dependencies: Inductor may move launches back.")
+
+    def _run(
+        self, graph: fx.Graph, phase: str, graph_id: str, cost: CostModel
+    ) -> GraphRecord | None:
         """Run the passes, as this rank's job has settled or settles now."""
-        graph_id = f"{dynamo.compile_id()}:{phase}"
 
         def run(graph: fx.Graph, plan: LaunchPlan | None, keep: bool) -> GraphRecord | None:
             return run_passes(

@@ -33,7 +33,7 @@ def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any
     merged = {**config.mode_options(mode), **given}
     key = "post_grad_custom_post_pass"
     if merged.get(key) is None and config.get_config(key) is None:
-        look_only = Attachment(options=PassOptions(passes=(), schedule="off"))
+        look_only = Attachment(PassOptions(passes=(), schedule="off"), observes=True)
         merged[key] = attach(look_only)[1]
     return merged
 
@@ -78,6 +78,28 @@ def config_patches(
     if own.schedule != "off":
         patches.update(take_ownership(patches))
     return patches
+
+
+def taken_off(inductor: Mapping[str, Any]) -> tuple[PassOptions | None, dict[str, Any]]:
+    """Our options that ``options()`` has put among Inductor's, and these as the user gave them to it.
+
+    None where there are none; what only looks at graphs is taken off too.
+    """
+    left = dict(inductor)
+    found: PassOptions | None = None
+    for side in ("pre", "post"):
+        key = f"post_grad_custom_{side}_pass"
+        attachment = getattr(left.get(key), "attachment", None)
+        if not isinstance(attachment, Attachment):
+            continue
+        chained = attachment.chain_pre if side == "pre" else attachment.chain_post
+        left.pop(key)
+        if chained is not None:
+            left[key] = chained
+        if not attachment.observes:
+            found = attachment.options
+            left["reorder_for_locality"] = attachment.locality
+    return found, left
 
 
 def _as_one(given: Any) -> Any:

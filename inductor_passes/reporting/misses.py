@@ -21,10 +21,11 @@ FIRST = "first time"
 UNKNOWN = "nothing of its key that is known has changed"
 
 
-def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], phase: str) -> CacheRecord:
+def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], graph_id: str) -> CacheRecord:
     """Compare the key of a graph that is compiled now with that of its last compile, and keep it.
 
     ``graph``: as our passes get it. ``ours``: what they add to its key; None is what forbids to keep it in a cache.
+    ``graph_id``: its name in this process.
     """
     local, remote, off = map(
         config.get_config, ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
@@ -35,7 +36,7 @@ def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], phase: str) -> C
         return CacheRecord("off", tuple(f"{name} has no uuid()" for name in without))
     parts = {**ours, **_of_torch(graph)}
     now = {name: _digest(str(value)) for name, value in parts.items()}
-    name = _digest(_name(phase))
+    name = _digest(_name(graph_id))
     last = recorder.kept("keys", name)
     recorder.keep("keys", name, now)
     if not isinstance(last, dict):
@@ -60,11 +61,11 @@ def _of_torch(graph: fx.Graph) -> dict[str, str]:
     }
 
 
-def _name(phase: str) -> str:
+def _name(graph_id: str) -> str:
     """What is the same of a graph in every run of a program, also when its lines or sizes change."""
     function = dynamo.frame_in_work()[1].partition(":")[0]
     rank = c10d.global_rank() if c10d.world_size() else 0
-    return f"{sys.argv[:1]} {function} {dynamo.compile_id()} {phase} {rank}"
+    return f"{sys.argv[:1]} {function} {graph_id} {rank}"
 
 
 def _digest(text: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from inductor_passes.files import folder as record_folder
 from inductor_passes.records import CacheRecord, GraphRecord
+from inductor_passes.reporting import graph_ids
 from inductor_passes.reporting.logs import log_graph
 from inductor_passes.reporting.subscribers import Subscribers
 from inductor_passes.torch_compat import caches
@@ -118,7 +119,9 @@ def kept(kind: str, name: str) -> Any:
 
 
 def publish_cached(
-    rename: Callable[[GraphRecord], str] = lambda record: record.graph_id,
+    rename: Callable[[GraphRecord], str] = lambda record: graph_ids.in_this_process(
+        record.graph_id
+    ),
     cache: str = "torch's cache",
 ) -> list[GraphRecord]:
     """Publish, and return, the records of graphs that came from ``cache`` since the last call.

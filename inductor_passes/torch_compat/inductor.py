@@ -60,12 +60,14 @@ def compile_fx(
     example_inputs: Any,
     inner_compile: Callable[..., Any],
     patches: Mapping[str, Any],
+    region: str | None = None,
 ) -> Callable[..., Any]:
-    """Stock's entry for backends. Seen in 2.11 to 2.15."""
+    """Stock's entry for backends. ``region``: the compile's name in torch's logs, from 2.12 on. Seen in 2.11 to 2.15."""
     from torch._inductor.compile_fx import compile_fx as stock
 
+    named: dict[str, Any] = {} if region is None else {"compile_region_name": region}
     compiled: Any = stock(
-        gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches)
+        gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches), **named
     )
     return compiled
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,17 @@ def run_on_local_tensors(
         results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
     flat = results if isinstance(results, (list, tuple)) else [results]
     return [[tensor._local_tensors[rank] for tensor in flat] for rank in range(world_size)]
+
+
+def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in 2.11 to 2.15."""
+    from torch._guards import detect_fake_mode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    prop = FakeTensorProp(gm, detect_fake_mode(inputs))
+    mode: Any = prop._mode
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+    prop.propagate_dont_convert_inputs(*fake)
 
 
 class _Reached(Exception):

@@ -3,6 +3,7 @@
 
 def snapshot():
     """Identities and contents, so that an equal but other object shows up as a difference."""
+    import torch
     import torch.compiler.config as compiler_config
     from torch._dynamo import guards
     from torch._dynamo.backends import registry
@@ -30,6 +31,7 @@ def snapshot():
     sharding = (OpDispatcher, ShardingPropagator, DecompShardingStrategy)
     classes = {
         *sharding,
+        torch._TorchCompileInductorWrapper,
         guards.GuardBuilder,
         CompiledFxGraph,
         DTensor,

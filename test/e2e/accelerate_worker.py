@@ -81,6 +81,12 @@ def in_the_graph(accelerator, module):
     return torch.compile(module, backend="dynamo_dist", fullgraph=True), list(module.parameters())
 
 
+def by_its_plugin_alone():
+    """Its DDP, its plugin, and no word of ours but that inductor is to be ours."""
+    dynamo_dist.enable(inductor=True)
+    return accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor"))
+
+
 def by_its_plugin():
     options = inductor_passes.options()
     return accelerator(dynamo_plugin=TorchDynamoPlugin(backend="inductor", options=options))
@@ -92,8 +98,9 @@ def accelerator(**kwargs):
     return Accelerator(cpu=True, **kwargs)
 
 
-# DDP itself breaks a graph; inside of it is nothing to launch.
+# Without trackers DDP itself breaks a graph, and inside of it is nothing to launch.
 WAYS = {
+    "accelerate's plugin while inductor is ours": (by_its_plugin_alone, prepared, False, True),
     "accelerate's plugin with our passes": (by_its_plugin, prepared, True, False),
     "a compiled module in DDP": (accelerator, compiled_inside, False, False),
     "data parallel in the graph": (accelerator, in_the_graph, False, True),
@@ -109,6 +116,7 @@ for name, (make, place, has_breaks, has_launches) in WAYS.items():
     )
     got = train(make(), place)
     unsubscribe()
+    dynamo_dist.disable()
     compiled, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
     launches = sum(len(graph.collectives) for graph in graphs.values())
     close = [torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(got, expected, strict=True)]

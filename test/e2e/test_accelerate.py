@@ -1,4 +1,4 @@
-"""accelerate's training loop on two real ranks, in three ways: the numbers of its own in eager."""
+"""accelerate's training loop on two real ranks, in four ways: the numbers of its own in eager."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -43,7 +43,16 @@ EXTENSIONS = (
     ("dynamo_dist.sharding", "register_strategy"),
     ("dynamo_dist.trackers", "trace_instead"),
 )
+WITHOUT_A_BACKEND = (
+    ("dynamo_dist", "enable"),
+    ("dynamo_dist", "disable"),
+    ("inductor_passes", "install"),
+    ("inductor_passes", "uninstall"),
+    ("inductor_passes", "options"),
+    ("inductor_passes", "communication_pass"),
+)
 VARIABLES = {
+    config.INDUCTOR: 'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the first `torch.compile` on; the same on all ranks.',
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
     config.AGREEMENT_SECONDS: "How long a rank waits for others to compile the same graph; 0 settles nothing: the program's order, nothing merged.",
     plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
@@ -103,9 +112,9 @@ def _below(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
                 yield from _below(sub)
 
 
-def extensions() -> Iterator[tuple[str, str]]:
-    """The functions by which packages of others add something, as they are called, and what each does."""
-    for module, name in EXTENSIONS:
+def calls(functions: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Functions as they are called, and what each does."""
+    for module, name in functions:
         function = getattr(importlib.import_module(module), name)
         parameters = inspect.signature(function).parameters.values()
         bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
@@ -152,7 +161,8 @@ def render() -> dict[str, str]:
         logs=LOG_NAMES,
         artifacts=ARTIFACTS,
         plugin_group=registry.PLUGIN_GROUP,
-        extensions=extensions(),
+        extensions=calls(EXTENSIONS),
+        without_a_backend=calls(WITHOUT_A_BACKEND),
         errors={
             "dynamo_dist.errors": errors(dynamo_dist.errors),
             "inductor_passes.errors": errors(inductor_passes.errors),

@@ -42,6 +42,18 @@ def test_kept_and_not_kept():
     assert order_kept(moved, GATHERS) is False
 
 
+def test_a_second_wait_of_a_launch_is_no_other_order():
+    twice = GATHERS.replace(
+        "        buf9 = buf4",
+        "        torch.ops._c10d_functional.wait_tensor.default(buf4)\n        buf9 = buf4",
+    )
+    assert read_order(twice).count("wait 1") == 2
+    assert order_kept(EXPECTED, twice) is True
+    assert order_kept([*EXPECTED, "wait 1"], GATHERS) is True
+    late = ["launch all_gather 0", "launch all_gather 0", "wait 0", "kernel", "wait 1", "kernel"]
+    assert order_kept(late, twice) is False
+
+
 def test_kernels_do_not_count_where_their_number_changed():
     without = GATHERS.replace("extern_kernels.addmm", "triton_addmm")
     assert order_kept(EXPECTED, without) is True

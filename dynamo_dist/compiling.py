@@ -1,0 +1,85 @@
+"""Compile one Dynamo graph: Inductor with our passes, and what goes around the code that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from dynamo_dist.config import DistConfig, agreement_seconds, digest
+
+if TYPE_CHECKING:
+    from inductor_passes.pass_options import PassOptions
+
+
+def register_switches() -> None:
+    """Let option ``disable`` take what this package does beside the passes."""
+    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD
+    from dynamo_dist.run.gradients import DIRECT_GRADIENTS
+    from inductor_passes.pass_options import register_switch
+
+    register_switch(DIRECT_GRADIENTS)
+    register_switch(BELOW_AUTOGRAD)
+
+
+def compile_frame(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    own: PassOptions,
+    inductor: Mapping[str, Any],
+    region: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph by configuration of this compile alone: our options and Inductor's.
+
+    ``region``: the compile's name in torch's logs.
+    """
+    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
+    from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct
+    from dynamo_dist.run.guards import lighten
+    from dynamo_dist.run.inputs import merge_inputs
+    from dynamo_dist.trace.randomness import replicas
+    from inductor_passes.agree.graph import frame_of_graph
+    from inductor_passes.attach.compile import compile_split
+    from inductor_passes.graph.source_lines import add_library
+
+    add_library(__file__)  # this package's functions are traced in the place of torch's
+    example_inputs = merge_inputs(gm, example_inputs, lighten())
+
+    def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
+            replicas.forget()
+            compiled = compile_split(
+                gm,
+                inputs,
+                own,
+                inductor,
+                around=lambda: below_autograd(BELOW_AUTOGRAD not in own.disable),
+                region=region,
+            )
+            replicas.check(agreement_seconds(), frame_of_graph())
+            return compiled
+
+    if own.plan == "off":
+        return compile_(gm, example_inputs)
+    return _compile_repaired(gm, example_inputs, compile_, own)
+
+
+def _compile_repaired(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_: Callable[..., Callable[..., Any]],
+    own: PassOptions,
+) -> Callable[..., Any]:
+    from dynamo_dist.sharding.plan.prices import prices_of
+    from dynamo_dist.sharding.plan.repair import compile_repaired
+    from dynamo_dist.torch_compat.dynamo import compiler
+
+    return compile_repaired(
+        gm,
+        inputs,
+        compile_,
+        prices_of(own.topology, inputs),
+        f"{digest(DistConfig.from_env())} {compiler.cache_key_tag()}",
+        None if own.plan == "repair" else own.plan,
+    )

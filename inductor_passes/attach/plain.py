@@ -1,0 +1,115 @@
+"""Graphs of Dynamo's that cannot communicate, whatever AOTAutograd makes of them: our passes have nothing to do there.
+
+Collectives come into a graph by an operator that launches, by a tensor whose operations launch (DTensor, other
+subclasses), or by something that nobody can look into. A graph that has none of these is plain; what is not known
+counts as none. So a plain graph can be left to torch, with the code and the cache entries that torch has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import BuiltinFunctionType, BuiltinMethodType
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_passes import registry
+from inductor_passes.torch_compat import c10d, operators
+
+# Operators of torch whose kernels, formulas and derivatives launch nothing.
+_NAMESPACES = frozenset("aten inductor prims profiler quantized rngprims".split())
+# Higher-order operators that run the graphs they are given, or a kernel; the graphs are looked into.
+_HIGHER_ORDER = frozenset(
+    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map hints_wrapper"
+    " inline_asm_elementwise invoke_subgraph map map_impl out_dtype scan tag_activation_checkpoint"
+    " triton_kernel_wrapper_functional triton_kernel_wrapper_mutation while_loop while_loop_stack_output wrap"
+    " wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled".split()
+)
+_MODULES = (
+    "_operator",
+    "builtins",
+    "math",
+    "torch._C",
+    "torch._VF",
+    "torch._functorch",
+    "torch._jit_internal",
+    "torch._refs",
+    "torch._tensor",
+    "torch.amp",
+    "torch.fft",
+    "torch.functional",
+    "torch.fx.experimental",
+    "torch.linalg",
+    "torch.nn.functional",
+    "torch.random",
+    "torch.special",
+)
+_NO_TENSORS = (
+    *(int, float, complex, str, torch.SymInt, torch.SymFloat, torch.SymBool, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+
+
+def is_plain(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> bool:
+    """Return whether no pass can want anything of a graph as Dynamo traced it, or of those inside it.
+
+    Without a process group every graph is plain. Where a registered pass works on graphs without collectives
+    (``needs_collectives = False``), none is.
+    """
+    if any(not pass_.needs_collectives for pass_ in registry.ordered_passes()):
+        return False
+    if c10d.default_group() is None:
+        return True
+    graphs = (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
+    return all(map(_is_plain_value, inputs)) and all(
+        _is_plain_node(node, gm) for graph in graphs for node in graph.nodes
+    )
+
+
+def _is_plain_node(node: fx.Node, gm: fx.GraphModule) -> bool:
+    found = [node.meta[key] for key in ("example_value", "val") if key in node.meta]
+    if not all(map(_is_plain_value, found)):
+        return False
+    if node.op == "call_module":
+        owner = node.graph.owning_module or gm
+        return isinstance(owner.get_submodule(str(node.target)), fx.GraphModule)
+    return node.op != "call_function" or _is_plain_target(node.target)
+
+
+def _is_plain_target(target: Any) -> bool:
+    if (namespace := operators.namespace(target)) is not None:
+        return namespace in _NAMESPACES
+    if (name := operators.higher_order_name(target)) is not None:
+        return name in _HIGHER_ORDER
+    module = getattr(target, "__module__", None)
+    if module is None:  # a method of a type of torch's, or one of its functions in C
+        return isinstance(target, (BuiltinFunctionType, BuiltinMethodType)) or hasattr(
+            target, "__objclass__"
+        )
+    if "distributed" in module:
+        return False
+    return module == "torch" or any(
+        module == known or module.startswith(f"{known}.") for known in _MODULES
+    )
+
+
+def _is_plain_value(value: object) -> bool:
+    return all(
+        not operators.wraps_tensors(each)
+        if isinstance(each, torch.Tensor)
+        else isinstance(each, _NO_TENSORS)
+        for each in _leaves(value)
+    )
+
+
+def _leaves(value: object) -> Iterator[object]:
+    if isinstance(value, torch.Size):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(list(value.values()))
+    else:
+        yield value
