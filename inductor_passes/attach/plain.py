@@ -1,8 +1,8 @@
 """Graphs of Dynamo's that cannot communicate, whatever AOTAutograd makes of them: our passes have nothing to do there.
 
 Collectives come into a graph by an operator that launches, by a tensor whose operations launch (DTensor, other
-subclasses), or by something that nobody can look into. A graph that has none of these is plain; what is not known
-counts as none. So a plain graph can be left to torch, with the code and the cache entries that torch has for it.
+subclasses), or by something that nobody can look into. A graph that has none of these is plain; what is not known is not.
+So a plain graph can be left to torch, with the code and the cache entries that torch has for it.
 """
 
 from __future__ import annotations
