@@ -12,7 +12,7 @@ import torch._dynamo.config as _dynamo_config
 import torch._dynamo.variables.builder as _builder
 import torch._dynamo.variables.higher_order_ops as _higher_order_ops
 import torch.distributed._composable_state as _composable_state
-from torch._dynamo.eval_frame import DisableContext, OptimizedModule
+from torch._dynamo.eval_frame import DisableContext, OptimizeContext, OptimizedModule
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
@@ -65,17 +65,17 @@ def on_module_compiled(
 
     def in_place(stock: Any) -> Any:
         @functools.wraps(stock)
-        def compile(self: Any, *args: Any, **kwargs: Any) -> None:
-            stock(self, *args, **kwargs)
-            if wanted(self):
-                made = functools.partial(torch.compile, **kwargs)
-                self._compiled_call_impl = either(self, self._compiled_call_impl, made)
+        def call(self: Any, fn: Any) -> Any:
+            found = stock(self, fn)
+            of_module = getattr(fn, "__func__", None) is torch.nn.Module._call_impl
+            return either(fn.__self__, found, self) if of_module and wanted(fn.__self__) else found
 
-        return compile
+        return call
 
     return [
         WrapAttribute(OptimizedModule, "_initialize", wrapping),
-        WrapAttribute(torch.nn.Module, "compile", in_place),
+        # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may have come.
+        WrapAttribute(OptimizeContext, "__call__", in_place),
     ]
 
 

@@ -11,6 +11,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import dynamo_dist
+from inductor_passes.attach.compile import graph_passes_only
+
 pytestmark = pytest.mark.usefixtures("enabled")
 
 
@@ -191,6 +194,19 @@ def test_a_compiled_block_under_an_eager_root_is_left_to_the_root(mesh):
     sharded(model, mesh["tp"])
     model(torch.ones(2, 8)).sum().backward()
     assert {} in graphs.counts and all(not each for each in graphs.counts)
+
+
+def test_a_module_whose_compile_enables_the_plugin(mesh):
+    """``backend="dynamo_dist"`` enables where it is looked up, and that is within ``Module.compile``."""
+    model = sharded(Model(), mesh["tp"])
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    dynamo_dist.disable()
+    model.compile(backend="dynamo_dist", fullgraph=True)
+    assert dynamo_dist.is_enabled()
+    with graph_passes_only(), torch.no_grad():
+        model(torch.ones(2, 8))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_a_group_of_modules_is_whole_until_all_have_run(mesh):
