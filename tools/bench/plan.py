@@ -211,7 +211,7 @@ def planning(
         seconds["model_planned_ms"] = made.planned_us[0] / 1e3
         with tempfile.NamedTemporaryFile(suffix=".json") as kept:
             name = repair.fingerprint(gm, inputs)
-            repair.file.save(kept.name, {name: repair.file.StoredPlan.of(made)})
+            repair.file.save_plan(kept.name, {name: repair.file.StoredPlan.of(made)})
             start = time.process_time()
             repair.find_plan(gm, inputs, name, StockPrices(), "", kept.name)
             seconds["cached_s"] = time.process_time() - start
