@@ -11,7 +11,13 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
-from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
+from inductor_passes.graph.collectives import (
+    group_size,
+    launches,
+    output_bytes,
+    payload_bytes,
+    waits_of,
+)
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
 from inductor_passes.graph.numbers import MEMBERS, numbers_of
 from inductor_passes.graph.order import relink
@@ -19,7 +25,11 @@ from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional
 HELD = 4
-_MERGED = (c10d.all_reduce.default, c10d.all_gather_into_tensor.default)
+_MERGED = (
+    c10d.all_reduce.default,
+    c10d.all_gather_into_tensor.default,
+    c10d.reduce_scatter_tensor.default,
+)
 
 
 class MergeTiny(Rewrite):
@@ -89,25 +99,34 @@ def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
     """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last of them."""
     last = bucket[-1]
     gathers = last.target is c10d.all_gather_into_tensor.default
+    scatters = last.target is c10d.reduce_scatter_tensor.default
+    ranks = group_size(last) if gathers or scatters else 1
     shapes = [static_shape(launch.args[0]) or () for launch in bucket]
     sizes = [math.prod(shape) for shape in shapes]
+    # What each rank gets of a payload to be scattered stands in a row of its own.
+    rows = [ranks, -1] if scatters else [-1]
     with graph.inserting_before(last):
         flat = [
-            emit(graph, aten.reshape.default, (launch.args[0], [-1]), launch) for launch in bucket
+            emit(graph, aten.reshape.default, (launch.args[0], rows), launch) for launch in bucket
         ]
-        payload = emit(graph, aten.cat.default, (flat,), last)
+        payload = emit(graph, aten.cat.default, (flat, 1) if scatters else (flat,), last)
+        if scatters:
+            payload = emit(graph, aten.reshape.default, (payload, [-1]), last)
         launched = emit(graph, last.target, (payload, *last.args[1:]), last)  # type: ignore[arg-type]
         launched.meta[MEMBERS] = numbers_of(bucket)
         arrived = emit(graph, c10d.wait_tensor.default, (launched,), last)
-        ranks = 1
         if gathers:
-            ranks = last.args[1]  # type: ignore[assignment]
             arrived = emit(graph, aten.view.default, (arrived, [ranks, sum(sizes)]), last)
+        parts = [size // ranks for size in sizes] if scatters else sizes
         split = aten.split_with_sizes.default
-        pieces = emit(graph, split, (arrived, sizes, 1 if gathers else 0), last)
+        pieces = emit(graph, split, (arrived, parts, 1 if gathers else 0), last)
         for i, launch in enumerate(bucket):
             piece = emit(graph, operator.getitem, (pieces, i), launch)
-            shape = [ranks * shapes[i][0], *shapes[i][1:]] if gathers else list(shapes[i])
+            shape = list(shapes[i])
+            if gathers:
+                shape[0] *= ranks
+            elif scatters:
+                shape[0] //= ranks
             result = emit(graph, aten.reshape.default, (piece, shape), launch)
             wait = waits_of(launch)[0]
             replace(wait, result, name)

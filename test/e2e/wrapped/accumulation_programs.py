@@ -60,36 +60,36 @@ def reduced_each_time():
 @program(2)
 def synchronised_last():
     # Reduced each time: a graph does not keep whole gradients between calls.
-    resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED, merged=False, again=True)
+    resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED, again=True)
 
 
 @program(2)
 def synchronised_last_eager_first():
-    resharding().train(micro_batches(sync_last, "ec"), merged=False, again=True)
+    resharding().train(micro_batches(sync_last, "ec"), again=True)
 
 
 @program(2)
 def synchronised_last_compiled_first():
-    resharding().train(micro_batches(sync_last, "ce"), merged=False, again=True)
+    resharding().train(micro_batches(sync_last, "ce"), again=True)
 
 
 @program(2)
 def last_backward_said():
-    resharding().train(micro_batches(say_last, "ec"), optimizer=adamw, merged=False, again=True)
+    resharding().train(micro_batches(say_last, "ec"), optimizer=adamw, again=True)
 
 
 @program(4)
 def all_reduced_last_eager_first():
     step = micro_batches(all_reduce_last, "ec")
-    hybrid().train(step, merged=False, again=True)
+    hybrid().train(step, again=True)
 
 
 @program(4)
 def all_reduced_last_compiled_first():
     step = micro_batches(all_reduce_last, "ce")
-    train(sharded(mesh=grid()), step=step, dtype=torch.float64, merged=False, again=True)
+    train(sharded(mesh=grid()), step=step, dtype=torch.float64, again=True)
 
 
 @program(4)
 def all_reduced_last():
-    hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED, merged=False, again=True)
+    hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED, again=True)

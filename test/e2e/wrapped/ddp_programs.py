@@ -62,17 +62,17 @@ def no_sync(calls):
 
 @program(2)
 def not_averaged_at_first():
-    averaged().train(no_sync("cc"), mixed=MIXED, merged=False, again=True)
+    averaged().train(no_sync("cc"), mixed=MIXED, again=True)
 
 
 @program(2)
 def not_averaged_at_first_and_eager():
-    averaged().train(no_sync("ec"), merged=False, again=True)
+    averaged().train(no_sync("ec"), again=True)
 
 
 @program(2)
 def not_averaged_at_first_and_compiled():
-    averaged().train(no_sync("ce"), merged=False, again=True)
+    averaged().train(no_sync("ce"), again=True)
 
 
 @program(2)
@@ -87,7 +87,7 @@ def not_averaged_within_no_sync():
         side.optimizer.step()
         return first + second
 
-    averaged().train(step, optimizer=adamw, mixed=MIXED, merged=False, again=True)
+    averaged().train(step, optimizer=adamw, mixed=MIXED, again=True)
 
 
 @functools.cache

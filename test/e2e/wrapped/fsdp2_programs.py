@@ -48,7 +48,6 @@ def summed_in_float32():
     train(
         sharded(mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32)),
         tolerance=2e-2,
-        merged=False,
     )
 
 
@@ -75,12 +74,12 @@ def inputs_are_not_cast():
         side.optimizer.step()
         return loss
 
-    train(lambda model: fully_shard(model, mesh=line(), mp_policy=policy), step=step, merged=False)
+    train(lambda model: fully_shard(model, mesh=line(), mp_policy=policy), step=step)
 
 
 @program(4)
 def hybrid():
-    train(sharded(mesh=grid()), unequal=True, mixed=MIXED, merged=False)
+    train(sharded(mesh=grid()), unequal=True, mixed=MIXED)
 
 
 @program(4)
@@ -89,7 +88,6 @@ def hybrid_summed_in_float64():
     train(
         sharded(mesh=grid(), mp_policy=policy, reshard_after_forward=False),
         optimizer=adamw,
-        merged=False,
     )
 
 
@@ -106,9 +104,7 @@ def tensor_parallel(plan):
 @program(4)
 def tensor_parallel_inside():
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    train(
-        tensor_parallel(plan), data_rank=grid()["outer"].get_local_rank(), mixed=MIXED, merged=False
-    )
+    train(tensor_parallel(plan), data_rank=grid()["outer"].get_local_rank(), mixed=MIXED)
 
 
 class NormedBlock(nets.Block):
@@ -138,7 +134,6 @@ def sequence_parallel_inside():
         lambda: nets.Net(Gathered),
         data_rank=grid()["outer"].get_local_rank(),
         optimizer=adamw,
-        merged=False,
     )
 
 
@@ -167,7 +162,7 @@ def parameters_on_two_meshes():
 
         return sharded(shard_placement_fn=placement)(model)
 
-    train(wrap, mixed=MIXED, merged=False)
+    train(wrap, mixed=MIXED)
 
 
 class Tied(nets.Net):
@@ -196,7 +191,7 @@ def one_linear_in_two_blocks():
     def wrap(model):
         return fully_shard(model, mesh=line())
 
-    train(wrap, Shared, optimizer=adamw, merged=False)
+    train(wrap, Shared, optimizer=adamw)
 
 
 @program(2)
@@ -210,13 +205,12 @@ def frozen():
     def only_trained(params):
         return sgd([p for p in params if p.requires_grad])
 
-    train(sharded(), net, optimizer=only_trained, mixed=MIXED, merged=False)
+    train(sharded(), net, optimizer=only_trained, mixed=MIXED)
 
 
 @program(4)
 def uneven_rows_and_empty_shards():
-    # Passes that change launches are off where shards differ: each parameter is gathered by itself.
-    sides = train(sharded(), nets.uneven, mixed=MIXED, unequal=True, merged=False)
+    sides = train(sharded(), nets.uneven, mixed=MIXED, unequal=True)
     empty = [p for p in sides[1].model.parameters() if p.to_local().numel() == 0]
     assert bool(empty) == (dist.get_rank() == 3)
 
@@ -245,7 +239,6 @@ def ignored():
     train(
         wrap,
         optimizer=lambda params: sgd([p for p in params if isinstance(p, DTensor)]),
-        merged=False,
     )
 
 
@@ -255,7 +248,7 @@ def a_list_of_modules_in_one_group():
         fully_shard(list(model.blocks), mesh=line())
         return fully_shard(model, mesh=line())
 
-    train(wrap, lambda: nets.Net(blocks=2), dtype=torch.float64, mixed=MIXED, merged=False)
+    train(wrap, lambda: nets.Net(blocks=2), dtype=torch.float64, mixed=MIXED)
 
 
 @program(2)

@@ -129,6 +129,7 @@ def compiled_in_place():
         side.call = side.model
         return plain(side, x, i)
 
+    # The backend by its name runs here as traced, behind the passes.
     train(sharded(), step=step, dtype=torch.float64, merged=False)
 
 
@@ -183,7 +184,7 @@ def lists_and_dictionaries_of_parameters():
                 x = torch.tanh(x @ weight)
             return x * self.named["scale"] + sum(p.square().sum() for p in self.parameters()) / 100
 
-    train(lambda model: fully_shard(model, mesh=line()), Lists, unequal=True, merged=False)
+    train(lambda model: fully_shard(model, mesh=line()), Lists, unequal=True)
 
 
 @program(2)
@@ -191,10 +192,9 @@ def lengths_that_change():
     def step(side, x, i):
         return plain(side, batch(i, rows=3 + i % 4), i)
 
-    # Sizes of a kind of its own, of which other ranks may see others: no launches are merged.
     torch._dynamo.reset()  # and of which lengths were seen before
     with torch._dynamo.config.patch(automatic_dynamic_shapes=True):
-        train(sharded(), step=step, graphs=2, mixed=(2,), merged=False)
+        train(sharded(), step=step, graphs=2, mixed=(2,))
 
 
 @program(2)
@@ -203,6 +203,5 @@ def whole_gradients_kept_gathered():
         sharded(reshard_after_forward=False),
         step=micro_batches(sync_last, "ece"),
         unequal=True,
-        merged=False,
         again=True,
     )

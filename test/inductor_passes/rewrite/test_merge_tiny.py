@@ -53,6 +53,17 @@ def test_gathers(on_all_ranks):
     assert len(launches(graph)) == 1
 
 
+def test_scattered_sums(on_all_ranks):
+    def scattered(x):
+        return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", 4, "0"))
+
+    def program(rank, x, y):
+        return scattered(x * (rank + 1)) + 1, scattered(y).reshape(3, 1) * 2
+
+    _, graph, _ = on_all_ranks(MergeTiny(), program, [8, 3], [12], exact=False)
+    assert len(launches(graph)) == 1
+
+
 def test_a_launch_that_needs_another_is_not_merged_with_it(on_all_ranks):
     def program(rank, x):
         return reduced(x / reduced(x.abs().sum()))
