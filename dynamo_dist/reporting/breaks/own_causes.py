@@ -106,6 +106,12 @@ OWN: tuple[Cause, ...] = (
         ),
     ),
     Cause(
+        name="dtensor_subclass",
+        kind=r"^Tensor of a subclass of DTensor$",
+        why="A graph makes DTensors and knows nothing of a class that derives from it.",
+        fix="y = compiled(DTensor.from_local(x.to_local(), x.device_mesh, x.placements))",
+    ),
+    Cause(
         name="branches_with_gradients",
         kind=r"^torch\.cond over DTensors that require gradients$",
         why=(

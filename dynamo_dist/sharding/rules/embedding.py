@@ -49,9 +49,8 @@ def of_own_rows(stock: calls.Strategy) -> calls.Strategy:
     decide = strategy(forward)
 
     def by_layout(schema: types.OpSchema) -> Any:
-        weight, indices = (
-            each.strategies[0].output_spec.placements for each in schema.args_schema[:2]
-        )
+        tables: Any = schema.args_schema[:2]
+        weight, indices = (each.strategies[0].output_spec.placements for each in tables)
         if (layout := layout_of_own_rows(weight, indices)) is not None:
             raise Decompose(functools.partial(look_up, *layout))
         return decide(schema)

@@ -18,6 +18,7 @@ from dynamo_dist.trace.dtensor import (
     inside_operators,
     loss_parallel,
     regions,
+    subclasses,
     unused_outputs,
     views,
 )
@@ -45,6 +46,7 @@ def changes(config: DistConfig) -> list[Change]:
         *implicit_replication.changes(),
         *inside_operators.changes(),
         *regions.changes(),
+        *subclasses.changes(),
         *unused_outputs.changes(),
         *outputs.keep_first_symbols(),
         *equal_meshes.equal_meshes_are_one(),
