@@ -34,6 +34,7 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
+    from dynamo_dist.run import shared_memory
     from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
     from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct
     from dynamo_dist.run.guards import lighten
@@ -44,6 +45,7 @@ def compile_frame(
     from inductor_passes.graph.source_lines import add_library
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
+    shared_memory.check(gm, example_inputs)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

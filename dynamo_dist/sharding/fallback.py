@@ -57,6 +57,8 @@ def instead(
         if isinstance(cause, Decompose):
             return cause.function(*args, **kwargs)
         cause = cause.__cause__
+    if op._schema.name == "aten::set_":
+        raise error  # takes over the other tensor's memory, as no gathered tensor has it
     if torch.Tag.nondeterministic_seeded in op.tags:
         if op._schema.name.endswith("_") and not is_pending(args[0]):
             return draw_in_place(op, args, kwargs)

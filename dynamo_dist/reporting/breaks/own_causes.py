@@ -106,6 +106,33 @@ OWN: tuple[Cause, ...] = (
         ),
     ),
     Cause(
+        name="dtensor_subclass",
+        kind=r"^Tensor of a subclass of DTensor$",
+        why="A graph makes DTensors and knows nothing of a class that derives from it.",
+        fix="y = compiled(DTensor.from_local(x.to_local(), x.device_mesh, x.placements))",
+    ),
+    Cause(
+        name="branches_with_gradients",
+        kind=r"^torch\.cond over DTensors that require gradients$",
+        why=(
+            "Both branches are computed and one result is taken, so that ranks launch alike: what is infinite in the branch "
+            "that is not taken would make its gradient NaN."
+        ),
+        fix="y = torch.cond(condition, one, other, (x.to_local(),))    # where branches need no other rank",
+    ),
+    Cause(
+        name="loop_over_dtensors",
+        kind=r"^while_loop over DTensors$",
+        why="How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
+        fix="n, y = while_loop(condition, body, (n, x.to_local()))    # where the body needs no other rank",
+    ),
+    Cause(
+        name="dtensor_copied",
+        kind=r"^Copy of a DTensor that requires gradients$",
+        why="The copy would be a leaf that collects gradients, which a compiled function cannot make.",
+        fix="y = copy.deepcopy(x)    # outside\nz = compiled(x, y)\n# or, inside\ny = x.detach().clone()",
+    ),
+    Cause(
         name="from_local_run_check",
         kind=r"^DTensor\.from_local with run_check$",
         why="The check compares Python objects that all ranks send, which no graph can hold.",

@@ -61,6 +61,7 @@ OF_ANY_PART = (
     reduction.BESIDE,
 )
 WRAPPED = (
+    embedding.WRAPPED,
     masked_gather.WRAPPED,
     nll_loss.WRAPPED,
     partial.WRAPPED,

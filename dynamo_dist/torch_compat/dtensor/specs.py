@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.distributed import get_process_group_ranks
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpStrategy
 from torch.distributed.tensor._ops._math_ops import _NormPartial
@@ -71,6 +71,14 @@ def own_part_of_index(
     outside = mask.mask_buffer.data
     assert outside is not None
     return own, outside
+
+
+def own_length(size: int, mesh: DeviceMesh, mesh_dim: int) -> int:
+    """How much of a dimension of ``size`` this rank has when it is cut over one mesh dimension."""
+    length, _ = Shard.local_shard_size_and_offset(
+        size, mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim)
+    )
+    return length
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:

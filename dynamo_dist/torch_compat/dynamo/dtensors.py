@@ -12,6 +12,7 @@ import torch.distributed.device_mesh as _device_mesh
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable
@@ -93,6 +94,22 @@ def is_tensor_of(tracker: Any, cls: type) -> bool:
     """Return whether it tracks a tensor of this class."""
     tracker = realized(tracker)
     return isinstance(tracker, TensorVariable) and isinstance(fake_tensor(tracker), cls)
+
+
+def holds_tensor_of(tracker: Any, cls: type) -> bool:
+    """Return whether it tracks a tensor of this class, or a collection that holds one."""
+    return any(isinstance(each, cls) for each in _tensors_of(tracker))
+
+
+def holds_gradients(tracker: Any) -> bool:
+    """Return whether it tracks a tensor that requires gradients, or a collection that holds one."""
+    return any(each.requires_grad for each in _tensors_of(tracker))
+
+
+def _tensors_of(tracker: Any) -> list[Any]:
+    found: list[Any] = []
+    VariableTracker.visit(lambda each: found.append(realized(each)), tracker)
+    return [fake_tensor(each) for each in found if isinstance(each, TensorVariable)]
 
 
 def requires_grad(tracker: Any) -> bool:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import outputs
+from dynamo_dist.torch_compat.aot import equal_meshes, outputs
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, redistribution
 from dynamo_dist.torch_compat.dynamo import dtensors
 from dynamo_dist.trace.dtensor import (
     attributes,
+    branches,
     construction,
+    copies,
     debug,
     distribution,
     implicit_replication,
     inside_operators,
     loss_parallel,
+    regions,
+    subclasses,
     unused_outputs,
     views,
 )
-from dynamo_dist.trace.trackers import creation
+from dynamo_dist.trace.trackers import creation, reduce_op
 
 
 def changes(config: DistConfig) -> list[Change]:
@@ -27,15 +31,25 @@ def changes(config: DistConfig) -> list[Change]:
         *views.changes(),
         *attributes.changes(),
         *construction.changes(),
+        *branches.changes(),
+        *copies.changes(),
         *distribution.changes(),
         *dtensors.on_construction(
-            {**construction.CONSTRUCTED, **debug.CONSTRUCTED, **creation.CONSTRUCTED}
+            {
+                **construction.CONSTRUCTED,
+                **debug.CONSTRUCTED,
+                **creation.CONSTRUCTED,
+                **reduce_op.CONSTRUCTED,
+            }
         ),
         *loss_parallel.changes(),
         *implicit_replication.changes(),
         *inside_operators.changes(),
+        *regions.changes(),
+        *subclasses.changes(),
         *unused_outputs.changes(),
         *outputs.keep_first_symbols(),
+        *equal_meshes.equal_meshes_are_one(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),
         *redistribution.search_decompositions_apart(),

@@ -57,3 +57,56 @@ def test_eager_modes_is_the_same_after_a_trace(table):
     pending = looked_up(table, 0, 7, 1)
     assert is_right(torch.compile(program, backend="aot_eager", fullgraph=True)(table), 7, 2, 0)
     assert is_right(pending.full_tensor(), 0, 7, 1)
+
+
+def test_returned_from_a_graph(table):
+    compiled = torch.compile(
+        lambda t: looked_up(t, 7, 2, 0) * 2, backend="aot_eager", fullgraph=True
+    )
+    assert is_right(compiled(table).full_tensor() / 2, 7, 2, 0)
+
+
+def test_two_pending_at_once(table):
+    def program(table):
+        return (looked_up(table, 7, 2, 0) + looked_up(table, 1, 1, 6)).full_tensor()
+
+    expected = sum(
+        torch.stack([ROWS[row] * (row < 4) for row in rows]) for rows in ((7, 2, 0), (1, 1, 6))
+    )
+    for call in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        assert torch.equal(call(table), expected)
+
+
+def test_reduced_twice(table):
+    def program(table):
+        pending = looked_up(table, 7, 2, 0)
+        return pending.full_tensor(), pending.redistribute(placements=[Shard(1)]).to_local()
+
+    for call in (program, torch.compile(program, backend="aot_eager", fullgraph=True)):
+        whole, part = call(table)
+        assert is_right(whole, 7, 2, 0)
+        assert part.shape == (3, 1)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_rows_sharded_over_two_mesh_dimensions(rank):
+    """Seven rows over two by two: 2, 2, 2 and 1."""
+    with fake_group(4, rank=rank):
+        mesh = init_device_mesh("cpu", (2, 2))
+        rows = ROWS[:7]
+        table = distribute_tensor(rows, mesh, [Shard(0), Shard(0)], src_data_rank=None)
+        index = distribute_tensor(
+            torch.arange(7), mesh, [Replicate(), Replicate()], src_data_rank=None
+        )
+        found = F.embedding(index, table)
+        mine = torch.arange(7) // 2 == rank
+        assert torch.equal(found.to_local(), rows * mine[:, None])
+
+
+def test_ranks_without_rows():
+    """Two rows on four ranks."""
+    with fake_group(4, rank=3):
+        mesh = init_device_mesh("cpu", (4,))
+        table = distribute_tensor(ROWS[:2], mesh, [Shard(0)], src_data_rank=None)
+        index = distribute_tensor(torch.tensor([1, 0, 1]), mesh, [Replicate()], src_data_rank=None)
+        assert torch.equal(F.embedding(index, table).to_local(), torch.zeros(3, 2))

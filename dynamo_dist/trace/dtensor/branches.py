@@ -1,0 +1,80 @@
+"""``torch.cond`` and ``while_loop`` over DTensors.
+
+Stock has no rule for DTensors in a branch. Here both branches are traced and one result is taken: whatever they launch,
+all ranks launch it. A loop breaks the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+
+
+def both(
+    condition: Any, one: Callable[..., Any], other: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    """Traced: what ``torch.cond`` gives."""
+    if isinstance(condition, DTensor):
+        condition = condition.full_tensor()
+    return pytree.tree_map(lambda a, b: taken(condition, a, b), one(*operands), other(*operands))
+
+
+def taken(condition: Any, one: Any, other: Any) -> Any:
+    """Traced: one of two results, laid out as the first."""
+    if not isinstance(one, DTensor):
+        return torch.where(condition, one, other)
+    if other.placements != one.placements:
+        other = other.redistribute(one.device_mesh, one.placements)
+    local = torch.where(condition, one.to_local(), other.to_local())
+    return DTensor.from_local(
+        local,
+        one.device_mesh,
+        one.placements,
+        run_check=False,
+        shape=one.shape,
+        stride=one.stride(),
+    )
+
+
+def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 4 or kwargs:
+        return None
+    condition, operands = args[0], args[3]
+    if not any(dtensors.holds_tensor_of(each, DTensor) for each in (condition, operands)):
+        return None
+    if not dtensors.is_tensor_of(condition, torch.Tensor):
+        return None  # a number or a bool, which stock decides while tracing
+    if torch.is_grad_enabled() and dtensors.holds_gradients(operands):
+        building.graph_break(
+            "torch.cond over DTensors that require gradients",
+            "torch.cond",
+            "Both branches are computed and one result is taken: what is infinite in the other would make gradients NaN.",
+            "Give it local tensors, x.to_local(), or compute under torch.no_grad().",
+        )
+    return building.call_traced(tx, both, args, {})
+
+
+def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if any(dtensors.holds_tensor_of(each, DTensor) for each in [*args, *kwargs.values()]):
+        building.graph_break(
+            "while_loop over DTensors",
+            "torch.while_loop",
+            "How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
+            "Give it local tensors, x.to_local().",
+        )
+    return None
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes for branches and loops."""
+    return [
+        *trackers.on_function(torch.ops.higher_order.cond, _cond),
+        *trackers.on_function(torch.ops.higher_order.while_loop, _while),
+    ]

@@ -1,0 +1,24 @@
+"""``dist.ReduceOp(...)`` while tracing: an object of constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from dynamo_dist.torch_compat.dynamo import building
+
+
+def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The op that these constants make; None leaves others to stock."""
+    if len(args) != 1 or kwargs:
+        return None
+    try:
+        value = building.python_object(args[0])
+    except NotImplementedError:
+        return None
+    return building.build_unchanging(tx, dist.ReduceOp(value))
+
+
+CONSTRUCTED: dict[type, Callable[..., Any]] = {dist.ReduceOp: _made}
