@@ -45,7 +45,7 @@ def compile_frame(
     from inductor_passes.graph.source_lines import add_library
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
-    shared_memory.check(gm, example_inputs)
+    shared_memory.check(gm)
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

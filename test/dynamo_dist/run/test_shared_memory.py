@@ -1,48 +1,53 @@
-"""A DTensor and its local tensor given to one compiled function."""
+"""A DTensor and a plain tensor of the same memory: written by a graph that is given both."""
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 
 import dynamo_dist
-from dynamo_dist.errors import DTensorError
-from inductor_passes.testing import fake_group
+from dynamo_dist.testing import fake_mesh
+
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
-@pytest.fixture
-def x():
-    with fake_group(2), dynamo_dist.enabled():
-        mesh = init_device_mesh("cpu", (2,))
-        yield distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None)
+def run(program):
+    """The DTensor behind it; its local tensor is given beside it."""
+    torch._dynamo.reset()
+    with fake_mesh(2) as mesh, torch.no_grad():
+        local = torch.ones(4)
+        placed = DTensor.from_local(local, mesh, [Replicate()], run_check=False)
+        torch.compile(program, backend="dynamo_dist", fullgraph=True)(placed, local)
+    return local
 
 
-def compiled(function):
-    return torch.compile(function, backend="dynamo_dist", fullgraph=True)
-
-
-def writing(x, local):
+def of_the_plain(placed, local):
     local.add_(1)
-    return x * 2
+    return placed + 1
 
 
-def reading(x, local):
-    return x * 2, local + 1
+def of_the_dtensor(placed, local):
+    placed += 1
+    return local * 2
 
 
-def test_written_is_refused(x):
-    with pytest.raises(Exception, match="of the same memory") as caught:
-        compiled(writing)(x, x._local_tensor)
-    assert isinstance(getattr(caught.value, "inner_exception", caught.value), DTensorError)
+def of_a_view(placed, local):
+    local[1:].mul_(2)
+    return placed + 1
 
 
-def test_read_is_fine(x):
-    with torch._inductor.config.patch(fallback_by_default=True):
-        one, other = compiled(reading)(x, x._local_tensor)
-    assert torch.equal(one.to_local(), other)
+def of_something_else(placed, local):
+    fresh = local * 2
+    fresh += 1
+    return placed + 1, fresh
 
 
-def test_other_memory_is_fine(x):
-    with torch._inductor.config.patch(fallback_by_default=True):
-        found = compiled(writing)(x, torch.zeros(2, 2))
-    assert torch.equal(found.to_local(), torch.full((2, 2), 2.0))
+@pytest.mark.parametrize("program", [of_the_plain, of_the_dtensor, of_a_view])
+def test_a_write_is_refused(program):
+    with pytest.raises(Exception, match="a DTensor and a plain tensor of the same memory") as error:
+        run(program)
+    assert "x.to_local()" in str(error.value)
+    assert dynamo_dist.is_enabled()
+
+
+def test_a_write_to_other_memory_is_none():
+    assert run(of_something_else).tolist() == [1, 1, 1, 1]
