@@ -371,18 +371,22 @@ class FunctionTracker(VariableTracker):
 
 
 def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
-    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards."""
+    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards.
+
+    Answers add up: the one that came last is asked first.
+    """
     table = VariableBuilder._id_dispatch()
 
     def wrap(builder: Any, value: Any) -> Any:
-        del table[id(function)]
+        change.undo()
         try:
             stock = builder._wrap(value)
         finally:
-            table[id(function)] = wrap
+            change.apply()
         return FunctionTracker(value, answer, stock, source=builder.source)
 
-    return [SetItem(table, id(function), wrap, of=function)]
+    change = SetItem(table, id(function), wrap, of=function)
+    return [change]
 
 
 def on_values(
