@@ -94,7 +94,7 @@ def test_tracing_on_fake_ranks(tmp_path):
     assert (found["dp"], found["tp"], found["layers"]) == (2, 8, 2)
     # 9 weights a layer, embedding, last norm and head, each gathered over dp; and the logits. Fewer, merged.
     assert 2 <= found["launches_by_kind"]["all_gather"] <= 9 * 2 + 3 + 1
-    assert 2 <= found["launches_by_kind"]["reduce_scatter"] <= 9 * 2 + 3
+    assert 1 <= found["launches_by_kind"]["reduce_scatter"] <= 9 * 2 + 3
     # Over tp: two a layer in the forward cannot be merged, for each needs the one before.
     assert found["launches_by_kind"]["all_reduce"] >= 2 * 2
     assert set(found["graphs"]) == {"forward", "backward"}
