@@ -24,7 +24,7 @@ from inductor_passes.graph.order import relink
 from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional
-HELD = 4
+HELD = 4  # times tiny_bytes: what one launch may gather
 _MERGED = (
     c10d.all_reduce.default,
     c10d.all_gather_into_tensor.default,

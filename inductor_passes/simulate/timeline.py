@@ -37,7 +37,7 @@ class Timeline:
     exposed_by_launch: Mapping[str, float]
     peak_bytes: int
     memory: tuple[tuple[float, int], ...]
-    live_bytes: tuple[int, ...] = ()
+    live_bytes: tuple[int, ...]
 
     def record(self) -> TimelineRecord:
         """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the collectives' records."""

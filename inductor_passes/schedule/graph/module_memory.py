@@ -8,7 +8,7 @@ could do neither.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 
@@ -16,6 +16,7 @@ from torch import fx
 from torch.distributed.fsdp import FSDPModule
 
 from inductor_passes.graph.collectives import input_tensors, kind, output_bytes, tensor_bytes
+from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.memory import memory_owners
 
 
@@ -27,10 +28,10 @@ class _Module:
     reductions: list[tuple[int, int]] = field(default_factory=list)
 
 
-def runtime_bytes(graph: fx.Graph, live: Sequence[int]) -> int | None:
+def runtime_bytes(graph: fx.Graph, timeline: Callable[[], Timeline]) -> int | None:
     """Bytes (local) by which FSDP2's peak is above that of the program's order; None if the graph gathers for none of its modules.
 
-    ``live[i]``: bytes alive at node i in the program's order.
+    ``timeline`` simulates the graph; it is called where there is such a module.
     """
     modules = _modules(graph)
     if not any(module.gathers for module in modules):
@@ -56,6 +57,7 @@ def runtime_bytes(graph: fx.Graph, live: Sequence[int]) -> int | None:
             hold(size, position + 1, last)
         packed = sum(size for _, size in module.reductions)
         hold(packed, last, len(graph.nodes) if after is None else after.reductions[-1][0])
+    live = timeline().live_bytes
     peak = max(before + more for before, more in zip(live, accumulate(change), strict=False))
     return max(0, peak - max(live))
 
@@ -72,7 +74,7 @@ def _modules(graph: fx.Graph) -> list[_Module]:
             last[owner] = max(last[owner], i)
     found: dict[str, _Module] = defaultdict(_Module)
     for i, node in enumerate(nodes):
-        does = kind(node) if node.op == "call_function" else ""
+        does = kind(node)
         if does not in ("all_gather", "reduce_scatter") or (path := _sharded_module(node)) is None:
             continue
         if does == "all_gather":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import fx
 
@@ -22,7 +23,7 @@ from inductor_passes.schedule.model.problem import MERGED_OPS, Problem
 from inductor_passes.schedule.model.solution import Solution
 from inductor_passes.schedule.solver.solve import solve
 from inductor_passes.schedule_options import ScheduleOptions
-from inductor_passes.simulate import simulate
+from inductor_passes.simulate import Timeline, simulate
 
 # A graph that gains less is not worth another order.
 LEAST_GAIN = 0.01
@@ -138,40 +139,51 @@ class ScheduleGraph(GraphPass):
 
     def _best(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
         """A solution, and why it is not worth being applied, or ""."""
-        before = simulate(graph, self.cost)
+        before = functools.cache(functools.partial(simulate, graph, self.cost))
         extra = self.options.extra_memory_bytes
         if extra is None:
-            runtime = runtime_bytes(graph, before.live_bytes)
+            runtime = runtime_bytes(graph, before)
             extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
-        cap = before.peak_bytes + max(extra, self.options.extra_memory_ratio * before.peak_bytes)
-        # The problem prices the copies of buckets by their bytes alone, and not their memory; the graph shows both.
-        for bucket, allowed in self._attempts(extra):
-            solution = self.solve(extracted.problem, bucket=bucket, extra_bytes=allowed)
+        solution = self._merged(graph, extracted, extra, before) if self.options.bucket else None
+        if solution is None:
+            solution = self.solve(extracted.problem, bucket=False, extra_bytes=extra)
             check_schedule(extracted.problem, solution.schedule)
-            if not solution.buckets or self._pays(graph, extracted, solution, cap):
-                break
         gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
         if gain < LEAST_GAIN:
             return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
         return solution, ""
 
-    def _attempts(self, extra: int) -> Iterator[tuple[bool, int]]:
-        """Whether to merge, within how much memory: smaller buckets where large ones do not pay, at last none."""
-        if self.options.bucket:
-            yield from ((True, extra // part) for part in (1, 2, 4))
-        yield False, extra
+    def _merged(
+        self, graph: fx.Graph, extracted: Extracted, extra: int, before: Callable[[], Timeline]
+    ) -> Solution | None:
+        """A solution whose buckets, if it has any, pay and fit in the graph; None if there is none.
 
-    def _pays(
-        self, graph: fx.Graph, extracted: Extracted, solution: Solution, cap_bytes: float
-    ) -> bool:
-        """Return whether a solution saves time and keeps to the memory, seen on a copy of the graph."""
+        The problem prices the copies of buckets by their bytes alone, and not their memory; the graph shows both.
+        Where those of large buckets do not fit, smaller ones are tried.
+        """
+        for part in (1, 2, 4):
+            solution = self.solve(extracted.problem, bucket=True, extra_bytes=extra // part)
+            check_schedule(extracted.problem, solution.schedule)
+            if not solution.buckets:
+                return solution
+            peak = before().peak_bytes
+            after = self._applied(graph, extracted, solution)
+            if not self._pays(solution, after):
+                return None
+            if after.peak_bytes <= peak + max(extra, self.options.extra_memory_ratio * peak):
+                return solution
+        return None
+
+    def _applied(self, graph: fx.Graph, extracted: Extracted, solution: Solution) -> Timeline:
+        """A solution as it runs, seen on a copy of the graph."""
         trial = copy.deepcopy(graph)
         twin = dict(zip(graph.nodes, trial.nodes, strict=True))
         nodes = tuple(None if node is None else twin[node] for node in extracted.nodes)
         self.apply(trial, dataclasses.replace(extracted, nodes=nodes), solution)
-        after = simulate(trial, self.cost)
-        gain = 1 - after.makespan_us / solution.original_makespan_us
-        return gain >= LEAST_GAIN and after.peak_bytes <= cap_bytes
+        return simulate(trial, self.cost)
+
+    def _pays(self, solution: Solution, after: Timeline) -> bool:
+        return 1 - after.makespan_us / solution.original_makespan_us >= LEAST_GAIN
 
 
 def _exposed(
