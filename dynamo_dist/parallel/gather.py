@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,6 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
 
 from dynamo_dist.torch_compat import wrappers
 
@@ -67,24 +62,35 @@ class Gather:
         The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner of
         a compiled function gathers again instead. Eager autograd keeps it in either case.
         """
-        again = self.shard is not None and self.reshard_after_forward
-        if again and torch.is_grad_enabled() and torch.compiler.is_compiling():
-            if wrappers.CHECKPOINT_REACHES_INSIDE:
-                return checkpoint(self._read, param, use_reentrant=False)
-            return checkpoint(self._read, param, use_reentrant=False, context_fn=_gather_again)
-        return self._read(param)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
-        return self
-
-    def _read(self, param: torch.Tensor) -> torch.Tensor:
         local = param.to_local() if isinstance(param, DTensor) else param
-        whole: torch.Tensor = _Whole.apply(local, self)
+        if torch.compiler.is_compiling():
+            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, *self._settings())
+        else:
+            whole = _Whole.apply(local, self)
         was = self.tensor_parallel
         if was is None or local is param:  # where a program wants local tensors, it has put one
             return whole
         return DTensor.from_local(
             whole, was.mesh, was.placements, run_check=False, shape=was.shape, stride=was.stride
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
+        return self
+
+    def _settings(self) -> tuple[Any, ...]:
+        """The arguments of the operator, behind the tensor."""
+        shard, replicate = self.shard, self.replicate
+        return (
+            self.rows,
+            None if shard is None else shard.name,
+            1 if shard is None else shard.size,
+            None if replicate is None else replicate.name,
+            1 if replicate is None else replicate.size,
+            self.param_dtype,
+            self.reduce_dtype,
+            self.reshard_after_forward,
+            self.dim,
+            self.divide,
         )
 
     def whole(self, local: torch.Tensor) -> torch.Tensor:
@@ -166,8 +172,43 @@ def cast_floating(dtype: torch.dtype, values: Any) -> Any:
     )
 
 
-def _recompute(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_RECOMPUTE
+# In a function that Dynamo traces a gather is one operator: a model has hundreds, and tracing into each is slow.
+# AOTAutograd sees what the operator does.
+_library = torch.library.Library("dynamo_dist_parallel", "DEF")
+_library.define(
+    "gather(Tensor local, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"
+    " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, float? divide) -> Tensor"
+)
 
 
-_gather_again = functools.partial(create_selective_checkpoint_contexts, _recompute)
+def _gather(
+    local: torch.Tensor,
+    rows: int,
+    shard: str | None,
+    shard_size: int,
+    replicate: str | None,
+    replicate_size: int,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+    reshard_after_forward: bool,
+    dim: int,
+    divide: float | None,
+) -> torch.Tensor:
+    gather = Gather(
+        rows,
+        None if shard is None else Ranks(shard, shard_size),
+        None if replicate is None else Ranks(replicate, replicate_size),
+        param_dtype,
+        reduce_dtype,
+        reshard_after_forward,
+        None,
+        dim,
+        divide,
+    )
+    again = gather.shard is not None and reshard_after_forward
+    with wrappers.recomputed() if again else contextlib.nullcontext():
+        whole: torch.Tensor = _Whole.apply(local, gather)
+    return whole
+
+
+_library.impl("gather", _gather, "CompositeImplicitAutograd")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import torch._higher_order_ops.wrap as _wrap
+import contextlib
+from collections.abc import Iterator
+
+import torch.fx.traceback as _traceback
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointPolicy
 
 OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
-# Whether checkpointing in a compiled function marks what autograd functions do inside; seen from 2.12 on.
-# A torch before needs a context_fn for that, of which it warns at every compile.
-CHECKPOINT_REACHES_INSIDE = hasattr(_wrap, "_always_prefer_recompute")
 
 
 def joined_mesh(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
@@ -22,3 +23,18 @@ def joined_mesh(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
 def strided_shard(dim: int, split_factor: int) -> _StridedShard:
     """Shard ``dim`` of what an inner mesh dimension has already split into ``split_factor`` parts."""
     return _StridedShard(dim, split_factor=split_factor)
+
+
+@contextlib.contextmanager
+def recomputed() -> Iterator[None]:
+    """What AOTAutograd traces in the block is not kept for backward, which computes it again, as in a checkpoint."""
+    known = _traceback.get_current_meta()
+    before = known.get("recompute")
+    known["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    try:
+        yield
+    finally:
+        if before is None:
+            known.pop("recompute", None)
+        else:
+            known["recompute"] = before

@@ -6,7 +6,7 @@ what this file imports needs it, or a user's program does; it goes then too:
 - what asks ``HAS_OPAQUE_TYPES`` or ``TRACES_PLACEMENTS`` (``dynamo/opaque.py``), true from 2.12 on
 - ``_REFUSES_SYMBOLIC_FACTORS`` (``dtensor/placements.py``), true from 2.13 on
 - hashes and comparisons of trackers that later torches ask by other names (``dynamo/trackers.py``, ``dynamo/calls.py``)
-- ``CHECKPOINT_REACHES_INSIDE`` (``wrappers.py``), true from 2.12 on, and ``fake_group_fills_results`` (``testing.py``)
+- ``fake_group_fills_results`` (``testing.py``), true from 2.12 on
 """
 
 from __future__ import annotations
