@@ -6,10 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
 import preloaded
+import pytest
 
 pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parent
