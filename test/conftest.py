@@ -1,4 +1,4 @@
-"""What all tests share: programs on real ranks, records made by hand."""
+"""What all tests share: programs on real ranks, compiles cut short, records made by hand."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 
+from inductor_passes.attach.compile import graph_passes_only
 from inductor_passes.records import (
     CollectiveRecord,
     FigureRecord,
@@ -19,6 +20,8 @@ from inductor_passes.records import (
     SpanRecord,
     TimelineRecord,
 )
+from inductor_passes.reporting import recorder
+from inductor_passes.torch_compat import inductor as inductor_compat
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -96,34 +99,26 @@ def without_kernels(monkeypatch):
         yield
 
 
+def make_timeline(start_us, gather_us, peak_bytes):
+    """A gather that starts then, and two products: one from 0 to 100 us, one behind the gather."""
+    end = start_us + gather_us
+    return TimelineRecord(
+        spans=(
+            SpanRecord("tp", "all_gather", "all_gather", start_us, gather_us),
+            SpanRecord("compute", "mm", "compute", 0.0, 100.0),
+            SpanRecord("compute", "wait_all_gather", "wait", 100.0, end - 100.0),
+            SpanRecord("compute", "mm_1", "compute", end, 50.0),
+        ),
+        makespan_us=end + 50.0,
+        compute_us=150.0,
+        communication_us=gather_us,
+        exposed_us=end - 100.0,
+        peak_bytes=peak_bytes,
+    )
+
+
 def make_graph(**changes):
     """A gather that waits for nothing, then two matrix products: the second pass hides the gather."""
-    before = TimelineRecord(
-        spans=(
-            SpanRecord("compute", "mm", "compute", 0.0, 100.0),
-            SpanRecord("tp", "all_gather", "all_gather", 100.0, 80.0),
-            SpanRecord("compute", "wait_all_gather", "wait", 100.0, 80.0),
-            SpanRecord("compute", "mm_1", "compute", 180.0, 50.0),
-        ),
-        makespan_us=230.0,
-        compute_us=150.0,
-        communication_us=80.0,
-        exposed_us=80.0,
-        peak_bytes=3 << 20,
-    )
-    after = TimelineRecord(
-        spans=(
-            SpanRecord("tp", "all_gather", "all_gather", 0.0, 120.0),
-            SpanRecord("compute", "mm", "compute", 0.0, 100.0),
-            SpanRecord("compute", "wait_all_gather", "wait", 100.0, 20.0),
-            SpanRecord("compute", "mm_1", "compute", 120.0, 50.0),
-        ),
-        makespan_us=170.0,
-        compute_us=150.0,
-        communication_us=120.0,
-        exposed_us=20.0,
-        peak_bytes=4 << 20,
-    )
     fields = {
         "graph_id": "0/0:forward",
         "phase": "forward",
@@ -149,8 +144,8 @@ def make_graph(**changes):
                 exposed_after_us=20.0,
             ),
         ),
-        "before": before,
-        "after": after,
+        "before": make_timeline(100.0, 80.0, 3 << 20),
+        "after": make_timeline(0.0, 120.0, 4 << 20),
         "order": ("launch all_gather tp", "kernel", "wait 0", "kernel"),
         "order_kept": True,
         "warnings": ("fuse failed and was left out",),
@@ -162,3 +157,28 @@ def make_graph(**changes):
 @pytest.fixture
 def graph():
     return make_graph
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """The records of graphs; compiles stop after the graph passes."""
+    found = []
+    # In 2.11 the ties of the order cannot run uncompiled.
+    monkeypatch.setattr(inductor_compat, "can_pin_order", lambda: False)
+    unsubscribe = recorder.subscribe(found.append)
+    with graph_passes_only():
+        yield found
+    unsubscribe()
+
+
+@pytest.fixture
+def by_stock(monkeypatch):
+    """The Inductor options of graphs that torch compiles by itself."""
+    found = []
+
+    def compile_fx(gm, inputs, config_patches=None, **how):
+        found.append(config_patches)
+        return gm.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    return found

@@ -4,7 +4,7 @@
     python tools/in_graphs.py                      # run every row and write the page, some ten minutes on 2 cores
     python tools/in_graphs.py --only 'embedding'   # some rows; the others keep what the file of results says
     python tools/in_graphs.py --page               # the page anew from the file of results
-    python tools/in_graphs.py --only maps --check FOLDER   # run, write nothing, and say what is not as in the file
+    python tools/in_graphs.py --only maps --check  # run, say what is at fault, and write nothing
 
 Exits with 1 if a row of ours is wrong, hangs or fails without saying why, or if stock passes one that ours does not.
 """
@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from members.page import counted, faults, page
 from members.row import known
 from members.run import SIDES, results, run
@@ -32,13 +33,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run rows and write what they came to; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", default="", metavar="REGEX", help="rows by name or section")
-    parser.add_argument("--side", action="append", choices=SIDES, help="run these alone")
+    parser.add_argument(
+        "--side",
+        action="append",
+        choices=SIDES,
+        help="run these alone, with --folder of a run of the others",
+    )
     parser.add_argument("--folder", type=Path, help="keep what ranks wrote there")
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--check", action="store_true", help="write neither results nor the page")
     options = parser.parse_args(argv)
-
-    import torch
 
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
     if not options.page:
@@ -57,8 +61,7 @@ def main(argv: list[str] | None = None) -> int:
                 if side in each:
                     print(f"{name}, {side}: {each[side]['class']} {each[side]['why'][:300]}")
         if options.check:
-            print("\n".join(faults(found)))
-            return 1 if faults(found) else 0
+            return _print_all(faults(found))
         merged = kept["rows"] | found
         kept = {
             "torch": torch.__version__.partition("+")[0],
@@ -67,8 +70,13 @@ def main(argv: list[str] | None = None) -> int:
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     PAGE.write_text(page(kept))
     print(counted(kept["rows"]))
-    print("\n".join(faults(kept["rows"])))
-    return 1 if faults(kept["rows"]) else 0
+    return _print_all(faults(kept["rows"]))
+
+
+def _print_all(problems: list[str]) -> int:
+    """Print problems; returns the exit status."""
+    print("\n".join(problems))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ from dynamo_dist.benchmark import variants
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.torch_compat import first_compile
-from inductor_passes.attach.compile import graph_passes_only
 from inductor_passes.errors import OptionError
-from inductor_passes.reporting import recorder
-from inductor_passes.torch_compat import inductor as inductor_compat
 
 
 @pytest.fixture
@@ -28,17 +25,6 @@ def stock(torch_tables):
     inductor_passes.uninstall()
 
 
-@pytest.fixture
-def records(monkeypatch):
-    found = []
-    # In 2.11 the ties of the order cannot run uncompiled.
-    monkeypatch.setattr(inductor_compat, "can_pin_order", lambda: False)
-    unsubscribe = recorder.subscribe(found.append)
-    with graph_passes_only():
-        yield found
-    unsubscribe()
-
-
 def step(x, w, mesh):
     """The mesh's members are ours to trace."""
     return (x @ w).redistribute(placements=[Replicate()]).to_local() * mesh.get_group().size()
@@ -49,10 +35,10 @@ def inputs(mesh):
     return x, DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)], run_check=False), mesh
 
 
-def test_a_program_is_traced_by_our_trackers_and_gets_the_passes(records, mesh):
+def test_a_program_is_traced_by_our_trackers_and_gets_the_passes(graphs, mesh):
     dynamo_dist.enable(inductor=True)
     torch.compile(step, fullgraph=True)(*inputs(mesh["tp"]))
-    (graph,) = records
+    (graph,) = graphs
     assert [c.kind for c in graph.collectives] == ["all_reduce"]
 
 
@@ -189,14 +175,7 @@ def test_stock_is_stock_in_a_comparison(stock):
     assert not dynamo_dist.is_enabled() and not stock()
 
 
-def test_plain_graphs_stay_torchs(mesh, monkeypatch):
-    compiled = []
-
-    def compile_fx(gm, inputs, config_patches=None, **how):
-        compiled.append(config_patches)
-        return gm.forward
-
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+def test_plain_graphs_stay_torchs(mesh, by_stock):
     with dynamo_dist.enabled(inductor={"schedule": "off"}):
         torch.compile(torch.relu)(torch.ones(2))
-    assert compiled == [{}]
+    assert by_stock == [{}]

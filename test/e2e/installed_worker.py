@@ -5,6 +5,7 @@ Kernels are Python (``tools/fuzzing/without_cpp.py``), but for FlexAttention's, 
 
 import contextlib
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import dynamo_dist
 import inductor_passes
-from inductor_passes.reporting import recorder
+from inductor_passes.reporting.recorder import records_of_block
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -38,22 +39,6 @@ WIDTH, ROWS, STEPS = 16, 8, 3
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-
-
-@contextlib.contextmanager
-def graphs():
-    """Records of the graphs that the passes see in the block."""
-    found = []
-    unsubscribe = recorder.subscribe(found.append)
-    try:
-        yield found
-    finally:
-        unsubscribe()
-
-
-@contextlib.contextmanager
-def nothing():
-    yield
 
 
 @contextlib.contextmanager
@@ -113,14 +98,14 @@ def by_eager():
 
 def stock_trains_and_no_pass_runs():
     ours = model()
-    with graphs() as found:
+    with records_of_block() as found:
         close(train(ours, torch.compile(ours)), by_eager())
     assert found == []
 
 
 def whole_model_trains(passes=installed):
     ours = model()
-    with passes(), graphs() as found:
+    with passes(), records_of_block() as found:
         fast = torch.compile(ours, backend="inductor", fullgraph=True)
         close(train(ours, fast), by_eager())
     assert {graph.phase for graph in found} == {"forward", "backward"}
@@ -135,7 +120,7 @@ def whole_model_trains_with_the_plugin():
 def regions_compiled_in_place_train():
     """As torchtitan compiles: each block by itself, with Inductor's options."""
     ours = model()
-    with installed(), graphs() as found:
+    with installed(), records_of_block() as found:
         for block in ours:
             block.compile(backend="inductor", fullgraph=True, options={"max_autotune": False})
         close(train(ours, ours), by_eager())
@@ -154,7 +139,7 @@ def fully_sharded_blocks_train():
         return blocks
 
     reference, ours = made(), made()
-    with dynamo_dist.enabled(inductor=True), graphs() as found:
+    with dynamo_dist.enabled(inductor=True), records_of_block() as found:
         for block in ours:
             block.compile(fullgraph=True)
         close(train(ours, ours), train(reference, reference))
@@ -163,11 +148,9 @@ def fully_sharded_blocks_train():
 
 def lengths(x, w, v):
     """Two gathers and a sum over ranks, whose best order depends on the length of the batch."""
-    whole = (
-        fc.all_gather_single(w, 0, mesh.get_group())
-        if hasattr(fc, "all_gather_single")
-        else (fc.all_gather_tensor(w, 0, mesh.get_group()))
-    )
+    # Newer torch has another name for it.
+    gather = getattr(fc, "all_gather_single", None) or fc.all_gather_tensor
+    whole = gather(w, 0, mesh.get_group())
     other = fc.all_reduce(v, "sum", mesh.get_group())
     return (x @ x.t()) @ (x @ whole), other * 2, (x @ other).sum(0)
 
@@ -175,7 +158,7 @@ def lengths(x, w, v):
 def ranks_of_other_lengths():
     """Rank 1 has another batch in each call and compiles more often than rank 0."""
     w, v = drawn(WIDTH // 2, WIDTH, seed=rank), drawn(WIDTH, WIDTH, seed=2 + rank)
-    with installed(), graphs() as found:
+    with installed(), records_of_block() as found:
         fast = torch.compile(lengths)
         for call in range(4):
             x = drawn(8 if rank == 0 else 12 + 4 * call, WIDTH, seed=10 * call + rank)
@@ -194,14 +177,14 @@ def of_all_ranks(mine):
 def launch_alike(graphs):
     """All graphs of all ranks have one order of launches."""
     mine = {tuple(e for e in graph.order if e.startswith("launch")) for graph in graphs}
-    (orders, theirs) = of_all_ranks(mine)
-    assert len(orders | theirs) == 1, (orders, theirs)
+    one, other = of_all_ranks(mine)
+    assert len(one | other) == 1, (one, other)
 
 
 def pass_lists_on_ranks_of_other_lengths():
     """Graphs that Dynamo has not made, each rank's of another length, as another compiler hands them over."""
     w, v = drawn(WIDTH // 2, WIDTH, seed=rank), drawn(WIDTH, WIDTH, seed=2 + rank)
-    with graphs() as found:
+    with records_of_block() as found:
         for call in range(2):
             x = drawn(8 + 40 * rank + call, WIDTH, seed=rank)
             gm = make_fx(lengths, tracing_mode="fake")(x, w, v)
@@ -228,7 +211,7 @@ def caches_mix_nothing():
 
     seen = []
     with fresh_cache():
-        for passes in (nothing, installed, nothing, installed):
+        for passes in (nullcontext, installed, nullcontext, installed):
             with passes():
                 seen.append((hits(lengths, x, w, v), hits(plain, x)))
     assert seen == [(0, 0), (0, 1), (1, 1), (1, 1)], seen
@@ -243,7 +226,7 @@ def attention(q, w):
 
 def flex_attention_beside_a_launch():
     q, w = drawn(1, 2, 128, WIDTH, seed=rank), drawn(WIDTH, WIDTH, seed=5)
-    with torch.no_grad(), installed(), graphs() as found:
+    with torch.no_grad(), installed(), records_of_block() as found:
         close([torch.compile(attention, fullgraph=True)(q, w)], [attention(q, w)])
     assert [len(graph.collectives) for graph in found] == [1]
     assert found[0].order_kept
@@ -268,7 +251,7 @@ def main():
             continue
         torch.compiler.reset()
         try:
-            with without_cpp() if scenario in IN_PYTHON else nothing():
+            with without_cpp() if scenario in IN_PYTHON else nullcontext():
                 scenario()
         except Exception as error:
             failed = True

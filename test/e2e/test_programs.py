@@ -1,9 +1,7 @@
 """Real programs on real gloo ranks, forward and backward: one graph, and on each rank as in eager."""
 
-import json
 from pathlib import Path
 
-import preloaded
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -21,35 +19,16 @@ GRAPHS = ["megatron_mlp:graphs", "ring_exchange:graphs"]
 MODELS = ["llama:aot_eager", "qwen3:aot_eager", "mixtral:aot_eager"]
 
 
-def run_ranks(ranks, cases, folder, timeout_s):
-    """What each rank says of each case; all are gone when this returns. One without a result fails, with the log."""
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    arguments = [str(folder), *cases]
-    preloaded.run_ranks(WORKER, ranks, arguments, variables, folder=folder, timeout_s=timeout_s)
-    found = []
-    for rank in range(ranks):
-        file = folder / f"{rank}.json"
-        results = json.loads(file.read_text()) if file.exists() else {}
-        lost = f"rank {rank} has no result: {(folder / f'rank{rank}.log').read_text()[-3000:]}"
-        found.append({case: results.get(case, lost) for case in cases})
-    return found
+@pytest.fixture(scope="module")
+def hand_written(cases_on_ranks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hand_written")
+    return cases_on_ranks(WORKER, 3, HAND_WRITTEN + GRAPHS, folder, timeout=240)
 
 
 @pytest.fixture(scope="module")
-def hand_written(tmp_path_factory):
-    return run_ranks(3, HAND_WRITTEN + GRAPHS, tmp_path_factory.mktemp("hand_written"), 240)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(cases_on_ranks, tmp_path_factory):
     pytest.importorskip("transformers")
-    return run_ranks(2, MODELS, tmp_path_factory.mktemp("models"), 240)
+    return cases_on_ranks(WORKER, 2, MODELS, tmp_path_factory.mktemp("models"), timeout=240)
 
 
 @pytest.mark.parametrize("case", HAND_WRITTEN)

@@ -1,20 +1,15 @@
 """The table of DTensor programs: the page says what the file of results says, and rows are as they were."""
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import in_graphs
+import pytest
 from members.page import faults, page
 from members.row import known
 from members.run import results, run
 
 KEPT = json.loads(in_graphs.RESULTS.read_text())
-# One or two of each section, which once were wrong or an error.
+# One or two of most sections.
 SAMPLE = (
     "embedding_returned",
     "embeddings_pending_at_once",

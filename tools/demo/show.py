@@ -17,11 +17,11 @@ from rich.table import Table
 from dynamo_dist.benchmark import table as benchmark_table
 from dynamo_dist.benchmark.records import VariantResult, over_ranks
 
-# fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
 TITLES = benchmark_table.TITLES | {
     "stock_blocks": "stock, block by block",
     "data_parallel": "data_parallel",
 }
+# fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
 TOLERANCE = 1e-5
 
 
@@ -73,10 +73,10 @@ def _ours_to_stock(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     def times(name: str, what: str) -> list[float]:
         return slowest([rank["variants"][name][what] for rank in ranks])
 
-    def to(name: str) -> float:
-        return statistics.median(ratios(times("ours", "step_ms"), times(name, "step_ms")))
+    def to(name: str) -> list[float]:
+        return ratios(times("ours", "step_ms"), times(name, "step_ms"))
 
-    steps = ratios(times("ours", "step_ms"), times("stock", "step_ms"))
+    steps = to("stock")
     names = ranks[0]["variants"]
     gradients = {name: statistics.median(times(name, "forward_backward_ms")) for name in names}
     found = {
@@ -84,7 +84,7 @@ def _ours_to_stock(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "ratio_ours_to_stock": statistics.median(steps),
         "ratio_quartiles": quartiles(steps),
         "forward_backward_ms": gradients,
-        "ratio_ours_to": {name: to(name) for name in names if name != "ours"},
+        "ratio_ours_to": {name: statistics.median(to(name)) for name in names if name != "ours"},
     }
     if predicted := ranks[0].get("predicted"):
         found["predicted_forward_backward"] = predicted

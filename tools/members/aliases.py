@@ -60,28 +60,31 @@ def plain_overlapping_views(mesh: Any, rank: int) -> Any:
     return f, (laid_out(mesh, [Shard(0)], 4, 4, grad=False), a[:4], a[2:])
 
 
+def _with_its_local_tensor(mesh: Any) -> Any:
+    x = laid_out(mesh, [Shard(0)], 4, 4, grad=False)
+    return x, x._local_tensor
+
+
 @row(trained=False)
 def local_tensor_beside_its_dtensor(mesh: Any, rank: int) -> Any:
     """A DTensor and its local tensor come in, the local tensor is written."""
-    x = laid_out(mesh, [Shard(0)], 4, 4, grad=False)
 
     def f(x: Any, local: Any) -> Any:
         local.add_(1)
         return x * 2
 
-    return f, (x, x._local_tensor)
+    return f, _with_its_local_tensor(mesh)
 
 
 @row(trained=False)
 def local_tensor_written_through(mesh: Any, rank: int) -> Any:
     """A DTensor and its local tensor come in, the DTensor is written."""
-    x = laid_out(mesh, [Shard(0)], 4, 4, grad=False)
 
     def f(x: Any, local: Any) -> Any:
         x.add_(1)
         return local * 2
 
-    return f, (x, x._local_tensor)
+    return f, _with_its_local_tensor(mesh)
 
 
 @row(trained=False)

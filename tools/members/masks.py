@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from members.row import ids, laid_out, row
 from torch import nn
@@ -119,7 +120,6 @@ def embedding_as_full_tensor_twice(mesh: Any, rank: int) -> Any:
 @row(truth="plugin")
 def embedding_local_part(mesh: Any, rank: int) -> Any:
     """This rank's summand of a lookup, summed by hand."""
-    import torch.distributed._functional_collectives as funcol
 
     def f(i: Any, w: Any) -> Any:
         return funcol.all_reduce(F.embedding(i, w).to_local(), "sum", mesh.get_group())

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from members.outcome import BAD, CLASSES, KNOWN_ERRORS
+from members.rank import ROW_S
 from members.row import known, titles
 
 from dynamo_dist.reporting.breaks.catalog import advise
@@ -56,10 +57,11 @@ def faults(rows: Mapping[str, Any]) -> list[str]:
 
 def page(kept: Mapping[str, Any]) -> str:
     """The whole page."""
-    from members.rank import ROW_S
-
     rows: Mapping[str, Any] = kept["rows"]
-    works = {side: {n for n, e in rows.items() if e[side]["class"] == "works"} for side in SIDES}
+    works = {
+        side: {name for name, each in rows.items() if each[side]["class"] == "works"}
+        for side in ("stock", "ours")
+    }
     text = HEAD.format(
         number=len(rows),
         ranks="two or four",
@@ -82,9 +84,6 @@ def page(kept: Mapping[str, Any]) -> str:
             )
         text += "\n".join(lines) + "\n"
     return text
-
-
-SIDES = ("stock", "ours")
 
 
 def _ours(end: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ RANK = Path(__file__).with_name("rank.py")
 # Whose eager mode is the truth, by which it is replaced where it raises, and the two that compile.
 SIDES = ("eager", "plugin", "stock", "ours")
 JOB_S = 1500
+DIED = {"status": "crash", "why": "the process died", "graphs": 0, "breaks": []}
 
 
 def run(rows: dict[str, Row], folder: Path, sides: tuple[str, ...] = SIDES) -> None:
@@ -25,9 +26,9 @@ def run(rows: dict[str, Row], folder: Path, sides: tuple[str, ...] = SIDES) -> N
             names = [name for name, row in rows.items() if row.ranks == ranks]
             if side == "plugin":
                 names = [
-                    n
-                    for n in names
-                    if rows[n].truth == "plugin" or not _is_ok(folder, "eager", n, ranks)
+                    name
+                    for name in names
+                    if rows[name].truth == "plugin" or not _is_ok(folder, "eager", name, ranks)
                 ]
             _run_job(names, side, ranks, folder)
 
@@ -43,29 +44,21 @@ def _run_job(names: list[str], side: str, ranks: int, folder: Path) -> None:
             "DYNAMO_DIST_AGREEMENT_SECONDS": "10",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"),
         }
-        _, said = preloaded.run_ranks(
+        _, log = preloaded.run_ranks(
             RANK, ranks, [str(folder), side, *left], variables, folder=folder, timeout_s=JOB_S
         )
-        (folder / f"{side}.log").open("a").write(said)
+        with (folder / f"{side}.log").open("a") as file:
+            file.write(log)
         done = [n for n in left if all(_path(folder, side, n, r).exists() for r in range(ranks))]
         begun = left[len(done)] if len(done) < len(left) else None
         if begun and (
             not done
             or any(_path(folder, side, begun, r).exists() for r in range(ranks))
-            or f"-- {begun}\n" in said
+            or f"-- {begun}\n" in log
         ):
             for rank in range(ranks):
                 if not (path := _path(folder, side, begun, rank)).exists():
-                    path.write_text(
-                        json.dumps(
-                            {
-                                "status": "crash",
-                                "why": "the process died",
-                                "graphs": 0,
-                                "breaks": [],
-                            }
-                        )
-                    )
+                    path.write_text(json.dumps(DIED))
             done.append(begun)
         print(f"{side}, {ranks} ranks: {len(done)} rows", file=sys.stderr, flush=True)
         left = [name for name in left if name not in done]

@@ -167,26 +167,24 @@ def from_local_as_a_frame(mesh: Any, rank: int) -> Any:
     return (DTensor.from_local, step), (own(rank, 3, 4).requires_grad_(),)
 
 
-@row(dynamic=True)
-def six_lengths(mesh: Any, rank: int) -> Any:
-    """Six even lengths of a sharded batch with ``dynamic=True``."""
-
+def _six_lengths(mesh: Any) -> Any:
     def f(x: Any, w: Any) -> Any:
         return (x @ w).relu().sum(0).full_tensor()
 
     w = laid_out(mesh, [Replicate()], 4, 4, seed=1)
     return f, [(laid_out(mesh, [Shard(0)], 2 * n, 4, seed=n), w) for n in (2, 3, 4, 5, 6, 7)]
+
+
+@row(dynamic=True)
+def six_lengths(mesh: Any, rank: int) -> Any:
+    """Six even lengths of a sharded batch with ``dynamic=True``."""
+    return _six_lengths(mesh)
 
 
 @row()
 def six_lengths_by_themselves(mesh: Any, rank: int) -> Any:
     """The same without being told: Dynamo finds that lengths change."""
-
-    def f(x: Any, w: Any) -> Any:
-        return (x @ w).relu().sum(0).full_tensor()
-
-    w = laid_out(mesh, [Replicate()], 4, 4, seed=1)
-    return f, [(laid_out(mesh, [Shard(0)], 2 * n, 4, seed=n), w) for n in (2, 3, 4, 5, 6, 7)]
+    return _six_lengths(mesh)
 
 
 @row(dynamic=True)

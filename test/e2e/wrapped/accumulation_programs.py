@@ -3,38 +3,20 @@
 import functools
 
 import torch
-from beside_eager import MIXED, Pair, adamw, grid, program, train
+from beside_eager import MIXED, Pair, adamw, grid, micro_batches, program, train
 from fsdp2_programs import sharded
 
 
-def micro_batches(settle, calls):
-    """A step of several backward passes. ``calls``: "e" is eager, "c" compiled; ``settle(model, number, is_last)``."""
-
-    def step(side, x, i):
-        side.optimizer.zero_grad()
-        total = 0
-        for number, how in enumerate(calls):
-            settle(side.model, number, number == len(calls) - 1)
-            call = side.compiled if how == "c" and side.call is side.compiled else side.eager
-            loss = call(x.roll(number, 1)).square().mean() / len(calls)
-            loss.backward()
-            total = total + loss.detach()
-        side.optimizer.step()
-        return total
-
-    return step
-
-
-def sync_last(model, number, is_last):
+def sync_last(model, is_last):
     model.set_requires_gradient_sync(is_last)
 
 
-def say_last(model, number, is_last):
-    sync_last(model, number, is_last)
+def say_last(model, is_last):
+    sync_last(model, is_last)
     model.set_is_last_backward(is_last)
 
 
-def all_reduce_last(model, number, is_last):
+def all_reduce_last(model, is_last):
     model.set_requires_all_reduce(is_last)
 
 
@@ -48,7 +30,7 @@ def hybrid():
     return Pair(sharded(mesh=grid()), unequal=True)
 
 
-def nothing(model, number, is_last):
+def nothing(model, is_last):
     pass
 
 

@@ -7,6 +7,7 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Callable, Container
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -87,6 +88,24 @@ def plain(side, x, step):
     loss.backward()
     side.optimizer.step()
     return loss
+
+
+def micro_batches(settle, calls):
+    """A step of several backward passes. ``calls``: "e" is eager, "c" compiled; before each, ``settle(model, is_last)``."""
+
+    def step(side, x, i):
+        side.optimizer.zero_grad()
+        total = 0
+        for number, how in enumerate(calls):
+            settle(side.model, number == len(calls) - 1)
+            call = side.compiled if how == "c" and side.call is side.compiled else side.eager
+            loss = call(x.roll(number, 1)).square().mean() / len(calls)
+            loss.backward()
+            total = total + loss.detach()
+        side.optimizer.step()
+        return total
+
+    return step
 
 
 # Of operators: the kind, and which argument is counted.
@@ -256,6 +275,20 @@ def train(
     pair = Pair(wrap, net, calls=calls, dtype=dtype, unequal=unequal, data_rank=data_rank)
     pair.train(**training)
     return pair.sides
+
+
+def train_with_breaks(wrap, base, steps, rows=4, before=lambda model, step: None):
+    """Train some steps from ``base`` in eager mode, then without ``fullgraph``: the weights are the same."""
+    found = []
+    for is_compiled in (False, True):
+        model = wrap(copy.deepcopy(base))
+        call = torch.compile(model, backend="dynamo_dist") if is_compiled else model
+        side = SimpleNamespace(call=call, optimizer=sgd(model.parameters()))
+        for i in range(steps):
+            before(model, i)
+            plain(side, batch(i, rows=rows), i)
+        found.append(weights(model))
+    torch.testing.assert_close(*found)
 
 
 def compare(eager, ours, merged, again):

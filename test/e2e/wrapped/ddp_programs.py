@@ -5,12 +5,11 @@ import functools
 import nets
 import torch
 import torch.distributed as dist
-from beside_eager import MIXED, Pair, adamw, line, plain, program, sgd, train
+from beside_eager import MIXED, Pair, adamw, line, micro_batches, plain, program, sgd, train
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 
 class Normed(nets.Net):
@@ -44,35 +43,23 @@ def averaged_first_eager():
     averaged().train(mixed=MIXED)
 
 
-def no_sync(calls):
-    def step(side, x, i):
-        side.optimizer.zero_grad()
-        total = 0
-        for number, how in enumerate(calls):
-            call = side.compiled if how == "c" and side.call is side.compiled else side.eager
-            side.model.require_backward_grad_sync = number == len(calls) - 1  # as no_sync() has it
-            loss = call(x.roll(number, 1)).square().mean() / len(calls)
-            loss.backward()
-            total = total + loss.detach()
-        side.optimizer.step()
-        return total
-
-    return step
+def average_last(model, is_last):
+    model.require_backward_grad_sync = is_last  # as no_sync() has it
 
 
 @program(2)
 def not_averaged_at_first():
-    averaged().train(no_sync("cc"), mixed=MIXED, again=True)
+    averaged().train(micro_batches(average_last, "cc"), mixed=MIXED, again=True)
 
 
 @program(2)
 def not_averaged_at_first_and_eager():
-    averaged().train(no_sync("ec"), again=True)
+    averaged().train(micro_batches(average_last, "ec"), again=True)
 
 
 @program(2)
 def not_averaged_at_first_and_compiled():
-    averaged().train(no_sync("ce"), again=True)
+    averaged().train(micro_batches(average_last, "ce"), again=True)
 
 
 @program(2)
@@ -156,14 +143,8 @@ def static():
 
 @program(2)
 def frozen_and_recomputed():
-    class Recomputes(nets.Net):
-        def forward(self, x):
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.head(x)
-
     def net():
-        model = Recomputes()
+        model = nets.Recomputes()
         model.head.requires_grad_(False)
         return model
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from beside_eager import MIXED, adamw, grid, line, program, sgd, train
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -14,6 +14,11 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+
+def on_shards(params):
+    """Train shards alone: what no wrapper holds each rank would train by itself."""
+    return sgd([p for p in params if isinstance(p, DTensor)])
 
 
 def sharded(**options):
@@ -147,11 +152,11 @@ def parameters_on_two_meshes():
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_common import (
             FSDPMeshInfo,
+            HSDPMeshInfo,
             ShardPlacementResult,
         )
     except ImportError:  # torch 2.11
         return
-    from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
 
     def wrap(model):
         pairs = HSDPMeshInfo(grid(), shard_mesh_dim=1, replicate_mesh_dim=0)
@@ -236,10 +241,7 @@ def ignored():
         assert not isinstance(model.head.weight, DTensor)
         return model
 
-    train(
-        wrap,
-        optimizer=lambda params: sgd([p for p in params if isinstance(p, DTensor)]),
-    )
+    train(wrap, optimizer=on_shards)
 
 
 @program(2)
@@ -258,12 +260,7 @@ def blocks_without_a_root():
             fully_shard(block, mesh=line())
         return model
 
-    # What no wrapper holds is trained on each rank by itself: of no interest here.
-    train(
-        wrap,
-        lambda: nets.Net(blocks=2),
-        optimizer=lambda ps: sgd([p for p in ps if isinstance(p, DTensor)]),
-    )
+    train(wrap, lambda: nets.Net(blocks=2), optimizer=on_shards)
 
 
 @program(2)
@@ -302,11 +299,7 @@ def settled_on_meta():
         model.to_empty(device="cpu")
         with torch.no_grad():
             for name, param in model.named_parameters():
-                param.copy_(
-                    torch.distributed.tensor.distribute_tensor(
-                        values[name], param.device_mesh, param.placements
-                    )
-                )
+                param.copy_(distribute_tensor(values[name], param.device_mesh, param.placements))
         return model
 
     train(wrap, unequal=True)

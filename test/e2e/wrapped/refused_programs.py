@@ -1,11 +1,10 @@
 """What cannot be in a graph, or is wrong: said with why and fix, before any launch; without ``fullgraph`` as in eager mode."""
 
 import contextlib
-import copy
 
 import pytest
 import torch
-from beside_eager import Launches, batch, line, plain, program, sgd, weights
+from beside_eager import Launches, batch, line, program, sgd, train_with_breaks, weights
 from fsdp2_programs import sharded
 from nets import Net
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -28,20 +27,6 @@ def refused(model, *said, around=False):
     assert around or not launches.counts, launches.counts
 
 
-def eager_all_the_same(wrap):
-    """Without ``fullgraph`` three steps train as in eager mode."""
-    base, found = Net(), []
-    for is_compiled in (False, True):
-        model = wrap(copy.deepcopy(base))
-        side = type("Side", (), {})()
-        side.call = torch.compile(model, backend="dynamo_dist") if is_compiled else model
-        side.optimizer = sgd(model.parameters())
-        for i in range(3):
-            plain(side, batch(i), i)
-        found.append(weights(model))
-    torch.testing.assert_close(*found)
-
-
 @program(2)
 def compression_hook():
     def wrap(model):
@@ -54,7 +39,7 @@ def compression_hook():
         "no counterpart of its communication hook",
         "DistributedDataParallel(torch.compile",
     )
-    eager_all_the_same(wrap)
+    train_with_breaks(wrap, Net(), 3)
 
 
 @program(2)
@@ -88,7 +73,7 @@ def communication_of_its_own():
         return model
 
     refused(wrap(Net()), "no counterpart of its custom communication (AllGather)", around=True)
-    eager_all_the_same(wrap)
+    train_with_breaks(wrap, Net(), 3)
 
 
 @program(2)
@@ -143,7 +128,4 @@ def an_optimizer_made_before_sharding():
 
 @program(2)
 def moved_after_sharding():
-    model = sharded()(Net())
-    with contextlib.suppress(NotImplementedError):
-        model.to("meta")
-    refused(model, "meta")
+    refused(sharded()(Net()).to("meta"), "meta")

@@ -1,12 +1,11 @@
 """Ranks that are unlike each other inside a wrapped forward: one way for all, or an error on the one that leaves it."""
 
-import copy
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
-from beside_eager import batch, line, plain, program, sgd, weights
+from beside_eager import batch, line, program, train_with_breaks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -50,19 +49,13 @@ def log(model, logs):
 
 
 def trained(wrap, logging_from):
-    """Four steps, compiled on this side as in eager mode on the other, with rows of each rank's own number."""
+    """Four steps, with rows of each rank's own number."""
+
+    def before(model, step):
+        log(model, logging_from is not None and step >= logging_from)
+
     torch._dynamo.reset()
-    base, found = Model(), []
-    for is_compiled in (False, True):
-        model = wrap(copy.deepcopy(base))
-        side = type("Side", (), {})()
-        side.call = torch.compile(model, backend="dynamo_dist") if is_compiled else model
-        side.optimizer = sgd(model.parameters())
-        for i in range(4):
-            log(model, logging_from is not None and i >= logging_from)
-            plain(side, batch(i, rows=4 + dist.get_rank()), i)
-        found.append(weights(model))
-    torch.testing.assert_close(*found)
+    train_with_breaks(wrap, Model(), 4, rows=4 + dist.get_rank(), before=before)
 
 
 def on_first_rank(step):

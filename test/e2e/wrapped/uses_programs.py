@@ -3,8 +3,8 @@
 import nets
 import torch
 import torch.nn.functional as F
-from accumulation_programs import micro_batches, sync_last
-from beside_eager import MIXED, adamw, batch, line, plain, program, train
+from accumulation_programs import sync_last
+from beside_eager import MIXED, adamw, batch, line, micro_batches, plain, program, train
 from fsdp2_programs import sharded
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -82,13 +82,7 @@ def skipped_blocks():
 
 @program(2)
 def recomputed_blocks():
-    class Recomputes(nets.Net):
-        def forward(self, x):
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return self.head(x)
-
-    train(sharded(), Recomputes, unequal=True, mixed=MIXED)
+    train(sharded(), nets.Recomputes, unequal=True, mixed=MIXED)
 
 
 @program(2)

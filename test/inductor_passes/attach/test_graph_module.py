@@ -86,12 +86,9 @@ def test_it_can_be_found_by_its_name():
 
 
 def test_graphs_are_recorded_each_by_itself():
-    found = []
-    unsubscribe = recorder.subscribe(found.append)
-    with fake_group(4):
+    with fake_group(4), recorder.records_of_block() as found:
         for phase in ("forward", "backward", "inference"):
             communication_pass(module(), phase=phase)
-    unsubscribe()
     assert [record.phase for record in found] == ["forward", "backward", "inference"]
     assert len({record.graph_id.partition(":")[0] for record in found}) == 3
     assert {record.cache for record in found} == {None}

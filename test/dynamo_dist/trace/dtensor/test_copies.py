@@ -4,18 +4,16 @@ import copy
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from inductor_passes.testing import fake_group
+from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
 
 @pytest.fixture
 def x():
-    with fake_group(2):
-        mesh = init_device_mesh("cpu", (2,))
+    with fake_mesh(2) as mesh:
         yield distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None)
 
 

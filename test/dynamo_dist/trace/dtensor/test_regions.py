@@ -2,19 +2,18 @@
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 
-from inductor_passes.testing import fake_group
+from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
 
 @pytest.fixture
 def mesh():
-    with fake_group(2):
-        yield init_device_mesh("cpu", (2,))
+    with fake_mesh(2) as made:
+        yield made
 
 
 def laid_out(mesh, placement, *shape):
@@ -26,8 +25,8 @@ def test_local_map_inside(mesh):
     mapped = local_map(lambda a: a * 2, [Shard(0)], ([Shard(0)],), device_mesh=mesh)
     region = torch.compiler.nested_compile_region(lambda x: mapped(x) + 1)
     x = laid_out(mesh, Shard(0), 4, 2)
-    compiled = torch.compile(lambda x: region(region(x)), backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(x).to_local(), 4 * x.to_local() + 3)
+    found = torch.compile(lambda x: region(region(x)), backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(found.to_local(), 4 * x.to_local() + 3)
 
 
 def test_a_product_that_is_pending(mesh):
@@ -38,15 +37,10 @@ def test_a_product_that_is_pending(mesh):
     assert torch.equal(found.to_local(), x.to_local() @ w.to_local())
 
 
-def test_plain_tensors_stay_stocks(mesh):
-    graphs = []
-
-    def backend(gm, inputs):
-        graphs.append(gm)
-        return gm
-
+def test_plain_tensors_stay_stocks(mesh, compiled):
     region = torch.compiler.nested_compile_region(lambda x: x.sin())
-    torch.compile(lambda x: region(x) * 2, backend=backend, fullgraph=True)(torch.ones(2))
+    function, graphs = compiled(lambda x: region(x) * 2)
+    function(torch.ones(2))
     assert hasattr(graphs[0], "subgraph_0")
 
 

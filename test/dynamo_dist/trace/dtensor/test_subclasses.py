@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from inductor_passes.testing import fake_group
+from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -15,8 +14,7 @@ class Named(DTensor):
 
 
 def test_left_to_eager_mode_with_a_reason():
-    with fake_group(2):
-        mesh = init_device_mesh("cpu", (2,))
+    with fake_mesh(2) as mesh:
         x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None)
         named = Named(x._local_tensor, x._spec, requires_grad=False)
         found = torch.compile(lambda x: x * 2, backend="aot_eager")(named)

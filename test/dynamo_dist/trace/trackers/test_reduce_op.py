@@ -10,17 +10,12 @@ pytestmark = pytest.mark.usefixtures("enabled")
 
 
 @pytest.mark.parametrize("op", [dist.ReduceOp.MAX, dist.ReduceOp.SUM])
-def test_made_inside(op):
-    graphs = []
-
-    def backend(gm, inputs):
-        graphs.append(gm)
-        return gm
-
+def test_made_inside(op, compiled):
     def program(a):
         dist.all_reduce(a, op=dist.ReduceOp(op))
         return a * 2
 
+    function, graphs = compiled(program)
     with fake_group(2):
-        torch.compile(program, backend=backend, fullgraph=True)(torch.ones(2))
+        function(torch.ones(2))
     assert f", {op.name.lower()}, " in str(graphs[0].graph)
