@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -123,6 +123,20 @@ def _refuse_wrapped(module: nn.Module) -> None:
                 f"{name or 'the module'} is wrapped by {type(each).__name__} already.",
                 "Its hooks issue collectives of their own.",
                 "Use either that wrapper or data_parallel.",
+            )
+
+
+def refuse_managed(modules: Iterable[nn.Module], ignored: Container[nn.Parameter]) -> None:
+    """Raise DataParallelError where torch's FSDP2 or ``replicate`` is about to take a module that is data parallel.
+
+    ``ignored``: parameters that it leaves alone.
+    """
+    for module in modules:
+        if is_managed(module) and any(p not in ignored for p in module.parameters(recurse=False)):
+            raise DataParallelError(
+                f"{type(module).__mro__[1].__name__} is data parallel already, by data_parallel().",
+                "Its parameters are gathered and reduced once; a second time would shard the shards.",
+                "Use either data_parallel or torch's fully_shard or replicate, or name its parameters in ignored_params=.",
             )
 
 

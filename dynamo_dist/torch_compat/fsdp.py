@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed.fsdp._fully_shard._fsdp_init as _init
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
@@ -115,6 +116,28 @@ def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
         return root_pre_forward
 
     return [WrapAttribute(FSDPState, "_root_pre_forward", changed)]
+
+
+def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Change]:
+    """Call ``check(modules, ignored)`` with what ``fully_shard`` or ``replicate`` is about to manage; it may raise.
+
+    ``_get_managed_modules`` was seen in 2.11 to 2.15; where it is missing nothing is changed.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def get_managed_modules(
+            roots: Any, ignored_params: set[nn.Parameter] | None = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            found = stock(roots, ignored_params, *args, **kwargs)
+            check(found, ignored_params or set())
+            return found
+
+        return get_managed_modules
+
+    if not hasattr(_init, "_get_managed_modules"):
+        return []
+    return [WrapAttribute(_init, "_get_managed_modules", changed)]
 
 
 def custom_sharding(state: FSDPState) -> str:

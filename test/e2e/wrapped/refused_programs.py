@@ -91,10 +91,13 @@ def data_parallel_over_fsdp2():
 
 @program(2)
 def fsdp2_over_data_parallel():
-    """By torch itself, when it is asked to shard."""
-    with Launches() as launches, pytest.raises(TypeError):
-        fully_shard(dynamo_dist.data_parallel(Net(), line()), mesh=line())
+    model = dynamo_dist.data_parallel(Net(), line())
+    before = {name: (type(each), each) for name, each in model.named_parameters()}
+    with Launches() as launches, pytest.raises(ValueError, match="data parallel already") as error:
+        fully_shard(model, mesh=line())
+    assert "ignored_params" in str(error.value)
     assert not launches.counts
+    assert before == {name: (type(each), each) for name, each in model.named_parameters()}
 
 
 @program(2)
