@@ -30,6 +30,8 @@ _decomposing: ContextVar[frozenset[types.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
 
+# What takes over another tensor's memory, as no gathered tensor has it. The second is ``x.data = y`` from 2.14 on.
+_TAKES_MEMORY = frozenset({"aten::set_", "aten::shallow_copy_data_"})
 # Why nothing is drawn in place there.
 INTO_A_SUM = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
 
@@ -57,8 +59,8 @@ def instead(
         if isinstance(cause, Decompose):
             return cause.function(*args, **kwargs)
         cause = cause.__cause__
-    if op._schema.name == "aten::set_":
-        raise error  # takes over the other tensor's memory, as no gathered tensor has it
+    if op._schema.name in _TAKES_MEMORY:
+        raise error
     if torch.Tag.nondeterministic_seeded in op.tags:
         if op._schema.name.endswith("_") and not is_pending(args[0]):
             return draw_in_place(op, args, kwargs)
