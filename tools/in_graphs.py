@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page", action="store_true", help="run nothing")
     parser.add_argument("--check", action="store_true", help="write neither results nor the page")
     options = parser.parse_args(argv)
+    if options.side and "eager" not in options.side and options.folder is None:
+        parser.error("without eager there is nothing to compare with: --folder of a run of it")
 
     kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
     if not options.page:
