@@ -13,10 +13,7 @@ BAD = ("error", "wrong", "hangs")
 # Errors of torch that stock meets too and that nothing of ours turns into a break yet.
 KNOWN_ERRORS = (
     "dtensor_flat_view_dynamic",
-    "gradient_of_a_gradient",
-    "gradient_penalty",
     "double_backward_outside",
-    "strided_factor_asked",
     "checkpointed_that_fills_a_dictionary",
 )
 # Of this machine alone: where files are, addresses.
