@@ -14,7 +14,6 @@ BAD = ("error", "wrong", "hangs")
 KNOWN_ERRORS = (
     "dtensor_flat_view_dynamic",
     "double_backward_outside",
-    "checkpointed_that_fills_a_dictionary",
 )
 # Of this machine alone: where files are, addresses.
 _PLACES = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import equal_meshes, outputs
+from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, redistribution
 from dynamo_dist.torch_compat.dynamo import dtensors
@@ -50,6 +50,7 @@ def changes(config: DistConfig) -> list[Change]:
         *unused_outputs.changes(),
         *outputs.keep_first_symbols(),
         *equal_meshes.equal_meshes_are_one(),
+        *pending_inputs.pending_inputs_have_gradients(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),
         *redistribution.search_decompositions_apart(),
