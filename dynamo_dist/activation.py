@@ -76,7 +76,14 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     """
     from dynamo_dist.reporting import placements
     from dynamo_dist.reporting.live import Listen
-    from dynamo_dist.run import below_autograd, gradients, guards, recompiles, wrapping
+    from dynamo_dist.run import (
+        below_autograd,
+        double_backward,
+        gradients,
+        guards,
+        recompiles,
+        wrapping,
+    )
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat.dynamo import compiler, frames
@@ -101,6 +108,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *below_autograd.changes(),
         *sharding.changes(config),
         *registration.changes(),
+        *double_backward.changes(),  # around what sharding sets there
         *hooks.changes(),
         *placements.changes(),
         Listen(),

@@ -169,6 +169,15 @@ OWN: tuple[Cause, ...] = (
         fix="loss = compiled(x)\nloss.backward()",
     ),
     Cause(
+        name="gradient_inside",
+        kind=r"^torch\.autograd\.grad inside a compiled function$|^autograd\.grad (with|consumed)",
+        why=(
+            "Gradients are computed in the graph, but for those of tensors with hooks or with a history from outside, of "
+            "what the function returns undetached, and beside parameters of FSDP2 and DDP."
+        ),
+        fix="(gradient,) = torch.autograd.grad(loss, x)\nreport(loss.detach())    # no more gradients of what it used up",
+    ),
+    Cause(
         name="ddp_inside",
         kind=r"^DistributedDataParallel module called in a compiled function$",
         why=(

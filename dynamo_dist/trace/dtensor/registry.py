@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import equal_meshes, outputs
+from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, redistribution
-from dynamo_dist.torch_compat.dynamo import dtensors
+from dynamo_dist.torch_compat.dynamo import dtensors, view_sizes
 from dynamo_dist.trace.dtensor import (
     attributes,
     branches,
@@ -50,6 +50,8 @@ def changes(config: DistConfig) -> list[Change]:
         *unused_outputs.changes(),
         *outputs.keep_first_symbols(),
         *equal_meshes.equal_meshes_are_one(),
+        *view_sizes.sizes_of_bases_are_inputs(),
+        *pending_inputs.pending_inputs_have_gradients(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),
         *redistribution.search_decompositions_apart(),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.trace.modules import backward, backward_hooks, calls, composable, parallel
+from dynamo_dist.trace.modules import (
+    backward,
+    backward_hooks,
+    calls,
+    composable,
+    gradients,
+    parallel,
+)
 
 
 def changes(config: DistConfig) -> list[Change]:
@@ -14,5 +21,6 @@ def changes(config: DistConfig) -> list[Change]:
         *composable.changes(),
         *backward.changes(),
         *backward_hooks.changes(),
+        *gradients.changes(),
         *parallel.changes(),
     ]

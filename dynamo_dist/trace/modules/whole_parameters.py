@@ -82,6 +82,12 @@ def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
             known.whole.pop(place, None)
 
 
+def is_any_whole(tx: Any) -> bool:
+    """Return whether a parameter has been read whole in the graph that is traced."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    return known is not None and bool(known.gathered)
+
+
 def answer(tx: Any, tracker: Any, name: str) -> Any:
     """``module.name`` while tracing; None leaves it to stock."""
     known = vars(tx.output).get("_dynamo_dist_reads")

@@ -25,8 +25,8 @@ class PlacementVariable(trackers.PlacementTracker):
             return building.build_type(tx, self)
         if is_torchs_own(self.real) and not hasattr(self.real, name):
             building.missing_attribute(tx, self.real, name)
-        if self.source is None and self._is_constant_property(name):
-            return building.build(tx, getattr(self.real, name))
+        if (value := self._constant_property(name)) is not None:
+            return building.build(tx, value)
         if not self._is_constant_method(name):
             return None
         return building.build_callable(
@@ -46,10 +46,17 @@ class PlacementVariable(trackers.PlacementTracker):
             return False
         return callable(getattr(self.real, name, None))
 
-    def _is_constant_property(self, name: str) -> bool:
-        """A property of one of torch's own; stock traces none of a placement made in the program."""
-        kind = type(self.real)
-        return is_torchs_own(self.real) and isinstance(getattr(kind, name, None), property)
+    def _constant_property(self, name: str) -> int | str | None:
+        """The number or word behind a property that a class of torch defines, as ``split_factor``, which reads C++.
+
+        Stock traces it in no placement that is made in the program, and strided shards' in none.
+        """
+        definers = (cls for cls in type(self.real).__mro__ if name in vars(cls))
+        definer = next(definers, object)
+        if not _is_torchs(definer) or not isinstance(vars(definer)[name], property):
+            return None
+        value = getattr(self.real, name)
+        return value if type(value) in (int, str) else None
 
     def has_attribute(self, tx: Any, name: str) -> bool | None:
         return attributes.has_attribute(self.real, name)
@@ -61,7 +68,11 @@ class PlacementVariable(trackers.PlacementTracker):
 
 def is_torchs_own(placement: Placement) -> bool:
     """Return whether torch defines this class: its objects then cannot change."""
-    return type(placement).__module__.startswith("torch.distributed.tensor")
+    return _is_torchs(type(placement))
+
+
+def _is_torchs(cls: type) -> bool:
+    return cls.__module__.startswith(("torch.distributed.tensor", "torch._C._distributed"))
 
 
 def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

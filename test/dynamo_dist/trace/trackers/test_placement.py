@@ -67,6 +67,7 @@ QUESTIONS = {
     "hasattr": lambda p: (hasattr(p, "dim"), hasattr(p, "is_shard"), hasattr(p, "nope")),
     "class_hasattr": lambda p: (hasattr(type(p), "is_shard"), hasattr(Shard, "nope")),
     "getattr": lambda p: (getattr(p, "nope", 5), getattr(p, "reduce_op", None)),
+    "numbers": lambda p: (getattr(p, "dim", 6), getattr(p, "split_factor", 7)),
     "missing": lambda p: caught(p),
     "kind": lambda p: (p.is_shard(), p.is_replicate(), p.is_partial(), p.is_shard(dim=1)),
     "copy": lambda p: copy.copy(p),
@@ -127,6 +128,13 @@ def test_they_leave_as_themselves_from_an_aot_graph_too(mesh):
     run = torch.compile(lambda d: (d * 2, d.sum(0).placements), backend="aot_eager", fullgraph=True)
     _, (placement,) = run(tensor)
     assert type(placement) is Partial
+
+
+def test_another_split_factor_recompiles_and_an_equal_one_does_not(compiled):
+    run, compiles = compiled(lambda x, p: x + p.split_factor)
+    for factor in (2, 3, 2, 3):
+        assert run(torch.zeros(1), _StridedShard(0, split_factor=factor)).item() == factor
+    assert len(compiles) == 2
 
 
 @needs_2_12
