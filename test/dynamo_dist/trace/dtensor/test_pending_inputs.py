@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing import assert_close
 
@@ -53,3 +54,29 @@ def test_without_gradients_none_is_made(mesh):
     with torch.no_grad():
         found = torch.compile(lambda y: y * 2, backend="aot_eager")(model(torch.ones(3, 4)))
     assert not found.requires_grad
+
+
+def _added(y):
+    y.add_(1)
+    return y * 2
+
+
+def _written_through_a_view(y):
+    y.view(-1).mul_(3)
+    return y + 1
+
+
+@pytest.mark.parametrize("function", [_added, _written_through_a_view])
+def test_what_is_written_to_a_dtensor_in_flight_is_there(mesh, function):
+    def pending():
+        whole = DTensor.from_local(torch.full((2, 2), 0.5), mesh["tp"], [Partial()])
+        found = whole.redistribute(placements=[Replicate()], async_op=True)
+        assert isinstance(found._local_tensor, AsyncCollectiveTensor)
+        return found
+
+    theirs, ours = pending(), pending()
+    expected = function(theirs)
+    found = torch.compile(function, backend="aot_eager", fullgraph=True)(ours)
+    assert_close(found.to_local(), expected.to_local())
+    assert_close(ours.to_local(), theirs.to_local())
+    assert not theirs.to_local().eq(0.5).any()
