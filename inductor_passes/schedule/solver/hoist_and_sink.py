@@ -10,15 +10,22 @@ from inductor_passes.schedule.model.problem import Problem, Schedule
 
 
 def hoist_and_sink(problem: Problem) -> Schedule:
-    """Compute in program order; launches right behind their inputs, waits right before their users."""
+    """Compute in program order; launches right behind their inputs, waits right before their users.
+
+    No launch passes a collective of its group that blocks compute: that would wait for it.
+    """
     nodes = problem.nodes
     count = len(nodes)
     # Compute stands at its number, a launch half behind what it needs, a wait a quarter behind what is
     # in front of its first user; no wait moves up, so that a launch may rely on its place.
     behind = list(range(count))
+    blocked: dict[str, int] = {}  # by group, behind what its last collective that blocks stands
     for i, node in enumerate(nodes):
         if node.kind == "launch":
             behind[i] = max((behind[d] for d in node.deps), default=-1)
+            behind[i] = max(behind[i], blocked.get(node.group, -1))
+        elif node.blocks:
+            blocked[node.group] = i
     first_user = [count] * count
     for i in range(count - 1, -1, -1):
         if nodes[i].kind == "wait":

@@ -61,6 +61,18 @@ def test_small_problems_come_close_to_the_exact_optimum(of):
     assert solution.makespan_us <= 1.35 * optimum(of, 1 << 60) + 1e-6
 
 
+def test_a_launch_is_hoisted_behind_what_blocks_its_channel_and_no_further():
+    of = problem(
+        node_input(),
+        blocking(1.0, 0, group="a"),
+        compute(4.0, 0, 1),
+        launch(0, group="a"),
+        wait(3),
+        output(1, 2, 4),
+    )
+    assert solve(of).makespan_us == optimum(of, 1 << 60)
+
+
 def test_a_launch_that_can_wait_does_not_keep_a_channel_from_blocking_compute():
     of = problem(
         node_input(),
