@@ -276,7 +276,7 @@ CATALOG: tuple[Cause, ...] = (
         name="mode_inside",
         detail=r"is_in_mode_without_ignore_compile_internals",
         why="A dispatch mode (CommDebugMode, for instance) is entered inside the compiled function.",
-        fix="with CommDebugMode() as comm:    # outside\n    y = compiled(x)",
+        fix="with CommDebugMode() as comm:    # outside: the call runs in eager mode\n    y = compiled(x)",
     ),
     Cause(
         name="mixed_tensors",

@@ -10,7 +10,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
+
+from dynamo_dist.torch_compat.dynamo import left_to_python
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +59,10 @@ _unwatch: list[Callable[[], None]] = []
 def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterator[None]:
     """Tell of every graph break and every compile, whatever TORCH_LOGS says; nothing else changes.
 
-    Wraps two functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
-    which Dynamo calls once for each break it recovers from, and the hook ``log_compilation_event``,
-    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off). Both
-    run at compile time only. Seen in torch 2.11 to 2.15; where one is missing, its events are too.
+    Wraps three functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
+    which Dynamo calls once for each break it recovers from, the hook ``log_compilation_event``,
+    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off), and
+    ``CatchErrorsWrapper.__call__``, which it asks for each frame that has no code yet. They run at compile time only. Seen in torch 2.11 to 2.15; where one is missing, its events are too.
     """
     watcher = (on_break, on_compile)
     with _watch_lock:
@@ -77,6 +80,7 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
 
 
 def _wrap_dynamo() -> Iterator[Callable[[], None]]:
+    import torch._dynamo.convert_frame as convert_frame
     import torch._dynamo.symbolic_convert as symbolic_convert
     import torch._dynamo.utils as utils
 
@@ -108,6 +112,11 @@ def _wrap_dynamo() -> Iterator[Callable[[], None]]:
 
         yield _replace(utils, "log_compilation_event", log_compilation_event)
 
+    catcher = getattr(convert_frame, "CatchErrorsWrapper", None)
+    if catcher is not None:
+        told = left_to_python.telling(catcher.__call__, _left)
+        yield _replace(catcher, "__call__", told)
+
 
 def _replace(owner: Any, name: str, wrapper: Any) -> Callable[[], None]:
     original = owner.__dict__[name]
@@ -132,6 +141,17 @@ def _notify(which: int, make: Callable[[], Any]) -> None:
             listener(event)
     except Exception:
         log.exception("A watcher of graph breaks raised; the compile goes on.")
+
+
+def _left(frame: FrameType, modes: list[str]) -> None:
+    """Python runs a function that was to be compiled: all of it, without a break that Dynamo counts."""
+    under = ", ".join(modes)
+    message = (
+        f"{left_to_python.KIND}\n  Explanation: torch runs it in eager mode under {under}, without a word."
+        f"\n\n  Developer debug context: {under}"
+    )
+    stack = left_to_python.stack_of(frame)
+    _notify(0, lambda: SeenBreak(left_to_python.KIND, message, stack, falls_back=True))
 
 
 def _seen_break(exc: BaseException, reason: str) -> SeenBreak:
