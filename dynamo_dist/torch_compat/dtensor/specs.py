@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed.tensor._utils as _utils
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, _resolve_process_group
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
@@ -79,6 +80,13 @@ def own_length(size: int, mesh: DeviceMesh, mesh_dim: int) -> int:
         size, mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim)
     )
     return length
+
+
+def own_shape(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[int, ...]:
+    """The sizes of this rank's part of a tensor of this global shape, as torch cuts it. Seen in 2.11 to 2.15."""
+    return tuple(_utils.compute_local_shape_and_global_offset(tuple(shape), mesh, placements)[0])
 
 
 def wrap(local: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], meta: Any) -> Any:

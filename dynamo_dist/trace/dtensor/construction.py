@@ -7,6 +7,7 @@ call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dtensor import specs
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+
+log = logging.getLogger(__name__)
 
 
 def construct(local: torch.Tensor, spec: Any) -> DTensor:
@@ -71,12 +75,44 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
             "Check once outside the compiled function, and inside it use "
             "DTensor.from_local(x, mesh, placements, run_check=False)",
         )
+    _warn_of_another_cut(given)
     mesh = given.get("device_mesh")
     if mesh is not None and building.constants([mesh], {}) != ([None], {}):
         return None
     kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}
     mesh = building.call_traced(tx, dtensors.current_mesh, [], {})
     return building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
+
+
+def _warn_of_another_cut(given: dict[str, Any]) -> None:
+    """Say where a local tensor is not this rank's part of the shape that is given with it, as torch cuts it.
+
+    Not raised: no other rank would know of it.
+    """
+    shape = given.get("others", {}).get("shape")
+    if shape is None or "device_mesh" not in given or "placements" not in given:
+        return
+    known = building.constants([shape, given["placements"]], {})
+    if known is None:
+        return  # till the graph runs
+    whole, placements = known[0]
+    try:
+        mesh = given["device_mesh"].as_python_constant()
+        found = tuple(building.fake_tensor(given["local_tensor"]).shape)
+        part = specs.own_shape(whole, mesh, placements)
+    except (NotImplementedError, TypeError, AttributeError):
+        return
+    if all(isinstance(size, int) for size in (*found, *part)) and found != part:
+        log.warning(
+            "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on %s, of which this "
+            "rank's part is %s as torch cuts it: results are wrong where the DTensor is gathered or cut again. Cut as "
+            "torch.chunk does, or pad the shards.",
+            found,
+            tuple(whole),
+            tuple(placements),
+            mesh,
+            part,
+        )
 
 
 CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}

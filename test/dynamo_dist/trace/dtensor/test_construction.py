@@ -151,3 +151,19 @@ def test_autograd_function_of_a_dtensor(mesh, compiled):
     d = distribute_tensor(torch.ones(16, 8), mesh, LAYOUTS["sharded"], src_data_rank=None)
     d.requires_grad_()
     assert torch.equal(compiled(lambda d: Doubled.apply(d).sin())[0](d), Doubled.apply(d).sin())
+
+
+@pytest.mark.parametrize(
+    ("rows", "local", "warned"), [(10, 3, False), (10, 2, True), (8, 2, False)]
+)
+def test_a_local_tensor_that_is_not_this_ranks_part_of_the_shape(mesh, caplog, rows, local, warned):
+    """Of 10 rows on 4 ranks torch gives the first 3."""
+
+    def program(x):
+        return DTensor.from_local(
+            x, mesh["tp"], [Shard(0)], run_check=False, shape=torch.Size((rows, 2)), stride=(2, 1)
+        )
+
+    found = torch.compile(program, backend="aot_eager", fullgraph=True)(torch.ones(local, 2))
+    assert found.shape == (rows, 2)
+    assert ("rank's part is (3, 2)" in caplog.text) is warned
