@@ -215,7 +215,7 @@ OWN: tuple[Cause, ...] = (
         kind=r"^Compiled function called while a dispatch mode is on$",
         why=(
             "A dispatch mode (CommDebugMode, for instance) sees operators one by one: under it torch runs the function in "
-            "eager mode, also one that it has compiled, and counts no break."
+            "eager mode, also one that it has compiled, and counts no break. Up to torch 2.13 a new one is never compiled afterwards."
         ),
         fix=(
             "y = compiled(x)    # without the mode\n"
