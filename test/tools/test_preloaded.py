@@ -34,3 +34,27 @@ def test_ranks_of_a_script(tmp_path, fails):
     assert said.count(f"{fails} here sum 1") == 2
     assert ("rank 1, exit status 3" in said) == (fails == 1)
     assert "ADDED" not in preloaded.os.environ
+
+
+SPOILT = """
+import os, sys
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    before = Path(sys.argv[1]).read_text() if Path(sys.argv[1]).exists() else ""
+    Path(sys.argv[1]).write_text(before + "x")
+    if len(before) < int(sys.argv[2]):
+        print("malloc(): unaligned tcache chunk detected", flush=True)
+        os.abort()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+def test_ranks_whose_heap_gloo_spoilt_run_once_more_and_no_oftener(tmp_path, times):
+    script, count = tmp_path / "rank.py", tmp_path / "count"
+    script.write_text(SPOILT)
+    well, _ = preloaded.run_ranks(
+        script, 2, [str(count), f"{times}"], folder=tmp_path, timeout_s=60
+    )
+    assert well == (times == 1)
+    assert count.read_text() == "xx"
