@@ -21,7 +21,6 @@ from inductor_passes.records import (
     TimelineRecord,
 )
 from inductor_passes.reporting import recorder
-from inductor_passes.torch_compat import inductor as inductor_compat
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -160,11 +159,9 @@ def graph():
 
 
 @pytest.fixture
-def graphs(monkeypatch):
+def graphs():
     """The records of graphs; compiles stop after the graph passes."""
     found = []
-    # In 2.11 the ties of the order cannot run uncompiled.
-    monkeypatch.setattr(inductor_compat, "can_pin_order", lambda: False)
     unsubscribe = recorder.subscribe(found.append)
     with graph_passes_only():
         yield found

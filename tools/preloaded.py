@@ -57,7 +57,7 @@ def run_ranks(
     script: all run once more then, and once only.
     """
     well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)
-    if not well and SPOILT_HEAP.search(said):
+    if not well and "exit status -6\n" in said and SPOILT_HEAP.search(said):
         print(f"{worker.name}: a rank's heap was spoilt, as gloo does; once more", file=sys.stderr)
         well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)
     return well, said

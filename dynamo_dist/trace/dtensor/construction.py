@@ -89,20 +89,19 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
 
     Not raised: no other rank would know of it.
     """
-    shape = given.get("others", {}).get("shape")
-    if shape is None or "device_mesh" not in given or "placements" not in given:
+    local = given["local_tensor"]
+    cut = [given.get("others", {}).get("shape"), given.get("device_mesh"), given.get("placements")]
+    if None in cut or not dtensors.is_tensor_of(local, torch.Tensor):
         return
-    known = building.constants([shape, given["placements"]], {})
-    if known is None:
-        return  # till the graph runs
-    whole, placements = known[0]
-    try:
-        mesh = given["device_mesh"].as_python_constant()
-        found = tuple(building.fake_tensor(given["local_tensor"]).shape)
-        part = specs.own_shape(whole, mesh, placements)
-    except (NotImplementedError, TypeError, AttributeError):
+    known = building.constants(cut, {})
+    if known is None or None in known[0]:
         return
-    if all(isinstance(size, int) for size in (*found, *part)) and found != part:
+    whole, mesh, placements = known[0]
+    found = tuple(building.fake_tensor(local).shape)
+    if mesh.get_coordinate() is None or not all(isinstance(size, int) for size in found):
+        return  # a rank that has no part, or sizes that are known when the graph runs
+    part = specs.own_shape(whole, mesh, placements)
+    if found != part:
         log.warning(
             "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on %s, of which this "
             "rank's part is %s as torch cuts it: results are wrong where the DTensor is gathered or cut again. Cut as "

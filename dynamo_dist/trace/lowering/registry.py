@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
 from dynamo_dist.torch_compat import c10d, oldest
-from dynamo_dist.torch_compat.aot import autograd_functions, partition, pending_inputs
+from dynamo_dist.torch_compat.aot import autograd_functions, partition
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.torch_compat.dynamo import calls as calls_compat
@@ -234,7 +234,6 @@ def changes(config: DistConfig) -> list[Change]:
         *autograd_functions.pass_context(),
         *oldest.return_no_aliases(),
         *oldest.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
-        *pending_inputs.write_to_pending_inputs(),
         *_on_op("wait_tensor", tracker.traced_wait_tensor),
         *trackers.on_function(work.start, tracker.traced_start),
         *trackers.on_function(state.next_serial, _next_serial),

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch.distributed.tensor.debug import CommDebugMode
 
+from dynamo_dist import versions
 from dynamo_dist.reporting import collect, explain
 from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause
 from dynamo_dist.testing import fake_mesh
@@ -264,6 +265,20 @@ def test_a_function_left_to_python_under_a_dispatch_mode_is_counted():
     assert {(found.cause, found.effect) for found in collector.breaks} == {("mode_around", "eager")}
     assert "CommDebugMode" in collector.breaks[0].reason
     assert CatchErrorsWrapper.__call__ is before
+
+
+def test_a_function_first_called_under_a_dispatch_mode_compiles_later_or_never():
+    """As its cause says: torch's own doing."""
+    torch._dynamo.utils.counters.clear()
+    with CommDebugMode():
+        run(first_under_a_mode, torch.ones(2))
+    run(first_under_a_mode, torch.ones(2))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == (versions.parse(torch.__version__) >= (2, 14))
+
+
+def first_under_a_mode(x):
+    return x * 3
 
 
 def branches_not(x):

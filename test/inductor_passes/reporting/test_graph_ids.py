@@ -28,8 +28,6 @@ def reduced(x, w):
 @pytest.fixture(autouse=True)
 def group(monkeypatch):
     monkeypatch.setattr(graph_ids, "_numbers", itertools.count())
-    # In 2.11 the ties of the order cannot run uncompiled.
-    monkeypatch.setattr(inductor_compat, "can_pin_order", lambda: False)
     torch._dynamo.reset()
     with fake_group(4):
         yield
