@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -41,10 +41,15 @@ def listed(config: DistConfig | None = None) -> list[Listed]:
     """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
     with makers_noted():
         made = activation.changes(config or DistConfig.from_env())
-    groups: dict[tuple[str, str], list[Any]] = {}
+    return [_listed(maker, reason, changes) for (maker, reason), changes in by_kind(made).items()]
+
+
+def by_kind(made: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    """Changes by the function that made them and the module that asked for them; made under ``makers_noted()``."""
+    kinds: dict[tuple[str, str], list[Any]] = {}
     for change in made:
-        groups.setdefault(_maker_and_reason(change), []).append(change)
-    return [_listed(maker, reason, changes) for (maker, reason), changes in groups.items()]
+        kinds.setdefault(_maker_and_reason(change), []).append(change)
+    return kinds
 
 
 def _maker_and_reason(change: Any) -> tuple[str, str]:

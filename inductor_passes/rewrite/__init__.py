@@ -11,6 +11,9 @@ from inductor_passes.rewrite.gather_before_upcast import GatherBeforeUpcast as G
 from inductor_passes.rewrite.gather_without_copy import GatherWithoutCopy as GatherWithoutCopy
 from inductor_passes.rewrite.merge_tiny import MergeTiny as MergeTiny
 from inductor_passes.rewrite.reduce_before_expand import ReduceBeforeExpand as ReduceBeforeExpand
+from inductor_passes.rewrite.scatter_by_exchange import (
+    ScatterByExchange as ScatterByExchange,
+)
 from inductor_passes.rewrite.share_launches import ShareLaunches as ShareLaunches
 
 # Read top to bottom: what takes a launch away comes before what makes one smaller.
@@ -23,4 +26,5 @@ REWRITES = (
     ShareLaunches,
     GatherWithoutCopy,
     MergeTiny,
+    ScatterByExchange,
 )

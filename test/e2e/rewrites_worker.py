@@ -38,6 +38,7 @@ with torch.no_grad():
     unsubscribe()
 changed = {p.name for record in records for p in record.passes if p.changed}
 wanted = {"all_reduce_slice", "compose_redistributes", "gather_before_upcast", "merge_tiny"}
+wanted |= {"scatter_by_exchange"}
 missing = sorted(wanted - changed)
 wrong = [
     i

@@ -20,9 +20,9 @@ from inductor_passes.machine.measure.content import tables_of
 from inductor_passes.machine.topology.file import dump_topology
 from inductor_passes.machine.topology.rescale import write_rescaled
 
-KINDS = ("all_gather", "all_reduce", "reduce_scatter")
+KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 PAYLOADS = (4, 16 << 10, 128 << 10, 1 << 20, 4 << 20)
-SECONDS = 8.0
+SECONDS = 10.0
 
 
 @dataclass(frozen=True)

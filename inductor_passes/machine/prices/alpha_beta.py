@@ -46,7 +46,7 @@ def collective_us(
     measured = topology.measured_collective(kind, group.size, group.nodes)
     if measured is not None:
         return measured.us(payload_bytes)
-    plans = _plans(kind, payload_bytes, group)
+    plans = _plans(kind, payload_bytes, group, topology.reduce_scatter_rounds)
     times = [_us(plan, p, group, topology) for plan in plans for p in topology.protocols]
     own = topology.all_reduce_in_node
     if kind == "all_reduce" and own is not None and not group.crosses_nodes:
@@ -54,12 +54,15 @@ def collective_us(
     return smallest(*times)
 
 
-def _plans(kind: str, payload: float, group: GroupShape) -> list[_Plan]:
+def _plans(
+    kind: str, payload: float, group: GroupShape, reduce_scatter_rounds: float
+) -> list[_Plan]:
     n, k = group.size, group.nodes
     if kind == "all_gather" or kind == "gather":
         return [_ring(1, (n - 1) * payload, group)]
     if kind == "reduce_scatter" or kind == "scatter":
-        return [_ring(1, (n - 1) / n * payload, group)]
+        rounds = reduce_scatter_rounds if kind == "reduce_scatter" else 1.0
+        return [_ring(rounds, rounds * (n - 1) / n * payload, group)]
     if kind in ("all_reduce", "barrier", "monitored_barrier"):  # a barrier has no payload
         traffic = 2 * (n - 1) / n * payload
         plans = [_ring(2, traffic, group)]
@@ -81,7 +84,7 @@ def _plans(kind: str, payload: float, group: GroupShape) -> list[_Plan]:
     raise ValueError(f"no cost formula for collectives of kind {kind!r}")
 
 
-def _ring(rounds: int, traffic: float, group: GroupShape) -> _Plan:
+def _ring(rounds: float, traffic: float, group: GroupShape) -> _Plan:
     """``rounds`` times around a ring. Its network hop is carried by all links of a node together."""
     inter_steps = rounds * (group.nodes - 1)
     intra_steps = rounds * (group.size - 1) - inter_steps

@@ -41,6 +41,11 @@ class Machine:
         return self.topology.kernel_us
 
     @property
+    def reduce_scatter_rounds(self) -> float:
+        """Rounds that the library takes for a reduce_scatter: 1, or more where it is done by other means."""
+        return self.topology.reduce_scatter_rounds
+
+    @property
     def link_bytes_per_us(self) -> float:
         """Rate of one rank to its peers on the same host."""
         return self.topology.intra_gb_per_s * 1e3

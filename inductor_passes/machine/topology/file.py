@@ -13,12 +13,12 @@ A file is one object::
                               "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
                               "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
                "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE},
-               "coalesced_start_share": FIGURE,
+               "coalesced_start_share": FIGURE, "reduce_scatter_rounds": FIGURE,
                "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
                              "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
 where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``,
-``all_reduce_in_node``, ``coalesced_start_share`` and both lists of what was measured may be left out. A payload is one rank's
+``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and both lists of what was measured may be left out. A payload is one rank's
 input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
 adds measurements to one.
 """

@@ -75,6 +75,7 @@ class Topology:
     ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
     ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
     launch but the first saves in a coalesced call; 0 where such a call runs one after another.
+    ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops what is not this rank's.
     ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured.
     ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
     figure's path to where it is from.
@@ -92,6 +93,7 @@ class Topology:
     protocols: tuple[LinkProtocol, ...]
     all_reduce_in_node: NodeAllReduce | None
     coalesced_start_share: float
+    reduce_scatter_rounds: float
     collectives: tuple[MeasuredCollective, ...]
     products: tuple[MeasuredProducts, ...]
     sources: tuple[tuple[str, str], ...] = field(repr=False)
@@ -233,6 +235,7 @@ def _build(file: Section) -> Topology:
         protocols=tuple(protocols),
         all_reduce_in_node=all_reduce,
         coalesced_start_share=links.optional_share("coalesced_start_share"),
+        reduce_scatter_rounds=links.optional_multiple("reduce_scatter_rounds"),
         collectives=_collectives(links),
         products=_products(device),
         sources=(),

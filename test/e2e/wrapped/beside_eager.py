@@ -116,6 +116,7 @@ KINDS = {
     "_reduce_scatter_base_": ("reduce_scatter", 1),
     "reduce_scatter_tensor": ("reduce_scatter", 0),
     "reduce_scatter_tensor_out": ("reduce_scatter", 0),
+    "all_to_all_single": ("reduce_scatter", 0),  # in its place on gloo: scatter_by_exchange
     "allreduce_": ("all_reduce", 0),
     "all_reduce": ("all_reduce", 0),
     "all_reduce_": ("all_reduce", 0),

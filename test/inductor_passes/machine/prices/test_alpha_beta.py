@@ -33,6 +33,7 @@ def simple_links():
         inter_gb_per_s=2.0,
         protocols=(LinkProtocol("only", 5.0, 1.0, 1.0, 3.0, 1.0),),
         all_reduce_in_node=None,
+        reduce_scatter_rounds=1.0,
     )
 
 
@@ -50,6 +51,17 @@ class TestFormulas(TestCase):
         self.assertEqual(self.us("broadcast"), 5 + 2 + 100)
         self.assertEqual(self.us("permute"), 5 + 1 + 100)
         self.assertEqual(self.us("isend"), 5 + 1 + 100)
+
+    def test_a_library_that_scatters_by_an_all_reduce(self):
+        twice = dataclasses.replace(simple_links(), reduce_scatter_rounds=2.0)
+        for group in (ONE_NODE, FOUR_NODES):
+            scattered = collective_us("reduce_scatter", MB, group, twice)
+            once = collective_us("reduce_scatter", MB, group, simple_links())
+            self.assertEqual(scattered - 5, 2 * (once - 5))
+        self.assertEqual(
+            collective_us("scatter", MB, ONE_NODE, twice),
+            collective_us("scatter", MB, ONE_NODE, simple_links()),
+        )
 
     def test_several_nodes(self):
         # Rings: 12 steps within nodes, 3 between, and each node's four links carry the hop together.

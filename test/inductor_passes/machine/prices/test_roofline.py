@@ -27,6 +27,7 @@ SIMPLE = dataclasses.replace(
     inter_gb_per_s=0.1,
     protocols=(LinkProtocol("only", 5.0, 1.0, 1.0, 3.0, 1.0),),
     all_reduce_in_node=None,
+    reduce_scatter_rounds=1.0,
 )
 
 

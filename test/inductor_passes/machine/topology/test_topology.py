@@ -181,7 +181,7 @@ class TestLoad(TestCase):
     def test_unknown_field(self):
         self.assertExpectedInline(
             self.changed(figure(1.0), "links", "gigabytes"),
-            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, measured, protocols. Correct or remove it. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
+            """Topology file 'FILE' has an unknown field 'links.gigabytes'. Known here: all_reduce_in_node, coalesced_start_share, inter_node_gb_per_s, intra_node_gb_per_s, measured, protocols, reduce_scatter_rounds. Correct or remove it. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
     def test_negative_rate(self):

@@ -1,0 +1,212 @@
+#!/usr/bin/env python
+"""Leave out one change of ``enable()`` after the other: which test misses it? One that no test misses can go.
+
+    python tools/left_out.py                     # every kind of change that doctor --changes lists: hours
+    python tools/left_out.py --nearest 6         # some 40 minutes; run what no test misses once more, without it
+    python tools/left_out.py --only 'aot.partition' --places
+    python tools/left_out.py --nearest 6 --write tools/bench/results/left_out.json
+
+Each change is left out in a process of its own, in which the fast tests run, those files first whose words are
+nearest to the change's, until one fails. Exits with 1 if one was missed by no test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from workers import run
+
+ROOT = Path(__file__).parents[1]
+# They count changes, and so miss all of them.
+COUNTING = {"test/dynamo_dist/test_changes.py", "test/dynamo_dist/cli/test_doctor.py"}
+ELSEWHERE = {"inductor_passes", "gpu", "tools"}  # tests of what enable() does not touch
+WORDS = re.compile(r"[a-z]{3,}")
+EVERYWHERE = {"dynamo", "dist", "torch", "compat", "test", "aten", "default", "the", "and", "that"}
+NO_ANSWER = {"timeout": "a hang", "crash": "a crash"}
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left out: changes of one kind, or one place of them."""
+
+    kind: int  # of those that enable() makes, from 0
+    place: int | None  # of its places, or all
+    name: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The first test that fails without a change; empty if all pass."""
+
+    name: str
+    about: str
+    missed_by: str
+    seconds: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Leave out what is asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help="by the function that makes it, its place or reason",
+    )
+    parser.add_argument("--places", action="store_true", help="each place alone, not all of a kind")
+    parser.add_argument(
+        "--most", type=int, default=100, help="with --places: none of a kind of more places"
+    )
+    parser.add_argument(
+        "--nearest", type=int, metavar="N", help="run no more than so many files of tests"
+    )
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--seconds", type=float, default=1800, help="for one change: longer counts as a hang"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="write what was found, as it is found"
+    )
+    options = parser.parse_args(argv)
+
+    found: list[Found] = []
+    chosen = [
+        left for left in _all_left(options) if re.search(options.only, f"{left.name} {left.about}")
+    ]
+    for left, answer in run(
+        chosen, _set_up, (options.nearest,), options.jobs, options.seconds, lives=1
+    ):
+        record = (
+            answer
+            if isinstance(answer, dict)
+            else {"missed_by": NO_ANSWER[answer], "seconds": options.seconds}
+        )
+        each = Found(left.name, left.about, **record)
+        found.append(each)
+        print(
+            f"{len(found)} of {len(chosen)}: {each.missed_by or 'NO TEST'} misses {each.name} ({each.seconds} s)",
+            flush=True,
+        )
+        if options.write:
+            _write(options.write, found)
+    needless = [each.name for each in found if not each.missed_by]
+    print(f"{len(found)} left out one by one; missed by no test: {', '.join(needless) or 'none'}")
+    return bool(needless)
+
+
+def _all_left(options: argparse.Namespace) -> Iterator[Left]:
+    from dynamo_dist.changes import listed
+
+    for kind, entry in enumerate(listed()):
+        about = f"{entry.how} {entry.why}".strip()
+        if not options.places:
+            yield Left(kind, None, f"{entry.made_by}: {entry.places[0]}", about)
+        elif 1 < len(entry.places) <= options.most:
+            for place, name in enumerate(entry.places):
+                yield Left(kind, place, f"{entry.made_by}: {name}", about)
+
+
+def _set_up(nearest: int | None) -> Callable[[Left], dict[str, Any]]:
+    logging.disable(logging.NOTSET)
+    warnings.resetwarnings()
+    os.chdir(ROOT)
+
+    def without(left: Left) -> dict[str, Any]:
+        start = time.monotonic()
+        first = _First(left)
+        command = [
+            "-xq",
+            "-m",
+            "not slow",
+            "-p",
+            "no:cacheprovider",
+            *_nearest_first(left)[:nearest],
+        ]
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            status = pytest.main(command, plugins=[first])
+        missed = first.failed or (
+            "" if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else f"pytest, with {status!r}"
+        )
+        return {"missed_by": missed, "seconds": round(time.monotonic() - start, 1)}
+
+    return without
+
+
+class _First:
+    """A plugin of pytest: leaves out a change, and keeps the first test that failed."""
+
+    def __init__(self, left: Left) -> None:
+        self.left, self.failed = left, ""
+
+    def pytest_configure(self) -> None:
+        from dynamo_dist import activation, changes
+        from dynamo_dist.torch_compat.changes import makers_noted
+
+        complete = activation.changes
+
+        def without(*args: Any, **kwargs: Any) -> list[Any]:
+            with makers_noted():
+                made = complete(*args, **kwargs)
+            left = list(changes.by_kind(made).values())[self.left.kind]
+            left = left if self.left.place is None else [left[self.left.place]]
+            return [change for change in made if not any(change is each for each in left)]
+
+        activation.changes = without
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def _nearest_first(left: Left) -> list[str]:
+    """The files of fast tests, those that share most words with the change first."""
+    words = set(WORDS.findall(f"{left.name} {left.about}".lower())) - EVERYWHERE
+    place = left.name.rpartition(".")[2].strip("_")
+
+    def near(file: Path) -> tuple[int, int]:
+        text = file.read_text()
+        of_name = words & set(WORDS.findall(str(file.relative_to(ROOT))))
+        return -len(of_name) - 2 * (place in text), -sum(word in text for word in words)
+
+    files = [file.relative_to(ROOT) for file in (ROOT / "test").rglob("test_*.py")]
+    files = [
+        file for file in files if not ELSEWHERE & set(file.parts) and str(file) not in COUNTING
+    ]
+    return [str(file) for file in sorted(files, key=lambda file: near(ROOT / file))]
+
+
+def _write(path: Path, found: list[Found]) -> None:
+    counts = {
+        "left_out": len(found),
+        "missed_by_no_test": sum(not each.missed_by for each in found),
+    }
+    path.write_text(
+        json.dumps(
+            {"torch": torch.__version__, **counts, "changes": [asdict(each) for each in found]},
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
