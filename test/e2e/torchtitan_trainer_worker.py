@@ -6,7 +6,8 @@ after ``dynamo_dist.enable(inductor=True)``. By hand::
 
     torchrun --nproc-per-node 2 test/e2e/torchtitan_trainer_worker.py FOLDER llama3,tp=2 deepseek_v3,ep=2
 
-``short`` among the settings leaves stock's compile out, and C++ (Inductor then calls torch's own kernels).
+``short`` among the settings leaves C++ out (Inductor then calls torch's own kernels), ``ways=eager+ours`` a way. With
+``spmd=spmd_types`` ``ways`` may name eager or stock, not both: a second trainer of stock in a process has other meshes.
 
 Set besides, for it to run on a CPU at all: the device (without a GPU it takes CUDA for granted), figures of memory
 that a CPU has none of, no CUDA graphs, its ``ScaledDotProductAttention`` (FlexAttention has no backward on CPU), two
@@ -87,6 +88,7 @@ def write_text(folder):
 def configuration(case, folder):
     name, *settings = case.split(",")
     asked = dict(setting.split("=") for setting in settings if setting != SHORT)
+    asked.pop("ways", None)
     registry = importlib.import_module(f"torchtitan.models.{name}.config_registry")
     config = getattr(registry, f"{name}_debugmodel")()
     model = config.model_spec.model
@@ -145,14 +147,18 @@ WAYS = {
 }
 
 
+def chosen(settings):
+    """The ways that a case's settings name, or all."""
+    named = [setting.removeprefix("ways=") for setting in settings if setting.startswith("ways=")]
+    return named[0].split("+") if named else list(WAYS)
+
+
 def run(case, folder):
     """Each way's ``values``, or ``error``, and ``graphs``, ``breaks``, ``launches`` by phase, ``seconds``."""
     found, start = {}, {}
-    short = SHORT in case.split(",")
-    torch._inductor.config.fallback_by_default = short
-    for name, way in WAYS.items():
-        if short and name == "stock":
-            continue
+    settings = case.split(",")
+    torch._inductor.config.fallback_by_default = SHORT in settings
+    for name in chosen(settings):
         torch.compiler.reset()
         counters.clear()
         records, config = {}, configuration(case, folder)
@@ -161,7 +167,7 @@ def run(case, folder):
         unsubscribe = recorder.subscribe(lambda r, into=records: into.update({r.graph_id: r}))
         said = {}
         try:
-            with way():
+            with WAYS[name]():
                 said["values"] = train(config, start).tolist()
         except Exception:
             said["error"] = traceback.format_exc()[-2500:]
