@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import fx
 
 from inductor_passes.machine import CostModel
-from inductor_passes.records import ScheduleRecord
+from inductor_passes.records import ScheduleRecord, SplitRecord
 from inductor_passes.schedule_options import ScheduleOptions
 
 
@@ -28,13 +28,15 @@ class PassStats:
     """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's docstring.
 
     ``schedule``: the decision of a pass that settles the order of the whole graph, so that the passes
-    that are a ``fallback`` have nothing left to do. ``notes``: decisions worth a line each.
+    that are a ``fallback`` have nothing left to do. ``split``: that of the pass that cuts graphs into parts.
+    ``notes``: decisions worth a line each.
     """
 
     changed: bool
     counters: Mapping[str, int] = field(default_factory=dict)
     schedule: ScheduleRecord | None = None
     notes: tuple[str, ...] = ()
+    split: SplitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,15 @@ class PassContext:
     """Inputs that a pass may be built from.
 
     ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
-    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph.
+    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``split``: parts to cut
+    graphs into, ``auto`` or ``off``.
     """
 
     cost: CostModel
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     exact: bool = False
     ranks_differ: bool = False
+    split: int | str = "off"
 
 
 class GraphPass(abc.ABC):

@@ -43,6 +43,8 @@ class PassOptions:
     report: a folder for report.html, report.json and trace.json; None writes none.
     schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
         and waits only, ``off`` to leave order to Inductor.
+    split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
+        another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
     exact: only passes that keep every bit.
@@ -54,6 +56,7 @@ class PassOptions:
     topology: str | None = None
     report: str | None = None
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
+    split: int | str = "off"
     plan: str = "off"
     exact: bool = False
     on_pass_error: str = "raise"
@@ -65,6 +68,7 @@ class PassOptions:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
             _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
+        _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
@@ -136,4 +140,20 @@ def _one_of(key: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise OptionError(
             f"Option {key!r} is {value!r}.", "", f"It takes one of {', '.join(map(repr, known))}."
+        )
+
+
+def _check_split(split: int | str, schedule: ScheduleOptions | str) -> None:
+    number = isinstance(split, int) and not isinstance(split, bool)
+    if not (split >= 2 if number else split in ("off", "auto")):  # type: ignore[operator]
+        raise OptionError(
+            f"Option 'split' is {split!r}.",
+            "A graph is cut into 2 parts or more; fewer leave it whole.",
+            "It takes 'off', 'auto' or a whole number from 2 on.",
+        )
+    if split != "off" and not isinstance(schedule, ScheduleOptions):
+        raise OptionError(
+            f"Option 'split' is {split!r}, and 'schedule' is {schedule!r}.",
+            "Parts gain by the order that the global scheduler gives them, and by nothing else.",
+            "Leave 'schedule' out, or set 'split' to 'off'.",
         )

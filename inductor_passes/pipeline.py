@@ -34,6 +34,8 @@ from inductor_passes.schedule.graph.follow import FollowPlan
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
+from inductor_passes.split.follow import FollowSplit
+from inductor_passes.split.regions import SplitRegions
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +99,12 @@ def run_passes(
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
-    """The plan in the place of what merges launches, in front of what orders the graph."""
-    kept = [p for p in passes if not isinstance(p, MergeTiny)]
+    """The plan in the place of what merges and cuts launches, in front of what orders the graph."""
+    kept = [p for p in passes if not isinstance(p, (MergeTiny, SplitRegions))]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))
-    return [*kept[:at], follow, *kept[at:]]
+    cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
+    return [*kept[:at], *cut, follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -112,6 +115,7 @@ def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> P
         schedule if isinstance(schedule, ScheduleOptions) else ScheduleOptions(),
         options.exact,
         ranks_differ,
+        options.split,
     )
 
 
@@ -123,6 +127,8 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
         if pass_.schedules and options.schedule == "off":
             continue
         if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
+            continue
+        if isinstance(pass_, SplitRegions) and options.split == "off":
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue
@@ -223,4 +229,5 @@ def _record(
         reason=reason,
         schedule=stats.schedule,
         notes=stats.notes,
+        split=stats.split,
     )

@@ -100,10 +100,65 @@ class ScheduleRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TriedRecord:
+    """One way to cut a graph that was looked at: ``seed`` is the input that is read in parts, ``along`` how.
+
+    Predicted of the cut graph, scheduled, not measured.
+    """
+
+    parts: int
+    seed: str
+    along: str
+    launches: int
+    makespan_us: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRecord:
+    """An operator that a cut region stops at, why, the user's line, and how often that was so."""
+
+    operator: str
+    reason: str
+    stack: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRecord:
+    """Decision on cutting one graph into parts: predicted, not measured. ``parts`` is 1 where it was left whole.
+
+    ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is shorter, nor any
+    cut that was looked at (``schedule/model/limit.py``).
+    """
+
+    decision: str
+    parts: int
+    seed: str
+    along: str
+    launches: int
+    nodes: int
+    joins: int
+    makespan_uncut_us: float
+    makespan_cut_us: float
+    limit_us: float
+    seconds: float
+    tried: tuple[TriedRecord, ...] = ()
+    ended: tuple[EndedRecord, ...] = ()
+
+    @property
+    def closed(self) -> float:
+        """Share of the distance from the scheduled uncut graph to the limit that the cut takes away."""
+        distance = self.makespan_uncut_us - self.limit_us
+        return (self.makespan_uncut_us - self.makespan_cut_us) / distance if distance > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PassRecord:
     """One run of one pass; ``status`` is ``ran``, ``skipped`` (with ``reason``) or ``failed``.
 
-    ``schedule`` is there where the pass is the global scheduler; ``notes`` where a pass explains its decisions.
+    ``schedule`` is there where the pass is the global scheduler, ``split`` where it cuts graphs into parts;
+    ``notes`` where a pass explains its decisions.
     """
 
     name: str
@@ -115,6 +170,7 @@ class PassRecord:
     reason: str = ""
     schedule: ScheduleRecord | None = None
     notes: tuple[str, ...] = ()
+    split: SplitRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +258,11 @@ class GraphRecord:
     def schedule(self) -> ScheduleRecord | None:
         """Decision of the global scheduler; None where it did not run."""
         return next((p.schedule for p in self.passes if p.schedule is not None), None)
+
+    @property
+    def split(self) -> SplitRecord | None:
+        """Decision on cutting the graph into parts; None where that was off."""
+        return next((p.split for p in self.passes if p.split is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types, with the schema's version."""

@@ -13,11 +13,13 @@ from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.split.regions import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
+    SplitRegions,
     ScheduleGraph,
     SinkWaits,
     HoistLaunches,

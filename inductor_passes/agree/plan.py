@@ -6,15 +6,19 @@ import json
 from dataclasses import dataclass
 
 from inductor_passes.agree.stream import Stream
+from inductor_passes.graph.numbers import launch_in_parts
 
 PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One launch of the final graph: the program's launches that it stands for, by number, and what it does."""
+    """One launch of the final graph: the program's launches that it stands for, by number, and what it does.
 
-    members: tuple[int, ...]
+    A part of a launch has a text for its number (``graph/numbers.py``).
+    """
+
+    members: tuple[int | str, ...]
     what: str
 
 
@@ -27,6 +31,12 @@ class LaunchPlan:
     """
 
     launches: tuple[Planned, ...]
+
+    @property
+    def parts(self) -> dict[int, tuple[int, str]]:
+        """Return into how many parts each of the program's launches is cut, and how they lie."""
+        found = (launch_in_parts(member) for planned in self.launches for member in planned.members)
+        return {launch: (count, along) for launch, count, along in filter(None, found)}
 
     @property
     def text(self) -> str:
@@ -44,9 +54,17 @@ class LaunchPlan:
         try:
             return cls(
                 tuple(
-                    Planned(tuple(int(member) for member in members), str(what))
+                    Planned(tuple(map(_number, members)), str(what))
                     for members, what in json.loads(text)
                 )
             )
         except (TypeError, RecursionError) as error:
             raise ValueError(f"no launch plan: {error}") from error
+
+
+def _number(member: object) -> int | str:
+    if isinstance(member, str) and launch_in_parts(member) is not None:
+        return member
+    if isinstance(member, int):
+        return int(member)
+    raise ValueError(f"no launch plan: {member!r} is no number of a launch")

@@ -29,7 +29,17 @@ from inductor_passes.simulate import Timeline, simulate
 LEAST_GAIN = 0.01
 EXTRA_BYTES = 2**30
 LEAST_BYTES = 2**15  # less is not worth a launch
+# Key of an output node's meta: the cap on peak memory, told by a pass that has changed the program's own.
+CAP_BYTES = "inductor_passes_cap_bytes"
 MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another order of additions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory that a schedule may take above the program's order: the larger of bytes and a share of its peak."""
+
+    extra_bytes: int
+    extra_ratio: float
 
 
 class ScheduleGraph(GraphPass):
@@ -79,16 +89,10 @@ class ScheduleGraph(GraphPass):
 
     def run(self, graph: fx.Graph) -> PassStats:
         start = time.perf_counter()
-        differ = self.ranks_differ or shows_that_ranks_differ(graph)
-        extracted = extract(
-            graph,
-            self.cost,
-            ranks_differ=differ,
-            merge=() if differ else MOVING_OPS if self.exact else MERGED_OPS,
-        )
+        extracted = self.extract(graph)
         problem = extracted.problem
         before = Before.of(extracted)
-        solution, refused = self._best(graph, extracted)
+        solution, refused = self.plan(graph, extracted)
         buckets: list[MergedLaunches] = []
         if not refused:
             buckets = self.apply(graph, extracted, solution)
@@ -119,12 +123,26 @@ class ScheduleGraph(GraphPass):
             schedule=record,
         )
 
-    def solve(self, problem: Problem, *, bucket: bool, extra_bytes: int = EXTRA_BYTES) -> Solution:
+    def extract(self, graph: fx.Graph) -> Extracted:
+        """Return the schedule problem of a graph."""
+        differ = self.ranks_differ or shows_that_ranks_differ(graph)
+        merge = () if differ else MOVING_OPS if self.exact else MERGED_OPS
+        return extract(graph, self.cost, ranks_differ=differ, merge=merge)
+
+    def solve(
+        self,
+        problem: Problem,
+        *,
+        bucket: bool,
+        extra_bytes: int = EXTRA_BYTES,
+        extra_ratio: float | None = None,
+    ) -> Solution:
         """The order and buckets to use, within ``extra_bytes`` of memory above the program's order."""
+        ratio = self.options.extra_memory_ratio if extra_ratio is None else extra_ratio
         return solve(
             problem,
             effort=self.options.effort,
-            extra_memory_ratio=self.options.extra_memory_ratio,
+            extra_memory_ratio=ratio,
             extra_memory_bytes=extra_bytes,
             bucket=bucket,
         )
@@ -137,16 +155,21 @@ class ScheduleGraph(GraphPass):
         buckets = [[n for i in b if (n := nodes[i]) is not None] for b in solution.buckets]
         return apply(graph, extracted.order(solution.order), buckets, self.cost)
 
-    def _best(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
-        """A solution, and why it is not worth being applied, or ""."""
+    def plan(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
+        """Return a solution, and why it is not worth being applied, or ""; the graph stays as it is."""
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        extra = self.options.extra_memory_bytes
-        if extra is None:
+        extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
+        if (cap := graph.output_node().meta.get(CAP_BYTES)) is not None:
+            extra, ratio = cap - before().peak_bytes, -1.0
+        elif extra is None:
             runtime = runtime_bytes(graph, before)
             extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
-        solution = self._merged(graph, extracted, extra, before) if self.options.bucket else None
+        room = _Room(extra, ratio)
+        solution = self._merged(graph, extracted, room, before) if self.options.bucket else None
         if solution is None:
-            solution = self.solve(extracted.problem, bucket=False, extra_bytes=extra)
+            solution = self.solve(
+                extracted.problem, bucket=False, extra_bytes=extra, extra_ratio=ratio
+            )
             check_schedule(extracted.problem, solution.schedule)
         gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
         if gain < LEAST_GAIN:
@@ -154,7 +177,7 @@ class ScheduleGraph(GraphPass):
         return solution, ""
 
     def _merged(
-        self, graph: fx.Graph, extracted: Extracted, extra: int, before: Callable[[], Timeline]
+        self, graph: fx.Graph, extracted: Extracted, room: _Room, before: Callable[[], Timeline]
     ) -> Solution | None:
         """A solution whose buckets, if it has any, pay and fit in the graph; None if there is none.
 
@@ -162,7 +185,10 @@ class ScheduleGraph(GraphPass):
         Where those of large buckets do not fit, smaller ones are tried.
         """
         for part in (1, 2, 4):
-            solution = self.solve(extracted.problem, bucket=True, extra_bytes=extra // part)
+            extra = room.extra_bytes // part if room.extra_bytes > 0 else room.extra_bytes
+            solution = self.solve(
+                extracted.problem, bucket=True, extra_bytes=extra, extra_ratio=room.extra_ratio
+            )
             check_schedule(extracted.problem, solution.schedule)
             if not solution.buckets:
                 return solution
@@ -170,7 +196,7 @@ class ScheduleGraph(GraphPass):
             after = self._applied(graph, extracted, solution)
             if not self._pays(solution, after):
                 return None
-            if after.peak_bytes <= peak + max(extra, self.options.extra_memory_ratio * peak):
+            if after.peak_bytes <= peak + max(room.extra_bytes, room.extra_ratio * peak):
                 return solution
         return None
 

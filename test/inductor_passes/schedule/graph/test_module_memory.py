@@ -83,9 +83,9 @@ def test_the_scheduler_takes_that_much_and_no_more(monkeypatch):
     taken = []
 
     class Asked(ScheduleGraph):
-        def solve(self, problem, *, bucket, extra_bytes):
+        def solve(self, problem, *, bucket, extra_bytes, **room):
             taken.append(extra_bytes)
-            return super().solve(problem, bucket=bucket, extra_bytes=extra_bytes)
+            return super().solve(problem, bucket=bucket, extra_bytes=extra_bytes, **room)
 
     graph = program("a", "a", "b", "b", "c", "c")
     before = simulate(graph, FixedCost()).peak_bytes

@@ -1,0 +1,83 @@
+"""What holds for every pass that cuts a graph into parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from inductor_passes.base import Numerics
+from inductor_passes.errors import InvariantError, PreconditionError
+from inductor_passes.graph.collectives import (
+    group_name,
+    input_tensors,
+    kind,
+    payload_bytes,
+    reduce_op,
+)
+from inductor_passes.graph.hazards import shows_that_ranks_differ
+from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.split.cut import Cutter
+from inductor_passes.split.region import Region
+
+
+class Cutting(Rewrite):
+    """A pass that writes regions into a graph, with what is promised of that."""
+
+    numerics = Numerics.REASSOCIATING
+
+    def __init__(self) -> None:
+        self._cut: list[tuple[fx.Node, object, int, tuple[fx.Node, ...]]] = []
+        self._returned: list[object] = []
+
+    def requires(self, graph: fx.Graph) -> None:
+        super().requires(graph)
+        if shows_that_ranks_differ(graph):
+            raise PreconditionError(
+                f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
+                "Where to cut depends on sizes, and other ranks may see others.",
+                "Compile with static sizes (dynamic=False), or leave the option 'split' out.",
+            )
+
+    def cut(self, graph: fx.Graph, region: Region) -> Cutter:
+        """Write a region into the graph."""
+        before = [(launch, _what(launch), payload_bytes(launch)) for launch in region.launches]
+        self._returned = _returned(graph)
+        cutter = Cutter(graph, region)
+        cutter.run()
+        self._cut = [(*said, cutter.made[said[0]]) for said in before]
+        return cutter
+
+    def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
+        """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
+        for launch, what, size, parts in self._cut:
+            if len({part.args[0] for part in parts}) < len(parts):
+                raise self._broken(f"two parts of %{launch.name} send the same")
+            for part in parts:
+                if (_what(part), payload_bytes(part) * len(parts)) != (what, size):
+                    raise self._broken(
+                        f"%{part.name} launches {_what(part)} of {payload_bytes(part)} bytes, and is to be one of "
+                        f"{len(parts)} parts of %{launch.name}: {what} of {size} bytes"
+                    )
+        if self._cut and _returned(graph) != self._returned:
+            raise self._broken("the graph returns other shapes than it did")
+        stayed = set(before)
+        for node in graph.nodes:
+            reads_new = node in stayed and any(n not in stayed for n in node.all_input_nodes)
+            if reads_new and isinstance(node.target, torch._ops.OpOverload):
+                self._check(node)
+
+    def _broken(self, what: str) -> InvariantError:
+        fix = f"Leave it out with options={{'disable': ['{self.name}']}}."
+        return InvariantError(f"The pass {self.name} cut the graph wrongly: {what}.", "", fix)
+
+
+def _what(launch: fx.Node) -> tuple[object, ...]:
+    dtypes = tuple(tensor.dtype for tensor in input_tensors(launch))
+    return kind(launch), group_name(launch), reduce_op(launch), dtypes
+
+
+def _returned(graph: fx.Graph) -> list[object]:
+    values = [node.meta.get("val") for node in graph.output_node().all_input_nodes]
+    return [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else None for v in values]

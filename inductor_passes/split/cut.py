@@ -1,0 +1,173 @@
+"""Write a region into its graph: each node of it becomes one a part, and what reads all of it reads the parts joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.aliasing import is_view
+from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.edit import aten, emit
+from inductor_passes.graph.numbers import MEMBERS, part_of
+from inductor_passes.rewrite.layout import CONTIGUOUS
+from inductor_passes.split.region import Region
+from inductor_passes.split.rules.places import SUM, Cut, InParts, sizes, smaller
+from inductor_passes.split.rules.products import ADDING
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+
+
+class Cutter:
+    """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order."""
+
+    def __init__(self, graph: fx.Graph, region: Region) -> None:
+        self._graph, self._region, self._count = graph, region, region.parts
+        self._parts: dict[fx.Node, list[fx.Node]] = {}
+        self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
+        self._wholes: dict[fx.Node, fx.Node] = {}
+        self.made: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.joins = 0
+
+    def run(self) -> None:
+        """Put parts in front of each node of the region, then erase it."""
+        steps = self._region.steps
+        for node in list(self._graph.nodes):
+            with self._graph.inserting_before(node):
+                if node in steps:
+                    self._compute(node, steps[node])
+                elif any(source in steps for source in node.all_input_nodes):
+                    node.args = fx.node.map_arg(node.args, self._whole)
+                    node.kwargs = fx.node.map_arg(node.kwargs, self._whole)
+        for node in reversed(steps):
+            self._graph.erase_node(node)
+
+    def _compute(self, node: fx.Node, step: InParts) -> None:
+        made: list[fx.Node] = []
+        for i in range(self._count):
+            args, kwargs = self._given(node, step, i)
+            target: Any = node.target
+            if step.out == SUM and made and target in ADDING:
+                # One kernel adds to what is there.
+                target, args, kwargs = ADDING[target], (made[-1], *args[-2:]), {}
+            elif target in _VIEWS:  # a part may lie so that no view fits
+                target = aten.reshape.default
+            part = self._emit(target, args, node, kwargs)
+            if step.out == SUM and made and node.target not in ADDING:
+                part = self._emit(aten.add.Tensor, (made[-1], part), node)
+            made.append(part)
+        if step.out == SUM:
+            self._wholes[node] = made[-1]
+            return
+        self._parts[node] = made
+        if is_launch(node):
+            self.made[node] = tuple(made)
+            (cut,) = step.reads.values()
+            for i, part in enumerate(made):
+                part.meta[MEMBERS] = part_of(node, i, self._count, str(cut))
+
+    def _given(self, node: fx.Node, step: InParts, i: int) -> tuple[tuple[Any, ...], Any]:
+        """Arguments of part ``i``. A launch sends what lies side by side."""
+
+        def read(source: fx.Node) -> fx.Node:
+            if source not in step.reads:
+                return self._whole(source)
+            part = self._part(source, step.reads[source], i)
+            value = part.meta["val"]
+            if is_launch(node) and isinstance(value, torch.Tensor) and not value.is_contiguous():
+                return self._emit(aten.clone.default, (part,), source, CONTIGUOUS)
+            return part
+
+        args = node.args if step.args is None else step.args
+        return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
+
+    def _part(self, node: fx.Node, cut: Cut, i: int) -> fx.Node:
+        """Part ``i`` of a value: as it was computed, or a slice of all of it."""
+        if node in self._parts:
+            place = self._region.places[node]
+            if place == cut or isinstance(place, tuple):
+                return self._parts[node][i]
+        key = node, cut
+        if key not in self._slices:
+            self._slices[key] = self._sliced(node, cut)
+        return self._slices[key][i]
+
+    def _sliced(self, node: fx.Node, cut: Cut) -> list[fx.Node]:
+        whole, shape, dim = self._whole(node), sizes(node), cut.dim
+        each = shape[dim] // cut.outer // self._count
+        if cut.outer == 1:
+            return [
+                self._emit(aten.slice.Tensor, (whole, dim, i * each, (i + 1) * each), node)
+                for i in range(self._count)
+            ]
+        blocks = [*shape[:dim], cut.outer, self._count, each, *shape[dim + 1 :]]
+        seen = self._emit(aten.reshape.default, (whole, blocks), node)
+        part = smaller(shape, dim, self._count)
+        found = []
+        for i in range(self._count):
+            piece = self._emit(aten.select.int, (seen, dim + 1, i), node)
+            found.append(self._emit(aten.reshape.default, (piece, part), node))
+        return found
+
+    def _whole(self, node: fx.Node) -> fx.Node:
+        """All of a value: as it is, or its parts joined."""
+        if node not in self._region.steps:
+            return node
+        if node not in self._wholes:
+            cut = self._region.places[node]
+            if isinstance(cut, tuple) or (is_view(node) and not _is_dense(node.meta["val"])):
+                # No join lies in memory as a piece does: view the whole again.
+                args = fx.node.map_arg(node.args, self._whole)
+                self._wholes[node] = self._emit(node.target, args, node, node.kwargs)
+            else:
+                self._wholes[node] = self._joined(node, cut, self._parts[node])
+                self.joins += 1
+        return self._wholes[node]
+
+    def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
+        """The parts side by side, in memory as the value lay: its strides are promised to whoever reads it."""
+        shape, order = sizes(node), _memory_order(node.meta["val"])
+        turned = order != sorted(order)
+        dim = order.index(cut.dim)
+        shape = tuple(shape[d] for d in order)
+        if turned:
+            parts = [self._emit(aten.permute.default, (part, order), node) for part in parts]
+        if cut.outer == 1:
+            joined = self._emit(aten.cat.default, (list(parts), dim), node)
+        else:
+            each = shape[dim] // cut.outer // self._count
+            blocks = [*shape[:dim], cut.outer, 1, each, *shape[dim + 1 :]]
+            parts = [self._emit(aten.reshape.default, (part, blocks), node) for part in parts]
+            joined = self._emit(aten.cat.default, (parts, dim + 1), node)
+            joined = self._emit(aten.reshape.default, (joined, list(shape)), node)
+        if turned:
+            back = [order.index(d) for d in range(len(order))]
+            joined = self._emit(aten.permute.default, (joined, back), node)
+        return joined
+
+    def _emit(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        like: fx.Node,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> fx.Node:
+        return emit(self._graph, target, args, like, kwargs)
+
+
+def _memory_order(value: torch.Tensor) -> list[int]:
+    """Dimensions as they lie in memory, outermost first; those of one element stay among their neighbours."""
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Return whether a value fills its memory, each element once."""
+    expected = 1
+    for dim in reversed(_memory_order(value)):
+        if value.shape[dim] > 1 and value.stride(dim) != expected:
+            return False
+        expected *= value.shape[dim]
+    return True

@@ -1,0 +1,115 @@
+"""How far a cut reaches: from one value that is read in parts to the operators that end it."""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.collectives import is_launch
+from inductor_passes.split.rules import step_of
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
+
+
+@dataclass(slots=True)
+class Region:
+    """Nodes that are computed in ``parts``, how each is, and why it ends where it does.
+
+    ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
+    behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
+    """
+
+    seed: fx.Node
+    cut: Cut
+    parts: int
+    steps: dict[fx.Node, InParts] = field(default_factory=dict)
+    places: dict[fx.Node, Place] = field(default_factory=dict)
+    ended: dict[fx.Node, str] = field(default_factory=dict)
+
+    @property
+    def launches(self) -> dict[fx.Node, Cut]:
+        """Launches in parts, and how what each of them sends is cut."""
+        return {
+            node: next(iter(step.reads.values()))
+            for node, step in self.steps.items()
+            if is_launch(node)
+        }
+
+
+class Positions:
+    """Places of a graph's nodes in its order, read once for many regions."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.of = {node: i for i, node in enumerate(graph.nodes)}
+
+
+def spread(
+    positions: Positions,
+    seed: fx.Node,
+    cut: Cut,
+    parts: int,
+    launches: Collection[fx.Node] | None = None,
+) -> Region:
+    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut.
+
+    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
+    """
+    region = Region(seed, cut, parts)
+    queue: list[tuple[int, fx.Node]] = []
+    seen: set[fx.Node] = set()
+
+    def lie(node: fx.Node, place: Place) -> None:
+        region.places[node] = place
+        for user in node.users:
+            if user not in seen:
+                seen.add(user)
+                heapq.heappush(queue, (positions.of[user], user))
+
+    lie(seed, cut)
+    while queue:
+        _, node = heapq.heappop(queue)
+        near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
+        source = node.args[0] if node.target is operator.getitem else None
+        if isinstance(source, fx.Node) and source not in region.steps:
+            place = region.places[source]  # one of several results of what was computed whole
+            if isinstance(place, tuple) and (one := place[cast(int, node.args[1])]) is not None:
+                lie(node, one)
+            continue
+        try:
+            if launches is not None and is_launch(node) and node not in launches:
+                raise EndsError("it is left whole")
+            step = step_of(node, near, parts)
+        except EndsError as error:
+            if node.op != "output":
+                region.ended[node] = str(error)
+                if (again := _behind(node, near)) is not None:
+                    lie(node, again)
+            continue
+        region.steps[node] = step
+        if step.out != "sum":
+            lie(node, step.out)
+    return region
+
+
+def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
+    """How a result that was computed whole is read in parts again: like an input of its shape."""
+    if is_launch(node) or node.op != "call_function":
+        return None
+    shapes = {
+        tuple(source.meta["val"].shape): cut
+        for source, cut in near.items()
+        if isinstance(cut, Cut) and isinstance(source.meta.get("val"), torch.Tensor)
+    }
+    made = node.meta.get("val")
+    if isinstance(made, (list, tuple)):
+        found = tuple(
+            shapes.get(tuple(each.shape)) if isinstance(each, torch.Tensor) else None
+            for each in made
+        )
+        return found if any(found) else None
+    return shapes.get(tuple(made.shape)) if isinstance(made, torch.Tensor) else None

@@ -1,0 +1,60 @@
+"""How operators are computed in parts: a table, and what holds for all that stand in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from inductor_passes.split.rules import (
+    attention,
+    collectives,
+    elementwise,
+    indexing,
+    products,
+    reductions,
+    views,
+)
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, fits, sizes
+from inductor_passes.split.rules.rule import Rule
+
+RULES: dict[object, Rule] = {
+    **views.RULES,
+    **products.RULES,
+    **reductions.RULES,
+    **indexing.RULES,
+    **attention.RULES,
+    **collectives.RULES,
+}
+
+
+def rule_of(target: object) -> Rule:
+    """Return the rule of an operator. Raises EndsError if there is none, for random and for writing ones."""
+    if isinstance(target, torch._ops.OpOverload):
+        if torch.Tag.nondeterministic_seeded in target.tags and target not in RULES:
+            raise EndsError("it draws random numbers")
+        if target._schema.is_mutable:
+            raise EndsError("it writes memory")
+    if target in RULES:
+        return RULES[target]
+    if elementwise.is_elementwise(target):
+        return elementwise.elementwise
+    raise EndsError("it has no rule")
+
+
+def step_of(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
+    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError with the reason."""
+    if node.op != "call_function":
+        raise EndsError("it is no operator")
+    step = rule_of(node.target)(node, places, parts)
+    for source, cut in step.reads.items():
+        # Of several results the one that is picked is looked at where it is picked.
+        if not isinstance(source.meta.get("val"), (list, tuple)) and not fits(
+            cut, sizes(source), parts
+        ):
+            raise EndsError(f"{cut} of {list(sizes(source))} has no {parts} equal parts")
+    return step
+
+
+__all__ = ["RULES", "Cut", "rule_of", "step_of"]

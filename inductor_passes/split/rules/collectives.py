@@ -1,0 +1,78 @@
+"""Collectives: each part launches its own, on the same group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.collectives import argument, group_size
+from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, sizes
+from inductor_passes.split.rules.rule import Rule, cut_of
+
+c10d = torch.ops._c10d_functional
+Places = Mapping[fx.Node, Place]
+
+
+def _once(launch: fx.Node) -> None:
+    """Raise EndsError for a launch that stands for several of the program's."""
+    if len(launch.meta.get(MEMBERS, ())) > 1:
+        raise EndsError("it was merged of several launches")
+
+
+def wait(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Wait for the launch of a part."""
+    source, cut = cut_of(node, places)
+    return InParts(cut, {source: cut})
+
+
+def all_reduce(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Reduce elements at equal places, wherever those are."""
+    _once(node)
+    return wait(node, places, parts)
+
+
+def all_gather(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Gather along dimension 0, where the block of each rank then holds a piece of every part."""
+    _once(node)
+    source, cut = cut_of(node, places)
+    ranks = group_size(node)
+    if cut.dim == 0 and ranks < 1:
+        raise EndsError("nobody knows how many ranks its group has")
+    return InParts(Cut(cut.dim, cut.outer * (1 if cut.dim else ranks)), {source: cut})
+
+
+def reduce_scatter(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Scatter along dimension 0 what holds, for each rank, a piece of every part."""
+    _once(node)
+    source, cut = cut_of(node, places)
+    ranks = group_size(node)
+    if cut.dim == 0 and (ranks < 1 or cut.outer % ranks):
+        raise EndsError("a part does not hold the shares of all ranks")
+    return InParts(Cut(cut.dim, cut.outer // (1 if cut.dim else ranks)), {source: cut})
+
+
+def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Exchange equal shares along dimension 0, each with a piece of every part."""
+    _once(node)
+    source, cut = cut_of(node, places)
+    given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
+    ranks = group_size(node)
+    if cut.dim:
+        return InParts(cut, {source: cut})
+    even = [sizes(source)[0] // max(ranks, 1)] * ranks
+    if not ranks or given != even or taken != even or cut.outer % ranks:
+        raise EndsError("its shares are not equal ones with a piece of every part")
+    share = [even[0] // parts] * ranks
+    return InParts(cut, {source: cut}, (source, share, share, *node.args[3:]))
+
+
+RULES: dict[object, Rule] = {
+    c10d.wait_tensor.default: wait,
+    c10d.all_reduce.default: all_reduce,
+    c10d.all_gather_into_tensor.default: all_gather,
+    c10d.reduce_scatter_tensor.default: reduce_scatter,
+    c10d.all_to_all_single.default: all_to_all,
+}

@@ -1,0 +1,52 @@
+"""Operators that compute each element from those at its place: parts stay apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.edit import aten, prims
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, is_tensor, sizes
+
+# Elementwise, though torch does not tag them so.
+_UNTAGGED = frozenset(
+    (
+        prims.convert_element_type.default,
+        aten.clone.default,
+        aten.detach.default,
+        aten.alias.default,
+        aten._to_copy.default,
+        aten.full_like.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+    )
+)
+
+
+def is_elementwise(target: object) -> bool:
+    """Return whether an operator is elementwise, by its tag or by name."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target in _UNTAGGED
+
+
+def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
+    """Align inputs from the right; of those that are not broadcast along the parts, each part reads its own."""
+    rank = len(sizes(node))
+    cuts = {
+        place.moved(rank - len(sizes(source)))
+        for source, place in places.items()
+        if isinstance(place, Cut)
+    }
+    if len(cuts) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = cuts
+    reads = {}
+    for source in filter(is_tensor, node.all_input_nodes):
+        shape = sizes(source)
+        own = cut.moved(len(shape) - rank)
+        if own.dim >= 0 and shape[own.dim] > 1:
+            reads[source] = own
+    return InParts(cut, reads)

@@ -1,0 +1,82 @@
+"""How a value lies in parts, and how a node is computed in them.
+
+The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a shard (``Cut``),
+whole (no place), or was a partial sum, whose parts are added where it is made (``SUM``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.edit import tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Dimension ``dim`` is [outer, parts, inner]: each of ``outer`` blocks holds a piece of every part, in order.
+
+    ``outer`` is 1 where the parts are consecutive; gathered values hold a block for each rank.
+    """
+
+    dim: int
+    outer: int = 1
+
+    def moved(self, by: int) -> Cut:
+        """Return the same cut, ``by`` dimensions further."""
+        return Cut(self.dim + by, self.outer)
+
+    def __str__(self) -> str:
+        return f"dimension {self.dim}" + (f" in {self.outer} blocks" if self.outer > 1 else "")
+
+
+SUM: Final = "sum"
+Place = Cut | tuple[Cut | None, ...]  # a tuple where an operator has several results
+
+
+@dataclass(frozen=True, slots=True)
+class InParts:
+    """How one node is computed in parts.
+
+    ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole. ``reads``: inputs
+    that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
+    are not as they were.
+    """
+
+    out: Place | Literal["sum"]
+    reads: Mapping[fx.Node, Cut] = field(default_factory=dict)
+    args: tuple[Any, ...] | None = None
+
+
+class EndsError(Exception):
+    """A node that is not computed in parts: the region ends here. The text says why."""
+
+
+def sizes(node: object) -> tuple[int, ...]:
+    """Return the local shape of a node. Raises EndsError unless it is a tensor of known sizes."""
+    found = tensor(node)
+    if found is None:
+        raise EndsError("it is not one tensor")
+    if not all(isinstance(size, int) for size in found.shape):
+        raise EndsError("its sizes are symbols, whose values other ranks may not share")
+    return tuple(found.shape)
+
+
+def fits(cut: Cut, shape: tuple[int, ...], parts: int) -> bool:
+    """Return whether a shape has ``parts`` equal parts along a cut."""
+    size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
+    return size > 0 and size % (cut.outer * parts) == 0
+
+
+def smaller(shape: tuple[int, ...], dim: int, parts: int) -> list[int]:
+    """Return the shape of a part."""
+    return [size // parts if i == dim else size for i, size in enumerate(shape)]
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Return whether the value of a node is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)

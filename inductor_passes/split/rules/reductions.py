@@ -1,0 +1,79 @@
+"""Reductions: along other dimensions parts stay apart; a sum over the parts is the sum of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from inductor_passes.graph.collectives import argument
+from inductor_passes.graph.edit import aten
+from inductor_passes.split.rules.elementwise import elementwise
+from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, sizes
+from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart
+
+Places = Mapping[fx.Node, Place]
+_SUMS = (aten.sum.default, aten.sum.dim_IntList)
+
+
+def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Count the dimensions that go; of a sum over the parts, add theirs."""
+    source, cut = cut_of(node, places)
+    rank = len(sizes(source))
+    dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
+    if cut.dim in dims:
+        if node.target not in _SUMS:
+            raise EndsError(f"it reduces over the parts and is no sum ({cut})")
+        return InParts(SUM, {source: cut})
+    gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
+    several = node.meta.get("val")
+    made = cut.moved(-gone)
+    return InParts(
+        (made,) * len(several) if isinstance(several, (list, tuple)) else made, {source: cut}
+    )
+
+
+def along(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Sort, pick or accumulate along one dimension, in which the parts do not lie; shapes stay."""
+    source, cut = cut_of(node, places)
+    keeps_apart(cut, dims_of(node, len(sizes(source)), default=-1))
+    several = node.meta.get("val")
+    return InParts(
+        (cut,) * len(several) if isinstance(several, (list, tuple)) else cut, {source: cut}
+    )
+
+
+def softmax(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Normalize along one dimension, in which the parts do not lie."""
+    step = elementwise(node, places, parts)
+    assert isinstance(step.out, Cut)
+    keeps_apart(step.out, dims_of(node, len(sizes(node))))
+    return step
+
+
+RULES: dict[object, Rule] = {
+    **dict.fromkeys(
+        (
+            *_SUMS,
+            aten.mean.dim,
+            aten.amax.default,
+            aten.amin.default,
+            aten.any.dim,
+            aten.argmax.default,
+            aten.argmin.default,
+            aten.var.correction,
+            aten.var_mean.correction,
+        ),
+        reduce,
+    ),
+    **dict.fromkeys((aten.cumsum.default, aten.topk.default, aten.sort.default), along),
+    **dict.fromkeys(
+        (
+            aten._softmax.default,
+            aten._log_softmax.default,
+            aten._softmax_backward_data.default,
+            aten._log_softmax_backward_data.default,
+        ),
+        softmax,
+    ),
+}

@@ -1,0 +1,173 @@
+"""Views and placements: a part of the result is the view of a part."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from inductor_passes.graph.collectives import argument
+from inductor_passes.graph.edit import aten
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, sizes, smaller
+from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, source_of
+
+Places = Mapping[fx.Node, Place]
+
+
+def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Find the dimension in which parts lie at the same flat distance as before, which no view changes."""
+    source, cut = cut_of(node, places)
+    before, after = sizes(source), sizes(node)
+    distance = before[cut.dim] // cut.outer // parts * math.prod(before[cut.dim + 1 :])
+    below = 1
+    for dim in reversed(range(len(after))):
+        row = below * after[dim]
+        if after[dim] > 1 and distance % below == 0 and row % (distance * parts) == 0:
+            made = Cut(dim, row // (distance * parts))
+            return InParts(made, {source: cut}, (source, smaller(after, dim, parts)))
+        below = row
+    raise EndsError(f"no dimension of {list(after)} holds the parts of {list(before)} ({cut})")
+
+
+def permute(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Follow the dimension to its new place."""
+    source, cut = cut_of(node, places)
+    rank = len(sizes(source))
+    order = list(range(rank))
+    if node.target is aten.permute.default:
+        order = dims_of(node, rank, "dims")
+    elif node.target is aten.t.default:
+        order.reverse()
+    else:
+        (a,), (b,) = dims_of(node, rank, "dim0"), dims_of(node, rank, "dim1")
+        order[a], order[b] = order[b], order[a]
+    return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
+
+
+def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Count the dimension that is put in front."""
+    source, cut = cut_of(node, places)
+    (at,) = dims_of(node, len(sizes(source)) + 1)
+    return InParts(cut.moved(at <= cut.dim), {source: cut})
+
+
+def squeeze(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Count the dimensions that go."""
+    source, cut = cut_of(node, places)
+    shape = sizes(source)
+    gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
+    return InParts(cut.moved(-sum(dim < cut.dim for dim in gone)), {source: cut})
+
+
+def expand(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Align dimensions from the right."""
+    source, cut = cut_of(node, places)
+    shape = sizes(node)
+    made = cut.moved(len(shape) - len(sizes(source)))
+    return InParts(made, {source: cut}, (source, smaller(shape, made.dim, parts), *node.args[2:]))
+
+
+def along_another(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Take a piece along a dimension in which the parts do not lie."""
+    source, cut = cut_of(node, places)
+    (at,) = dims_of(node, len(sizes(source)), default=0)
+    if at == cut.dim:
+        raise EndsError(f"it takes a piece along the dimension of the parts ({cut})")
+    return InParts(cut.moved(-(node.target is aten.select.int and at < cut.dim)), {source: cut})
+
+
+def pad(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Pad dimensions in which the parts do not lie."""
+    source, cut = cut_of(node, places)
+    rank, padding = len(sizes(source)), argument(node, "pad")
+    if not isinstance(padding, (list, tuple)) or rank - 1 - cut.dim < len(padding) // 2:
+        raise EndsError(f"it pads the dimension of the parts ({cut})")
+    return InParts(cut, {source: cut})
+
+
+def put(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Put a piece into a value, along a dimension in which the parts do not lie."""
+    into, piece = node.args[:2]
+    assert isinstance(into, fx.Node) and isinstance(piece, fx.Node)
+    (at,) = dims_of(node, len(sizes(into)), default=0)
+    less = node.target is aten.select_scatter.default
+    cut = places.get(into)
+    if not isinstance(cut, Cut):
+        inner = places[piece]
+        assert isinstance(inner, Cut)
+        cut = inner.moved(less and at <= inner.dim)
+    if at == cut.dim:
+        raise EndsError(f"it puts a piece along the dimension of the parts ({cut})")
+    return InParts(cut, {into: cut, piece: cut.moved(-(less and at < cut.dim))})
+
+
+def split(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Cut along another dimension, or into just the blocks of which each holds a piece of every part."""
+    source, cut = cut_of(node, places)
+    (at,) = dims_of(node, len(sizes(source)), default=0)
+    count = len(node.meta["val"])
+    if at != cut.dim:
+        return InParts((cut,) * count, {source: cut})
+    given, whole = node.args[1], sizes(source)[at]
+    each: Any = given[0] if isinstance(given, (list, tuple)) else given
+    equal = isinstance(each, int) and each * count == whole
+    if isinstance(given, (list, tuple)):
+        equal = equal and set(given) == {each}
+    if not equal or cut.outer % count:
+        raise EndsError(f"its pieces are not those of which each holds all parts ({cut})")
+    piece = each // parts
+    new = [piece] * count if isinstance(given, (list, tuple)) else piece
+    return InParts(
+        (Cut(at, cut.outer // count),) * count, {source: cut}, (source, new, *node.args[2:])
+    )
+
+
+def pick(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Pick one of several results."""
+    source, index = source_of(node), node.args[1]
+    found = places.get(source)
+    cut = found[index] if isinstance(found, tuple) and isinstance(index, int) else None
+    if cut is None:
+        raise EndsError("this result of several is not in parts")
+    return InParts(cut, {source: cut})
+
+
+def cat(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Join along another dimension, or pieces of equal size, of which each is then a block with all parts."""
+    joined = node.args[0]
+    assert isinstance(joined, (list, tuple))
+    sources = [source for source in joined if isinstance(source, fx.Node)]
+    (at,) = dims_of(node, len(sizes(node)), default=0)
+    cuts = {places.get(source) for source in sources} - {None}
+    if len(cuts) != 1 or len({len(sizes(source)) for source in sources}) > 1:
+        raise EndsError("what it joins lies in unlike parts")
+    (cut,) = cuts
+    assert isinstance(cut, Cut)
+    reads = dict.fromkeys(sources, cut)
+    if at != cut.dim:
+        return InParts(cut, reads)
+    if len({sizes(source)[at] for source in sources}) > 1:
+        raise EndsError("it joins pieces of unlike sizes along the dimension of the parts")
+    return InParts(Cut(at, cut.outer * len(sources)), reads)
+
+
+RULES: dict[object, Rule] = {
+    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshape),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute),
+    aten.unsqueeze.default: unsqueeze,
+    aten.squeeze.dim: squeeze,
+    aten.squeeze.dims: squeeze,
+    aten.expand.default: expand,
+    aten.slice.Tensor: along_another,
+    aten.select.int: along_another,
+    aten.constant_pad_nd.default: pad,
+    aten.slice_scatter.default: put,
+    aten.select_scatter.default: put,
+    aten.split.Tensor: split,
+    aten.split_with_sizes.default: split,
+    operator.getitem: pick,
+    aten.cat.default: cat,
+}
