@@ -62,6 +62,7 @@ ALL = (
         ("tools/bench/plan.py", "--layers", "32", "--mesh", "4x2", "--solve-only"),
     ),
     Figures("scaling", ("tools/bench/scaling.py",)),
+    Figures("split", ("tools/bench/split.py",)),
     Figures("adopted_plans", ("tools/bench/adopted_plans.py",), "--json"),
 )
 

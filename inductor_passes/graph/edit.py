@@ -75,11 +75,12 @@ def emit(
     args: tuple[Any, ...],
     like: fx.Node,
     kwargs: Mapping[str, Any] | None = None,
+    known: Any = None,
 ) -> fx.Node:
-    """Call ``target`` at the graph's insertion point, in the name of ``like``."""
+    """Call ``target`` at the graph's insertion point, in the name of ``like``; ``known``: its value, if that is known."""
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in INHERITED if key in like.meta})
-    node.meta["val"] = computed(node)
+    node.meta["val"] = computed(node) if known is None else known
     return node
 
 

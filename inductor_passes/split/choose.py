@@ -21,8 +21,8 @@ LEAST_GAIN = 0.03  # of the step, before a graph is cut
 NEAR = 0.01  # of the limit: no need to look further
 WORTH = 0.5  # of the link time of the region with the most: less is not tried
 TRIED = 2  # regions for each number of parts, those of the longest launches
-# Nodes of all graphs that are built and scheduled to find out, which take about as many seconds as there are 6,000.
-MOST_NODES = 18_000
+# Nodes of all graphs that are built and scheduled to find out, some 3,000 a second; one is, however large.
+MOST_NODES = 9_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ def cut_copy(graph: fx.Graph, region: Region) -> fx.Graph:
     twin = dict(zip(graph.nodes, trial.nodes, strict=True))
     launches = {twin[launch] for launch in region.launches}
     seed = twin[region.seed]
-    Cutter(trial, spread(Positions(trial), seed, region.cut, region.parts, launches)).run()
+    its = spread(Positions(trial), seed, region.cut, region.parts, launches)
+    Cutter(trial, its, trial=True).run()
     return trial
 
 

@@ -21,9 +21,13 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 class Cutter:
-    """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order."""
+    """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order.
 
-    def __init__(self, graph: fx.Graph, region: Region) -> None:
+    ``trial``: the graph is for being priced alone, so that parts of a value may be told to be one.
+    """
+
+    def __init__(self, graph: fx.Graph, region: Region, *, trial: bool = False) -> None:
+        self._trial = trial
         self._graph, self._region, self._count = graph, region, region.parts
         self._parts: dict[fx.Node, list[fx.Node]] = {}
         self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
@@ -54,9 +58,10 @@ class Cutter:
                 target, args, kwargs = ADDING[target], (made[-1], *args[-2:]), {}
             elif target in _VIEWS:  # a part may lie so that no view fits
                 target = aten.reshape.default
-            part = self._emit(target, args, node, kwargs)
+            known = made[-1].meta["val"] if made and self._trial else None
+            part = self._emit(target, args, node, kwargs, known)
             if step.out == SUM and made and node.target not in ADDING:
-                part = self._emit(aten.add.Tensor, (made[-1], part), node)
+                part = self._emit(aten.add.Tensor, (made[-1], part), node, known=known)
             made.append(part)
         if step.out == SUM:
             self._wholes[node] = made[-1]
@@ -153,8 +158,9 @@ class Cutter:
         args: tuple[Any, ...],
         like: fx.Node,
         kwargs: Mapping[str, Any] | None = None,
+        known: Any = None,
     ) -> fx.Node:
-        return emit(self._graph, target, args, like, kwargs)
+        return emit(self._graph, target, args, like, kwargs, known)
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:

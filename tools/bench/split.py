@@ -1,0 +1,206 @@
+"""Question: how much shorter is a step whose graph is cut into parts, and how far is it from the limit?
+
+    python tools/bench/split.py --out tools/bench/results/split.json
+
+Simulated, on h100x8, each graph on a fake group. "forward" and "training": four layers of Llama-3 8B, Megatron's tensor
+parallel on 8 ranks, by batch; training is forward and backward in one graph. "post-grad": forward and backward graphs as Inductor
+has them, of the tensor parallel program of ``zoo.py`` (sequence parallel, two layers) at that width. The others are training steps
+of ``scaling_steps.py``, one sequence a group, on 64 ranks. Baseline: the same graph scheduled whole; "limit" is the larger of all
+compute and the busiest channel by bytes alone, ``closed`` the share of the distance to it that the cut takes away. Makespans are
+of the whole pipeline, cut or not; ``choice_seconds`` is what the choice took by the clock of a machine with other work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import zoo
+from scaling_steps import STEPS, Context, trace_step
+from torch import Tensor, fx
+
+from inductor_passes import PassOptions
+from inductor_passes.attach.capture import capturing
+from inductor_passes.pipeline import run_passes
+from inductor_passes.testing import fake_group, trace
+
+TOPOLOGY, LAYERS, RANKS, WORLD = "h100x8", 4, 8, 64
+HIDDEN, HEADS, KV_HEADS, INNER, TOKENS, HEAD = 4096, 32, 8, 14336, 4096, 128
+c10d, wait = torch.ops._c10d_functional, torch.ops._c10d_functional.wait_tensor
+attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def reduced(x: Tensor) -> Tensor:
+    """The sum over the ranks."""
+    return wait(c10d.all_reduce(x, "sum", "0"))
+
+
+class Enter(torch.autograd.Function):
+    """Nothing; the gradient is summed."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
+        return reduced(grad.contiguous())
+
+
+class Leave(torch.autograd.Function):
+    """A sum over ranks; the gradient is as it is."""
+
+    @staticmethod
+    def forward(ctx: Context, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMSNorm without a weight."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def layer(x: Tensor, qkv: Tensor, o: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """One decoder layer, without rotary positions; heads of this rank."""
+    b, t, _ = x.shape
+    heads, kv = HEADS // RANKS, KV_HEADS // RANKS
+    q, k, v = (Enter.apply(norm(x)) @ qkv).split([heads * HEAD, kv * HEAD, kv * HEAD], -1)
+    q, k, v = (y.reshape(b, t, -1, HEAD).transpose(1, 2) for y in (q, k, v))
+    k, v = (y.repeat_interleave(heads // kv, 1) for y in (k, v))
+    out = attention(q, k, v, 0.0, True)[0].transpose(1, 2).reshape(b, t, -1)
+    x = x + Leave.apply(out @ o)
+    gate, value = (Enter.apply(norm(x)) @ up).chunk(2, -1)
+    return x + Leave.apply(torch.nn.functional.silu(gate) * value @ down)
+
+
+def megatron(batch: int, training: bool) -> fx.Graph:
+    """The layers on one rank, forward alone or with gradients of all weights."""
+    width = (HEADS + 2 * KV_HEADS) // RANKS * HEAD
+    one = [[HIDDEN, width], [HEADS // RANKS * HEAD, HIDDEN]]
+    one += [[HIDDEN, 2 * INNER // RANKS], [INNER // RANKS, HIDDEN]]
+
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        for i in range(0, len(weights), len(one)):
+            x = layer(x, *weights[i : i + len(one)])
+        return x
+
+    def step(x: Tensor, grad: Tensor, *weights: Tensor) -> list[Tensor]:
+        given = [x.requires_grad_(), *(w.requires_grad_() for w in weights)]
+        y = forward(*given)
+        return [y, *torch.autograd.grad(y, given, grad)]
+
+    x = [batch, TOKENS, HIDDEN]
+    inputs = [x, x, *one * LAYERS] if training else [x, *one * LAYERS]
+    graph = trace(step if training else forward, *inputs, dtype=torch.bfloat16)
+    graph.eliminate_dead_code()
+    return graph
+
+
+def post_grad(batch: int) -> Iterator[tuple[str, fx.Graph]]:
+    """The graphs of the zoo's tensor parallel program, as wide as Llama-3 8B."""
+    sizes = {"WIDTH": HIDDEN, "HEADS": HEADS, "HIDDEN": INNER, "TOKENS": TOKENS, "BATCH": batch}
+    was = {name: getattr(zoo, name) for name in sizes}
+    vars(zoo).update(sizes)
+    try:
+        torch.compiler.reset()
+        with capturing() as (backend, captured):
+            zoo.tensor_parallel(lambda f: torch.compile(f, backend=backend, fullgraph=True))
+    finally:
+        vars(zoo).update(was)
+    for found in captured:
+        yield f"post-grad {found.phase}, TP + SP, batch {batch}", found.graph
+
+
+def graphs() -> Iterator[tuple[str, int, Callable[[], Iterator[tuple[str, fx.Graph]]]]]:
+    """What is looked at: a name, the ranks, and what makes its graphs."""
+    for training in (False, True):
+        kind = "training" if training else "forward"
+        for batch in (1, 2, 4, 8):
+            name = f"{kind}, TP, batch {batch}"
+            yield name, RANKS, lambda n=name, b=batch, t=training: iter([(n, megatron(b, t))])
+    for batch in (1, 4):
+        yield "post-grad", RANKS, lambda b=batch: post_grad(b)
+    for name, step in STEPS.items():
+        if "TP" in name or "EP" in name:
+            yield name, WORLD, lambda n=name, s=step: iter([(n, trace_step(s, WORLD))])
+
+
+def measured(name: str, graph: fx.Graph) -> dict:
+    """The graph scheduled whole and cut."""
+    row = {"graph": name, "nodes": len(graph.nodes)}
+    start = time.process_time()
+    cut = _ran(graph, "auto")
+    seconds = time.process_time() - start
+    whole = _ran(graph, "off")
+    split = next(p.split for p in cut.passes if p.name == "split_regions")
+    uncut, after = whole.after.makespan_us, cut.after.makespan_us
+    distance = uncut - split.limit_us
+    return row | {
+        "decision": split.decision,
+        "parts": split.parts,
+        "launches_cut": split.launches,
+        "joins": split.joins,
+        "program_ms": round(whole.before.makespan_us / 1e3, 3),
+        "uncut_ms": round(uncut / 1e3, 3),
+        "cut_ms": round(after / 1e3, 3),
+        "limit_ms": round(split.limit_us / 1e3, 3),
+        "cut_over_uncut": round(after / uncut, 4),
+        "uncut_over_limit": round(uncut / split.limit_us, 4),
+        "cut_over_limit": round(after / split.limit_us, 4),
+        "closed": round((uncut - after) / distance, 4) if distance > 1e-6 * uncut else 0.0,
+        "peak_uncut_gib": round(whole.after.peak_bytes / 2**30, 3),
+        "peak_cut_gib": round(cut.after.peak_bytes / 2**30, 3),
+        "ended": [f"{end.count} x {end.operator}: {end.reason}" for end in split.ended],
+        "choice_seconds": round(split.seconds, 2),
+        "pipeline_seconds": round(seconds, 2),
+    }
+
+
+def _ran(graph: fx.Graph, split: str):  # noqa: ANN202
+    trial = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
+    return run_passes(trial.graph, PassOptions(topology=TOPOLOGY, split=split))
+
+
+def main() -> None:
+    """Trace, cut, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--only", default="", help="part of a name")
+    options = parser.parse_args()
+    rows = []
+    for name, ranks, make in graphs():
+        if options.only not in name:
+            continue
+        with fake_group(ranks):
+            for each, graph in make():
+                rows.append(measured(each, graph))
+                print(json.dumps(rows[-1]), flush=True)
+    keys = ("cut_over_uncut", "uncut_over_limit", "cut_over_limit")
+    summary = {key: round(statistics.geometric_mean(r[key] for r in rows), 4) for key in keys}
+    summary["worst_cut_over_uncut"] = max(r["cut_over_uncut"] for r in rows)
+    print("geometric means:", summary)
+    if options.out:
+        result = {
+            "question": __doc__.split("\n")[0],
+            "command": "python tools/bench/split.py",
+            "kind": "simulated on h100x8; seconds by the clock of a loaded machine",
+            "torch": torch.__version__,
+            "summary": summary,
+            "rows": rows,
+        }
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
