@@ -46,6 +46,7 @@ class Left:
     kind: int  # of those that enable() makes, from 0
     place: int | None  # of its places, or all
     name: str
+    asked_by: str  # the module that wants it
     about: str
 
 
@@ -110,15 +111,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _all_left(options: argparse.Namespace) -> Iterator[Left]:
-    from dynamo_dist.changes import listed
+    from dynamo_dist import activation
+    from dynamo_dist.changes import by_kind, listed
+    from dynamo_dist.config import DistConfig
+    from dynamo_dist.torch_compat.changes import makers_noted
 
-    for kind, entry in enumerate(listed()):
+    with makers_noted():
+        kinds = by_kind(activation.changes(DistConfig.from_env()))
+    for kind, ((_, asking), entry) in enumerate(zip(kinds, listed(), strict=True)):
         about = f"{entry.how} {entry.why}".strip()
         if not options.places:
-            yield Left(kind, None, f"{entry.made_by}: {entry.places[0]}", about)
+            yield Left(kind, None, f"{entry.made_by}: {entry.places[0]}", asking, about)
         elif 1 < len(entry.places) <= options.most:
             for place, name in enumerate(entry.places):
-                yield Left(kind, place, f"{entry.made_by}: {name}", about)
+                yield Left(kind, place, f"{entry.made_by}: {name}", asking, about)
 
 
 def _set_up(nearest: int | None) -> Callable[[Left], dict[str, Any]]:
@@ -178,20 +184,23 @@ class _First:
 
 
 def _nearest_first(left: Left) -> list[str]:
-    """The files of fast tests, those that share most words with the change first."""
+    """The files of fast tests: those beside the module that asks for the change, then by the words they share."""
     words = set(WORDS.findall(f"{left.name} {left.about}".lower())) - EVERYWHERE
     place = left.name.rpartition(".")[2].strip("_")
+    *folder, module = left.asked_by.removesuffix(".registry").split(".")
 
     def near(file: Path) -> tuple[int, int]:
-        text = file.read_text()
-        of_name = words & set(WORDS.findall(str(file.relative_to(ROOT))))
-        return -len(of_name) - 2 * (place in text), -sum(word in text for word in words)
+        text = (ROOT / file).read_text()
+        own = 4 * (module in file.stem) + 3 * (file.parts[1:-1] == (*folder,))
+        own += 2 * (place in text) + 2 * (module in text)
+        of_name = words & set(WORDS.findall(str(file)))
+        return -own - len(of_name), -sum(word in text for word in words)
 
     files = [file.relative_to(ROOT) for file in (ROOT / "test").rglob("test_*.py")]
     files = [
         file for file in files if not ELSEWHERE & set(file.parts) and str(file) not in COUNTING
     ]
-    return [str(file) for file in sorted(files, key=lambda file: near(ROOT / file))]
+    return [str(file) for file in sorted(files, key=near)]
 
 
 def _write(path: Path, found: list[Found]) -> None:

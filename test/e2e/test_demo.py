@@ -79,7 +79,7 @@ def test_data_parallel_on_two_ranks(tmp_path):
     assert found["ok"] and found["graph_breaks"] == 0 and found["graphs"] == 1
     assert found["graph_breaks_stock"] > 0  # fully_shard's hooks
     assert found["max_loss_diff"] < 1e-5
-    assert found["launches_by_kind"]["ours"].keys() == {"all_gather", "all_to_all"}
+    assert found["launches_by_kind"]["ours"].keys() == {"all_gather", "reduce_scatter"}
 
 
 @pytest.mark.slow

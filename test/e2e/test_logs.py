@@ -16,7 +16,7 @@ from dynamo_dist import autoload, versions
 INSTALLED = bool(metadata.entry_points(group="torch.backends", name="dynamo_dist"))
 IN_TIME = versions.parse(torch.__version__) >= (2, 13)
 CHILD = Path(__file__).with_name("logs_child.py")
-LINE = "logs_child.py:16: y = (x @ w).redistribute(placements=[Shard(0)]).to_local()"
+LINE = "logs_child.py:18: y = (x @ w).redistribute(placements=[Shard(0)]).to_local()"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not INSTALLED, reason="the backend is named by an installed package only"),
