@@ -70,8 +70,7 @@ class ScatterByExchange(Rewrite):
         with graph.inserting_before(launch):
             args = (source, [first] * ranks, [first] * ranks, group)  # type: ignore[operator]
             sent = emit(graph, c10d.all_to_all_single.default, args, launch)
-        own_us = machine.memory_us(output_bytes(sent) + output_bytes(launch))
-        own_us += machine.kernel_start_us
+        own_us = machine.kernel_us(output_bytes(sent) + output_bytes(launch))
         if self.cost.launch_us(sent) + own_us >= self.cost.launch_us(launch):
             graph.erase_node(sent)
             return False

@@ -43,8 +43,6 @@ class Choice:
     cap_bytes: int
     limit_us: float
     tried: tuple[TriedRecord, ...] = ()
-    regions: int = 0  # that hold a launch
-    left_out: int = 0  # graphs that were not tried because they are large
 
     @property
     def gain(self) -> float:
@@ -71,10 +69,8 @@ def choose(
     best: Trial | None = None
     tried: list[TriedRecord] = []
     nodes = len(graph.nodes)
-    seen = left_out = 0
     for parts in counts:
         listed = list(regions(graph, parts))
-        seen = max(seen, len(listed))
         link_us = {id(r): sum(map(cost.launch_us, r.launches)) for r in listed}
         listed.sort(key=lambda r: -link_us[id(r)])
         for region in listed[:TRIED]:
@@ -84,7 +80,6 @@ def choose(
                 break
             size = len(graph.nodes) + (parts - 1) * len(region.steps)
             if tried and nodes + size > MOST_NODES:
-                left_out += 1
                 continue
             nodes += size
             made = cut_copy(graph, region)
@@ -105,7 +100,7 @@ def choose(
             fits = solution.within_cap or solution.peak_bytes <= uncut.peak_bytes
             if fits and (best is None or trial.makespan_us < best.makespan_us):
                 best = trial
-    return Choice(best, uncut_us, uncut.cap_bytes, limit, tuple(tried), seen, left_out)
+    return Choice(best, uncut_us, uncut.cap_bytes, limit, tuple(tried))
 
 
 def cut_copy(graph: fx.Graph, region: Region) -> fx.Graph:

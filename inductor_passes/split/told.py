@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import torch
@@ -19,27 +20,34 @@ MOST_ENDED = 8  # kinds of ends that are told
 def record_of(choice: Choice, made: Cutter | None, whole: str, seconds: float) -> SplitRecord:
     """Return the record of a choice, and of the cut that was made of it, if any."""
     best = choice.best
-    region = best.region if best is not None else None
-    cut = region if made is not None else None
-    decision = f"left whole: {whole}"
-    if cut is not None:
-        decision = f"cut in {cut.parts} parts along {cut.cut} of %{cut.seed.name}"
-    return SplitRecord(
-        decision=decision,
-        parts=cut.parts if cut is not None else 1,
-        seed=cut.seed.name if cut is not None else "",
-        along=str(cut.cut) if cut is not None else "",
-        launches=len(made.made) if made is not None else 0,
-        nodes=len(cut.steps) if cut is not None else 0,
-        joins=made.joins if made is not None else 0,
+    record = SplitRecord(
+        decision=f"left whole: {whole}",
+        parts=1,
+        seed="",
+        along="",
+        launches=0,
+        nodes=0,
+        joins=0,
         makespan_uncut_us=choice.uncut_us,
-        makespan_cut_us=best.makespan_us
-        if cut is not None and best is not None
-        else choice.uncut_us,
+        makespan_cut_us=choice.uncut_us,
         limit_us=choice.limit_us,
         seconds=seconds,
         tried=choice.tried,
-        ended=_ended(region) if region is not None else (),
+        ended=_ended(best.region) if best is not None else (),
+    )
+    if best is None or made is None:
+        return record
+    cut = best.region
+    return dataclasses.replace(
+        record,
+        decision=f"cut in {cut.parts} parts along {cut.cut} of %{cut.seed.name}",
+        parts=cut.parts,
+        seed=cut.seed.name,
+        along=str(cut.cut),
+        launches=len(made.made),
+        nodes=len(cut.steps),
+        joins=made.joins,
+        makespan_cut_us=best.makespan_us,
     )
 
 

@@ -37,8 +37,13 @@ with torch.no_grad():
     got = torch.compile(program, backend="dynamo_dist", fullgraph=True)(*inputs)
     unsubscribe()
 changed = {p.name for record in records for p in record.passes if p.changed}
-wanted = {"all_reduce_slice", "compose_redistributes", "gather_before_upcast", "merge_tiny"}
-wanted |= {"scatter_by_exchange"}
+wanted = {
+    "all_reduce_slice",
+    "compose_redistributes",
+    "gather_before_upcast",
+    "merge_tiny",
+    "scatter_by_exchange",
+}
 missing = sorted(wanted - changed)
 wrong = [
     i

@@ -16,7 +16,7 @@ from inductor_passes.split.rules import (
     reductions,
     views,
 )
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, fits, sizes
+from inductor_passes.split.rules.places import EndsError, InParts, Place, fits, sizes
 from inductor_passes.split.rules.rule import Rule
 
 RULES: dict[object, Rule] = {
@@ -55,6 +55,3 @@ def step_of(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
         ):
             raise EndsError(f"{cut} of {list(sizes(source))} has no {parts} equal parts")
     return step
-
-
-__all__ = ["RULES", "Cut", "rule_of", "step_of"]

@@ -83,11 +83,14 @@ def test_where_a_reduce_scatter_is_one_or_nothing_is_known(on_all_ranks, pass_):
 def test_a_measured_exchange_that_is_slower_is_not_taken(on_all_ranks, measured_topology):
     """What was measured counts, not the rounds."""
     slower = {"all_to_all": 900.0, "reduce_scatter": 500.0}
-    program = (lambda rank, x: scattered(x),)
-    record, _, _ = on_all_ranks(exchange(measured_topology(slower)), *program, [8, 4])
+
+    def program(rank, x):
+        return scattered(x)
+
+    record, _, _ = on_all_ranks(exchange(measured_topology(slower)), program, [8, 4])
     assert not record.changed
     faster = {"all_to_all": 300.0, "reduce_scatter": 500.0}
-    record, _, _ = on_all_ranks(exchange(measured_topology(faster)), *program, [8, 4])
+    record, _, _ = on_all_ranks(exchange(measured_topology(faster)), program, [8, 4])
     assert record.changed
 
 
