@@ -208,6 +208,13 @@ def sharded(state: FSDPState, path: tuple[int, int]) -> nn.Parameter:
     return param
 
 
+def all_sharded(state: FSDPState) -> Iterator[nn.Parameter]:
+    """The registered parameters of a state, gathered now or not, before ``decide_root`` too."""
+    for group in groups(state):
+        for param in group.fsdp_params:
+            yield param.sharded_param
+
+
 def sharded_moves(
     state: FSDPState,
 ) -> tuple[torch.device | None, torch.dtype | None, torch.dtype | None]:

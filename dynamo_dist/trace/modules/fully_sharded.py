@@ -22,6 +22,7 @@ from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
 from dynamo_dist.trace.modules import whole_parameters
+from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
 
 _WHY = (
@@ -49,13 +50,15 @@ def is_called_eagerly(module: nn.Module) -> bool:
 
 
 def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
-    receiver, _, inputs, keywords = args
+    receiver, module, inputs, keywords = args
     state: Any = building.python_object(receiver)
     known = whole_parameters.reads(tx)
     if state not in known.inside:
         outermost = not known.inside
         _refuse(state, outermost)
         fsdp.decide_root(state)
+        if outermost:
+            warn_of_stale_optimizers(state, building.python_object(module))
         _guard(tx, state, outermost)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)

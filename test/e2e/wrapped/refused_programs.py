@@ -118,7 +118,7 @@ def a_loss_that_is_no_scalar():
 
 @program(2)
 def an_optimizer_made_before_sharding():
-    """As in eager mode it holds parameters that nobody trains: no step of it can tell."""
+    """As in eager mode it holds parameters that nobody trains; the first compiled forward warns of it."""
     model = Net()
     optimizer = sgd(model.parameters())
     model = sharded()(model)
