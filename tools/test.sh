@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: fast tests, slow tests, ruff, mypy. Arguments go to pytest; --setup-only makes the environment and ends.
+# All checks: fast tests, slow ones without sweeps, ruff, mypy. Arguments go to pytest; --setup-only makes the environment and ends.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh
@@ -36,7 +36,7 @@ tests() {
 
 # Two processes, a file of tests to one of them: fixtures that start ranks are made once.
 step "fast tests" tests fast "not slow" "$@"
-step "slow tests" tests slow "slow" "$@"
+step "slow tests" tests slow "slow and not sweep" "$@"
 step "ruff check" ruff check .
 step "ruff format" ruff format --check .
 step "mypy" mypy

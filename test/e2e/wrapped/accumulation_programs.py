@@ -55,7 +55,7 @@ def synchronised_last_compiled_first():
     resharding().train(micro_batches(sync_last, "ce"), again=True)
 
 
-@program(2)
+@program(2, sweep=True)
 def last_backward_said():
     resharding().train(micro_batches(say_last, "ec"), optimizer=adamw, again=True)
 
@@ -66,7 +66,7 @@ def all_reduced_last_eager_first():
     hybrid().train(step, again=True)
 
 
-@program(4)
+@program(4, sweep=True)
 def all_reduced_last_compiled_first():
     step = micro_batches(all_reduce_last, "ce")
     train(sharded(mesh=grid()), step=step, dtype=torch.float64, again=True)

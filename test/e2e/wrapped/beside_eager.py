@@ -23,8 +23,8 @@ MIXED = (0, 5, 6, 13)  # steps that the compiled side runs in eager mode too
 PROGRAMS = {2: {}, 4: {}}
 
 
-def program(ranks):
-    """Register a function that trains, under its name, for so many ranks."""
+def program(ranks, sweep=False):
+    """Register a function that trains, under its name, for so many ranks; ``sweep``: others show most of it too."""
 
     def register(function):
         PROGRAMS[ranks][function.__name__] = function

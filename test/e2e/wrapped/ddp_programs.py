@@ -104,7 +104,7 @@ def evaluated_on_the_first_rank_alone():
     normed().train(step, graphs=graphs, mixed=(1, 4))
 
 
-@program(2)
+@program(2, sweep=True)
 def buffers_of_each_rank():
     def wrap(model):
         return DistributedDataParallel(model, broadcast_buffers=False)
@@ -125,7 +125,7 @@ def parameters_without_use():
     train(wrap, Half, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def gradients_are_views_of_buckets():
     def wrap(model):
         return DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -133,7 +133,7 @@ def gradients_are_views_of_buckets():
     train(wrap, dtype=torch.float64, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def static():
     def wrap(model):
         return DistributedDataParallel(model, static_graph=True)

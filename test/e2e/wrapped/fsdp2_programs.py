@@ -42,7 +42,7 @@ def kept():
     train(sharded(reshard_after_forward=False), mixed=MIXED, unequal=True)
 
 
-@program(4)
+@program(4, sweep=True)
 def resharded_to_pairs():
     train(sharded(reshard_after_forward=2), dtype=torch.float64, mixed=MIXED)
 
@@ -56,7 +56,7 @@ def summed_in_float32():
     )
 
 
-@program(2)
+@program(2, sweep=True)
 def gathered_in_float64():
     inside = MixedPrecisionPolicy(torch.float64, torch.float64)
     outside = MixedPrecisionPolicy(torch.float64, torch.float64, torch.float32)
@@ -68,7 +68,7 @@ def gathered_in_float64():
     train(wrap, unequal=True, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def inputs_are_not_cast():
     policy = MixedPrecisionPolicy(torch.float64, cast_forward_inputs=False)
 
@@ -87,7 +87,7 @@ def hybrid():
     train(sharded(mesh=grid()), unequal=True, mixed=MIXED)
 
 
-@program(4)
+@program(4, sweep=True)
 def hybrid_summed_in_float64():
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float64)
     train(
@@ -121,7 +121,7 @@ class NormedBlock(nets.Block):
         return super().forward(self.norm(x))
 
 
-@program(4)
+@program(4, sweep=True)
 def sequence_parallel_inside():
     plan = {
         "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0)),
@@ -185,7 +185,7 @@ def tied():
     train(sharded(), Tied, unequal=True, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def one_linear_in_two_blocks():
     class Shared(nets.Net):
         def __init__(self):
@@ -220,7 +220,7 @@ def uneven_rows_and_empty_shards():
     assert bool(empty) == (dist.get_rank() == 3)
 
 
-@program(2)
+@program(2, sweep=True)
 def groups_of_an_optimizer():
     def two_groups(params):
         params = list(params)
@@ -276,7 +276,7 @@ def gradients_divided_by_three():
     train(wrap, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def prefetched():
     def wrap(model):
         model = sharded()(model)
@@ -289,7 +289,7 @@ def prefetched():
     train(wrap, lambda: nets.Net(blocks=2), mixed=MIXED, dtype=torch.float64)
 
 
-@program(2)
+@program(2, sweep=True)
 def settled_on_meta():
     """A model that is made on ``meta``, sharded, and then filled."""
 

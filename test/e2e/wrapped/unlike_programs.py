@@ -72,7 +72,7 @@ def one_rank_logs_under_ddp():
     trained(DistributedDataParallel, on_first_rank(0))
 
 
-@program(2)
+@program(2, sweep=True)
 def all_ranks_log_later():
     trained(by_fsdp2, 2)
 

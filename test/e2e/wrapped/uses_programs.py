@@ -39,7 +39,7 @@ def blocks_called_twice():
     train(sharded(), Twice, unequal=True, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def a_loss_of_two_forwards():
     def calls(model):
         return lambda x: model(x) - model(x.flip(0)).square()
@@ -47,7 +47,7 @@ def a_loss_of_two_forwards():
     train(sharded(), calls=calls, dtype=torch.float64)
 
 
-@program(2)
+@program(2, sweep=True)
 def nested_blocks():
     class Outer(nn.Module):
         def __init__(self):
@@ -64,7 +64,7 @@ def nested_blocks():
     train(wrap, lambda: nets.Net(Outer), optimizer=adamw, unequal=True)
 
 
-@program(2)
+@program(2, sweep=True)
 def skipped_blocks():
     class Skips(nets.Net):
         skipped = False
@@ -87,7 +87,7 @@ def recomputed_blocks():
     train(sharded(), nets.Recomputes, unequal=True, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def recomputed_inside_blocks():
     class Recomputes(nets.Block):
         def forward(self, x):
@@ -96,7 +96,7 @@ def recomputed_inside_blocks():
     train(sharded(), lambda: nets.Net(Recomputes), optimizer=adamw)
 
 
-@program(2)
+@program(2, sweep=True)
 def checkpoint_wrapper_inside():
     def wrap(model):
         for i, block in enumerate(model.blocks):
@@ -129,7 +129,7 @@ def compiled_in_place():
     train(sharded(), step=step, dtype=torch.float64, merged=False)
 
 
-@program(2)
+@program(2, sweep=True)
 def dropout_in_training_and_without():
     class Drops(nets.Block):
         def forward(self, x):
@@ -147,7 +147,7 @@ def dropout_in_training_and_without():
     train(sharded(), lambda: nets.Net(Drops), step=step, graphs=2, unequal=True, mixed=(1, 5))
 
 
-@program(2)
+@program(2, sweep=True)
 def recurrent():
     class Recurrent(nn.Module):
         def __init__(self):
@@ -167,7 +167,7 @@ def recurrent():
         train(wrap, Recurrent, mixed=MIXED, graphs=2)
 
 
-@program(2)
+@program(2, sweep=True)
 def lists_and_dictionaries_of_parameters():
     class Lists(nn.Module):
         def __init__(self):
