@@ -6,13 +6,22 @@ import pytest
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("sharded_models_worker.py")
-CASES = ["llama:fully_shard", "qwen3_moe:fully_shard", "gemma3:fully_shard", "gemma3:data_parallel"]
+CASES = [
+    "qwen3_moe:fully_shard",
+    *(
+        pytest.param(case, marks=pytest.mark.sweep)
+        for case in ("llama:fully_shard", "gemma3:fully_shard", "gemma3:data_parallel")
+    ),
+]
 
 
 @pytest.fixture(scope="module")
-def models(cases_on_ranks, tmp_path_factory):
+def models(request, cases_on_ranks, tmp_path_factory):
     pytest.importorskip("transformers")
-    return cases_on_ranks(WORKER, 4, CASES, tmp_path_factory.mktemp("sharded"), timeout=480)
+    cases = [
+        each.callspec.params["case"] for each in request.session.items if each.path == request.path
+    ]
+    return cases_on_ranks(WORKER, 4, cases, tmp_path_factory.mktemp("sharded"), timeout=480)
 
 
 @pytest.mark.parametrize("case", CASES)
