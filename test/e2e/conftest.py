@@ -8,6 +8,13 @@ import preloaded
 import pytest
 
 
+@pytest.fixture(scope="module")
+def asked(request):
+    """What the tests of a file that are to run have for parameters, in order: one run of ranks serves them all."""
+    here = [each for each in request.session.items if each.path == request.path]
+    return [each.callspec.params for each in here if hasattr(each, "callspec")]
+
+
 @pytest.fixture(scope="session")
 def cases_on_ranks():
     """``cases_on_ranks(worker, ranks, cases, folder)``: what each rank says of each case.

@@ -16,11 +16,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def models(request, cases_on_ranks, tmp_path_factory):
+def models(asked, cases_on_ranks, tmp_path_factory):
     pytest.importorskip("transformers")
-    cases = [
-        each.callspec.params["case"] for each in request.session.items if each.path == request.path
-    ]
+    cases = [each["case"] for each in asked]
     return cases_on_ranks(WORKER, 4, cases, tmp_path_factory.mktemp("sharded"), timeout=480)
 
 

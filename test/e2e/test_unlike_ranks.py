@@ -82,18 +82,14 @@ def run(cases, folder):
 
 
 @pytest.fixture(scope="module")
-def said(request, tmp_path_factory):
+def said(asked, tmp_path_factory):
     """What each rank says of each case that is asked for. A case that fails costs new ranks for the rest."""
     folder = tmp_path_factory.mktemp("unlike")
-    wanted = [item.callspec.params["case"] for item in request.session.items if _is_here(item)]
+    wanted = [each["case"] for each in asked]
     results = {}
     while left := [case for case in wanted if case not in results]:
         results |= run(left, folder / str(len(results)))
     return results
-
-
-def _is_here(item):
-    return item.path == Path(__file__) and hasattr(item, "callspec")
 
 
 @pytest.mark.parametrize("case", CASES)

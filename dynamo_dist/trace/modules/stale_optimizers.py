@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.dynamo import modules
 
-log = logging.getLogger("dynamo_dist")
+log = logging.getLogger(__name__)
 _looked_at: WeakSet[Any] = WeakSet()
 
 
@@ -27,7 +27,7 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
     """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters before it was sharded.
 
     They are told by their parameters: no module holds one of them, and their shapes are those of at least half of the
-    root's. Looks at all objects of the process, some tenths of a second beside a compile.
+    root's. Looks at all objects of the process, whence only once.
     """
     if state in _looked_at:
         return

@@ -1,6 +1,7 @@
 """What cannot be in a graph, or is wrong: said with why and fix, before any launch; without ``fullgraph`` as in eager mode."""
 
 import contextlib
+import logging
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
+from dynamo_dist.trace.modules import stale_optimizers
 
 
 def refused(model, *said, around=False):
@@ -118,13 +120,21 @@ def a_loss_that_is_no_scalar():
 
 @program(2)
 def an_optimizer_made_before_sharding():
-    """As in eager mode it holds parameters that nobody trains; the first compiled forward warns of it."""
+    """As in eager mode it holds parameters that nobody trains; the first compiled forward warns of it, before any launch."""
     model = Net()
     optimizer = sgd(model.parameters())
     model = sharded()(model)
     before = weights(model)
     function = torch.compile(model, backend="dynamo_dist", fullgraph=True)
-    function(batch(0)).square().mean().backward()
+    launched = []  # when it was said
+    handler = logging.Handler()
+    handler.emit = lambda record: launched.append(launches.counts.total())
+    log = logging.getLogger(stale_optimizers.__name__)
+    log.addHandler(handler)
+    with Launches() as launches:
+        function(batch(0)).square().mean().backward()
+    log.removeHandler(handler)
+    assert launched == [0] and launches.counts
     optimizer.step()
     torch.testing.assert_close(weights(model), before)
 

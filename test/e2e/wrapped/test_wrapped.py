@@ -18,23 +18,18 @@ FOUND = [
 
 
 @pytest.fixture(scope="module")
-def results(request, cases_on_ranks, tmp_path_factory):
+def results(asked, cases_on_ranks, tmp_path_factory):
     """By number of ranks, what each rank says of each program that was asked for."""
     worker = FOLDER / "worker.py"
-    asked = [
-        (each.callspec.params["ranks"], each.callspec.params["name"])
-        for each in request.session.items
-        if each.path == request.path and hasattr(each, "callspec")
-    ]
     return {
         ranks: cases_on_ranks(
             worker,
             ranks,
-            [name for of, name in asked if of == ranks],
+            [each["name"] for each in asked if each["ranks"] == ranks],
             tmp_path_factory.mktemp(f"ranks{ranks}"),
             timeout=600,
         )
-        for ranks in {ranks for ranks, _ in asked}
+        for ranks in {each["ranks"] for each in asked}
     }
 
 

@@ -1,4 +1,4 @@
-"""An optimizer made before ``fully_shard`` is named once, before anything is launched; those made after it never are."""
+"""An optimizer made before ``fully_shard`` is named once; those made after it, or of others, are not."""
 
 import logging
 
