@@ -121,9 +121,11 @@ def flag_wait(
     """
     seen = load_flag(flag_ptr)
     if MODE != CHECKING:
-        left = tl.where(
-            tl.load(state_ptr + FAILED, volatile=True) == 0, tl.load(state_ptr + SPIN_LIMIT), 0
-        )
+        left = tl.full((), 0, tl.int32)
+        if seen - expect < 0:
+            # One thread looks for all, as at the flag: threads that saw different words would part at a barrier.
+            if tl.atomic_add(state_ptr + FAILED, 0, sem="relaxed", scope="gpu") == 0:
+                left = tl.load(state_ptr + SPIN_LIMIT)
         while (seen - expect < 0) & (left > 0):
             seen = load_flag(flag_ptr)
             left -= 1

@@ -6,6 +6,7 @@ them, and this process's own state: epochs, and the report of a wait that gave u
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 
@@ -20,9 +21,12 @@ from inductor_passes.torch_compat.c10d import group_size_of
 FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
 STATE_WORDS = int(device.STATE_WORDS.value)
 REPORT_WORDS = int(device.REPORT_WORDS.value)
-# Looks at a flag before a wait gives up. Each is assumed to take about half a microsecond: ten minutes, which
-# is how long NCCL waits by default. A rank may be late because it writes a checkpoint.
-SPIN_LIMIT = 1_200_000_000
+# Looks at a flag in a second, taken with sixteen at it at a time.
+LOOKS_PER_SECOND = 2_000_000
+# How long a wait lasts before it gives up: as long as NCCL's by default. A rank may be late because it writes a
+# checkpoint. Another number of seconds: this variable, alike on all ranks.
+SECONDS_VARIABLE = "DYNAMO_DIST_KERNEL_WAIT_SECONDS"
+WAIT_SECONDS = 600.0
 ALIGNMENT = 16
 # Programs of one launch. All of them must be resident at once beside a communication library's kernels:
 # 128 programs of 512 threads fit on 64 multiprocessors of an H100.
@@ -52,7 +56,7 @@ class Workspace:
         local_ranks: int = 1,
         programs: int = PROGRAMS,
         flags: int = 2 * PROGRAMS,
-        spin_limit: int = SPIN_LIMIT,
+        spin_limit: int | None = None,
         mode: int = device.REAL.value,
         memory: torch.Tensor | None = None,
         mapping: object = None,
@@ -79,8 +83,9 @@ class Workspace:
         # Pinned memory is written by the kernel and read here without a copy or a wait.
         self.reports = on_host.pin_memory() if place.type == "cuda" else on_host
         state = torch.zeros(local_ranks, STATE_WORDS, dtype=torch.int32)
+        looks = spin_limit_told() if spin_limit is None else spin_limit
         for i in range(local_ranks):
-            state[i, device.SPIN_LIMIT.value] = spin_limit
+            state[i, device.SPIN_LIMIT.value] = looks
             state[i, device.RANK.value] = rank + i
             words = state[i, device.REPORT.value : device.REPORT.value + 2]
             words.view(torch.int64)[0] = self.reports[i].data_ptr()
@@ -107,6 +112,22 @@ class Workspace:
             failed, source, index, expected, seen = report[:5]
             if failed:
                 raise wait_error(self.family, self.rank + i, source, index, expected, seen)
+
+
+def spin_limit_told() -> int:
+    """Looks at a flag before a wait gives up. Raises KernelError for a number of seconds that is none."""
+    told = os.environ.get(SECONDS_VARIABLE, "") or str(WAIT_SECONDS)
+    try:
+        looks = float(told) * LOOKS_PER_SECOND
+    except ValueError:
+        looks = float("nan")
+    if not 1 <= looks < 1 << 31:
+        raise KernelError(
+            f"{SECONDS_VARIABLE} is {told!r}.",
+            f"It is how long a kernel waits for a peer: up to {(1 << 31) // LOOKS_PER_SECOND} seconds.",
+            f"Unset it for {WAIT_SECONDS:.0f} seconds.",
+        )
+    return int(looks)
 
 
 def wait_error(
@@ -147,7 +168,7 @@ def virtual_workspace(
     place: torch.device | str,
     *,
     programs: int = PROGRAMS,
-    spin_limit: int = SPIN_LIMIT,
+    spin_limit: int | None = None,
     mode: int = device.REAL.value,
 ) -> Workspace:
     """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be noticed.
