@@ -20,6 +20,8 @@ import triton.language as tl
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
+from inductor_passes.kernels import gather_tma, tma
+from inductor_passes.kernels.gather_rows import COPIERS, COPY_BLOCK, MAX_CHUNKS, push_rows
 from inductor_passes.kernels.tiles import (
     ACTIVATIONS,
     Tiles,
@@ -33,54 +35,7 @@ from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_gather_matmul"
 MAX_WEIGHTS = 3
-MAX_CHUNKS = tl.constexpr(16)  # of one rank's rows
-COPIERS = 16
-COPY_BLOCK = 8192
 c10d = torch.ops._c10d_functional
-
-
-@triton.jit
-def push_rows(
-    a_ptr: tl.tensor,
-    peers_ptr: tl.tensor,
-    state_ptr: tl.tensor,
-    rank: tl.tensor,
-    half: tl.tensor,
-    epoch: tl.tensor,
-    program: tl.tensor,
-    n: tl.tensor,
-    chunk_size: tl.tensor,
-    chunks: tl.tensor,
-    WORLD: tl.constexpr,
-    COPIERS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DTYPE: tl.constexpr,
-    SCATTER: tl.constexpr = False,
-) -> None:
-    """Copy ``n`` elements to the place of this rank at every peer, ``chunk_size`` at a time.
-
-    The same to each; or with ``SCATTER`` to each its own, one behind the other in the order of ranks.
-    ``COPIERS`` programs share each chunk; the last to be done with it sets its flag. The peer that
-    multiplies this rank's rows first is served first.
-    """
-    for step in range(1, WORLD):
-        peer = (rank + WORLD - step) % WORLD
-        target = dev.data_of(peers_ptr, peer, half, DTYPE) + rank.to(tl.int64) * n
-        source_ptr = a_ptr
-        if SCATTER:
-            source_ptr = a_ptr + tl.cast(peer, tl.int64) * n
-        for chunk in range(chunks):
-            first = tl.cast(chunk, tl.int64) * chunk_size
-            last = tl.minimum(first + chunk_size, n)
-            for start in range(first + program * BLOCK, last, COPIERS * BLOCK):
-                at = start + tl.arange(0, BLOCK)
-                tl.store(target + at, tl.load(source_ptr + at, mask=at < last), mask=at < last)
-            tl.debug_barrier()
-            counter = state_ptr + dev.COUNTERS + peer * MAX_CHUNKS + chunk
-            arrived = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") + 1
-            if arrived == COPIERS:
-                tl.atomic_xchg(counter, 0, sem="relaxed", scope="gpu")
-                dev.signal(dev.flags_of(peers_ptr, peer) + rank * MAX_CHUNKS + chunk, epoch)
 
 
 @triton.jit
@@ -270,14 +225,70 @@ def launch_all_gather_matmul(
     tiles: Tiles,
     copiers: int = COPIERS,
     copy_block: int = COPY_BLOCK,
+    descriptors: bool = False,
 ) -> list[torch.Tensor]:
     """Run the kernel. ``a`` is contiguous ``[rows, K]``: this rank's, or those of virtual ranks stacked.
 
+    ``descriptors`` moves tiles by the tensor memory accelerator: for what ``tma.can_describe`` accepts.
     Returns one product for each weight, ``[WORLD * rows, N]``, and with ``gather`` the gathered rows.
     """
     ranks, world = workspace.local_ranks, workspace.world
     m, k = a.shape[0] // ranks, a.shape[1]
     outs = [a.new_empty(a.shape[0] * world, weight.shape[1]) for weight in weights]
+    if descriptors:
+        gather_tma.launch(
+            a,
+            weights,
+            biases,
+            outs,
+            workspace,
+            activation=activation,
+            tiles=tiles,
+            copiers=copiers,
+            copy_block=copy_block,
+        )
+    else:
+        _launch_by_threads(
+            a,
+            weights,
+            biases,
+            outs,
+            workspace,
+            activation=activation,
+            tiles=tiles,
+            copiers=copiers,
+            copy_block=copy_block,
+        )
+    if gather:
+        gathered = a.new_empty(a.shape[0] * world, k)
+        read_gathered_kernel[(triton.cdiv(m * k, copy_block), world, ranks)](
+            a,
+            gathered,
+            workspace.peers,
+            workspace.state,
+            m * k,
+            workspace.half_bytes,
+            BLOCK=copy_block,
+            num_warps=8,
+        )
+        outs.append(gathered)
+    return outs
+
+
+def _launch_by_threads(
+    a: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    outs: Sequence[torch.Tensor],
+    workspace: Workspace,
+    *,
+    activation: str,
+    tiles: Tiles,
+    copiers: int,
+    copy_block: int,
+) -> None:
+    ranks, world = workspace.local_ranks, workspace.world
+    m, k = a.shape[0] // ranks, a.shape[1]
     high = triton.cdiv(m, tiles.m)
     widths = [weight.shape[1] for weight in weights]
 
@@ -314,20 +325,6 @@ def launch_all_gather_matmul(
         num_stages=tiles.stages,
         launch_cooperative_grid=ranks > 1,
     )
-    if gather:
-        gathered = a.new_empty(a.shape[0] * world, k)
-        read_gathered_kernel[(triton.cdiv(m * k, copy_block), world, ranks)](
-            a,
-            gathered,
-            workspace.peers,
-            workspace.state,
-            m * k,
-            workspace.half_bytes,
-            BLOCK=copy_block,
-            num_warps=8,
-        )
-        outs.append(gathered)
-    return outs
 
 
 @torch.library.custom_op("inductor_passes::all_gather_matmul", mutates_args=())
@@ -359,19 +356,24 @@ def all_gather_matmul(
         )
     if workspace is None:
         return reference(a, weights, biases, activation, gather, group_name, group_size)
-    capability = capability_of(a.device)
-    tiles = tiles_for(a.dtype, a.shape[0], capability)
-    even = tiles.is_even(a.shape[1], *(weight.shape[1] for weight in weights))
-    plain = even and not biases and activation == "none"
-    tiles = tiles_for(a.dtype, a.shape[0], capability, plain=plain)
+    a, capability = a.contiguous(), capability_of(a.device)
+    widths = [weight.shape[1] for weight in weights]
+    descriptors = tma.can_describe(capability, a, weights)
+    if descriptors:
+        tiles = tma.tma_tiles(a.shape[0], widths, group_size, workspace.programs)
+    else:
+        tiles = tiles_for(a.dtype, a.shape[0], capability)
+        plain = tiles.is_even(a.shape[1], *widths) and not biases and activation == "none"
+        tiles = tiles_for(a.dtype, a.shape[0], capability, plain=plain)
     return launch_all_gather_matmul(
-        a.contiguous(),
+        a,
         weights,
         [bias.contiguous() for bias in biases],
         workspace,
         activation=activation,
         gather=gather,
         tiles=tiles,
+        descriptors=descriptors,
     )
 
 

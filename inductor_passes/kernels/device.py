@@ -34,6 +34,7 @@ FAILED = tl.constexpr(0)  # 1 once a wait has given up
 SPIN_LIMIT = tl.constexpr(1)
 REPORT = tl.constexpr(2)  # two words: the address of the report, which the host can read
 RANK = tl.constexpr(4)
+TILES = tl.constexpr(5)  # two words: tiles handed out in this call and in the one before, by parity of the epoch
 EPOCHS = tl.constexpr(16)  # one a program
 COUNTERS = tl.constexpr(16 + 512)  # for programs of one rank to meet at
 STATE_WORDS = tl.constexpr(16 + 512 + 1024)
@@ -66,6 +67,20 @@ def finish(state_ptr: tl.tensor, program: tl.tensor, epoch: tl.tensor) -> None:
     """End a program's part of a call."""
     tl.debug_barrier()
     tl.store(state_ptr + EPOCHS + program, epoch)
+
+
+@triton.jit
+def open_counter(state_ptr: tl.tensor, program: tl.tensor, parity: tl.tensor) -> tl.tensor:
+    """The counter of tiles of this call, and that of the next call set to 0: no program of it runs yet."""
+    if program == 0:
+        tl.store(state_ptr + TILES + (1 - parity), 0)
+    return state_ptr + TILES + parity
+
+
+@triton.jit
+def take(counter_ptr: tl.tensor) -> tl.tensor:
+    """Take the next tile: each is some program's, whichever is free."""
+    return tl.atomic_add(counter_ptr, 1, sem="relaxed", scope="gpu")
 
 
 @triton.jit

@@ -8,19 +8,17 @@ the type of the result. The first waits for nothing, so the second's waits alway
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
-from inductor_passes.kernels.tiles import (
-    Tiles,
-    capability_of,
-    multiprocessors,
-    tile_product,
-    tiles_for,
-)
+from inductor_passes.kernels import tma
+from inductor_passes.kernels.push_tiles import push_tiles_kernel, push_tiles_tma_kernel
+from inductor_passes.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "matmul_reduce_scatter"
@@ -29,67 +27,6 @@ BLOCK = 2048
 # Flags count tiles, and a peer may be in its next call: more tiles than any call has.
 AHEAD = tl.constexpr(1 << 24)
 c10d = torch.ops._c10d_functional
-
-
-@triton.jit
-def push_tiles_kernel(
-    a_ptr: tl.tensor,
-    b_ptr: tl.tensor,
-    peers_ptr: tl.tensor,
-    state_ptr: tl.tensor,
-    M: tl.tensor,
-    N: tl.tensor,
-    K: tl.tensor,
-    b_row: tl.tensor,
-    b_col: tl.tensor,
-    half_bytes: tl.tensor,
-    WORLD: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    EVEN: tl.constexpr,
-    MODE: tl.constexpr,
-) -> None:
-    """``M`` is the rows of each rank; a has ``WORLD * M``. Virtual ranks are axis 1 of the grid."""
-    DTYPE: tl.constexpr = a_ptr.dtype.element_ty
-    program = tl.program_id(0)
-    local = tl.program_id(1).to(tl.int64)
-    a_ptr += local * WORLD * M * K
-    b_ptr += local * K * N
-    state_ptr += local * dev.STATE_WORDS
-    rank = tl.load(state_ptr + dev.RANK)
-    epoch = dev.next_epoch(state_ptr, program)
-    half = tl.cast(epoch & 1, tl.int64) * half_bytes
-    high = tl.cdiv(M, BM)
-    per_rank = high * tl.cdiv(N, BN)
-    for t in tl.range(program, WORLD * per_rank, PROGRAMS, flatten=False):
-        owner = (rank + 1 + t // per_rank) % WORLD
-        first_row = t % per_rank % high * BM
-        first_col = t % per_rank // high * BN
-        acc = tile_product(
-            a_ptr + (tl.cast(owner, tl.int64) * M + first_row) * K,
-            b_ptr + tl.cast(first_col, tl.int64) * b_col,
-            M - first_row,
-            N - first_col,
-            K,
-            K,
-            b_row,
-            b_col,
-            BM,
-            BN,
-            BK,
-            EVEN,
-            MODE,
-        )
-        part = dev.data_of(peers_ptr, owner, half, DTYPE) + rank.to(tl.int64) * M * N
-        row = tl.arange(0, BM)
-        col = tl.arange(0, BN)
-        at = part + tl.cast(first_row, tl.int64) * N + first_col + row[:, None] * N + col[None, :]
-        inside = (row < M - first_row)[:, None] & (col < N - first_col)[None, :]
-        tl.store(at, acc.to(DTYPE), mask=inside)
-        dev.signal_add(dev.flags_of(peers_ptr, owner) + rank)
-    dev.finish(state_ptr, program, epoch)
 
 
 @triton.jit
@@ -160,32 +97,47 @@ def launch_matmul_reduce_scatter(
     average: bool,
     tiles: Tiles,
     block: int = BLOCK,
+    descriptors: bool = False,
 ) -> torch.Tensor:
-    """Run both kernels. ``a`` contiguous ``[rows, K]``, ``b`` ``[K, N]``; those of virtual ranks stacked."""
+    """Run both kernels. ``a`` contiguous ``[rows, K]``, ``b`` ``[K, N]``; those of virtual ranks stacked.
+
+    ``descriptors`` moves operands by the tensor memory accelerator: for what ``tma.can_describe`` accepts.
+    """
     ranks, world = workspace.local_ranks, workspace.world
     m, k, n = a.shape[0] // ranks // world, a.shape[1], b.shape[1]
     out = a.new_empty(ranks * m, n)
-    push_tiles_kernel[(workspace.programs, ranks)](
-        a,
-        b,
-        workspace.peers,
-        workspace.state,
-        m,
-        n,
-        k,
-        b.stride(0),
-        b.stride(1),
-        workspace.half_bytes,
-        WORLD=world,
-        PROGRAMS=workspace.programs,
-        BM=tiles.m,
-        BN=tiles.n,
-        BK=tiles.k,
-        EVEN=tiles.is_even(k, n),
-        MODE=workspace.mode,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
+    sizes = (workspace.peers, workspace.state, m, n, k)
+    how: dict[str, Any] = {
+        "WORLD": world,
+        "PROGRAMS": workspace.programs,
+        "BM": tiles.m,
+        "BN": tiles.n,
+        "BK": tiles.k,
+        "MODE": workspace.mode,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+    if descriptors:
+        tile = (1, 1, tiles.m, tiles.k)
+        push_tiles_tma_kernel[(workspace.programs, ranks)](
+            tma.describe(a, (ranks, world, m, k), (world * m * k, m * k, k, 1), tile),
+            tma.describe_weight(b, tiles, stacked=ranks),
+            *sizes,
+            workspace.half_bytes,
+            B_ROWS_LIE=tma.rows_lie(b),
+            **how,
+        )
+    else:
+        push_tiles_kernel[(workspace.programs, ranks)](
+            a,
+            b,
+            *sizes,
+            b.stride(0),
+            b.stride(1),
+            workspace.half_bytes,
+            EVEN=tiles.is_even(k, n),
+            **how,
+        )
     reduce_parts_kernel[(workspace.programs, ranks)](
         out,
         workspace.peers,
@@ -226,10 +178,15 @@ def matmul_reduce_scatter(
     if workspace is None:
         return reference(a, b, reduce_op, group_name, group_size)
     rows, capability = a.shape[0] // group_size, capability_of(a.device)
-    even = tiles_for(a.dtype, rows, capability).is_even(a.shape[1], b.shape[1])
-    tiles = tiles_for(a.dtype, rows, capability, plain=even)
+    a = a.contiguous()
+    descriptors = tma.can_describe(capability, a, [b])
+    if descriptors:
+        tiles = tma.tma_tiles(rows, [b.shape[1]], group_size, workspace.programs)
+    else:
+        even = tiles_for(a.dtype, rows, capability).is_even(a.shape[1], b.shape[1])
+        tiles = tiles_for(a.dtype, rows, capability, plain=even)
     return launch_matmul_reduce_scatter(
-        a.contiguous(), b, workspace, average=reduce_op == "avg", tiles=tiles
+        a, b, workspace, average=reduce_op == "avg", tiles=tiles, descriptors=descriptors
     )
 
 

@@ -102,6 +102,19 @@ class Workspace:
         data = self.buffers[0].numel() - FLAG_WORDS * 4
         return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
 
+    def gathered(self, dtype: torch.dtype) -> tuple[torch.Tensor, int, int]:
+        """What this process's ranks have been sent, from the first one's first half on; strides of ranks and halves.
+
+        In elements. Buffers of virtual ranks lie at equal distances.
+        """
+        first = self.buffers[self.rank]
+        apart = 0
+        if self.local_ranks > 1:
+            apart = self.buffers[self.rank + 1].data_ptr() - first.data_ptr()
+        size = dtype.itemsize
+        half = self.half_bytes // size
+        return first[FLAG_WORDS * 4 :].view(dtype), (apart // size) or 2 * half, half
+
     def serves(self, group: object) -> bool:
         """Return whether it was made for this process group, and not for one that bore the name before."""
         return self._group is None or self._group() is group
@@ -176,13 +189,11 @@ def virtual_workspace(
     Launches are cooperative, so that one whose programs do not all fit on the device fails and does
     not hang: ``programs * world`` must fit.
     """
-    buffers = []
-    for _ in range(world):
-        buffer = torch.full((bytes_needed(data_bytes),), 255, dtype=torch.uint8, device=place)
-        buffer[: FLAG_WORDS * 4] = 0
-        buffers.append(buffer)
+    shape = (world, bytes_needed(data_bytes))
+    memory = torch.full(shape, 255, dtype=torch.uint8, device=place)
+    memory[:, : FLAG_WORDS * 4] = 0
     return Workspace(
-        family, buffers, 0, local_ranks=world, programs=programs, spin_limit=spin_limit, mode=mode
+        family, [*memory], 0, local_ranks=world, programs=programs, spin_limit=spin_limit, mode=mode
     )
 
 

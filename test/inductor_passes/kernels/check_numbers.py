@@ -105,8 +105,11 @@ def test_quantised_norm(layer, two_shot):
         (8, F32, 3, 16, (16,), False, "none"),
     ],
 )
-def test_all_gather_matmul(world, dtype, rows, k, widths, transposed, activation):
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_all_gather_matmul(world, dtype, rows, k, widths, transposed, activation, descriptors):
     torch.manual_seed(rows)
+    if descriptors:  # strides in units of 16 bytes
+        widths = [-(-width // 8) * 8 for width in widths]
     a = torch.randn(world * rows, k).to(dtype)
     weights = [(torch.randn(k, n) / k**0.5).to(dtype) for n in widths]
     if transposed:
@@ -124,6 +127,7 @@ def test_all_gather_matmul(world, dtype, rows, k, widths, transposed, activation
             tiles=TILES,
             copiers=1 + (world == 2),
             copy_block=64,
+            descriptors=descriptors,
         )
     space.raise_if_failed()
     as_float = [[t.float() for t in ts] for ts in (weights, biases)]
@@ -138,8 +142,11 @@ def test_all_gather_matmul(world, dtype, rows, k, widths, transposed, activation
     ("world", "dtype", "rows", "k", "n"),
     [(2, F32, 16, 16, 16), (3, F16, 20, 24, 17), (2, BF16, 5, 40, 32), (8, F32, 2, 16, 16)],
 )
-def test_matmul_reduce_scatter(world, dtype, rows, k, n):
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_matmul_reduce_scatter(world, dtype, rows, k, n, descriptors):
     torch.manual_seed(rows)
+    if descriptors:
+        n = -(-n // 8) * 8
     a = torch.randn(world, world * rows, k).to(dtype)
     b = (torch.randn(world, k, n) / k**0.5).to(dtype)
     wanted = torch.bmm(a.float(), b.float()).sum(0)
@@ -147,7 +154,13 @@ def test_matmul_reduce_scatter(world, dtype, rows, k, n):
         space = workspace("matmul_reduce_scatter", world, programs=2)
         with Schedule(seed=rows):
             out = scatter.launch_matmul_reduce_scatter(
-                a.view(-1, k), b.view(-1, n), space, average=average, tiles=TILES, block=64
+                a.view(-1, k),
+                b.view(-1, n),
+                space,
+                average=average,
+                tiles=TILES,
+                block=64,
+                descriptors=descriptors,
             )
         space.raise_if_failed()
         close(out, wanted / world if average else wanted, dtype)

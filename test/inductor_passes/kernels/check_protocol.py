@@ -3,6 +3,8 @@
 By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/kernels/check_protocol.py
 """
 
+import functools
+
 import pytest
 import torch
 import triton
@@ -31,20 +33,27 @@ def totals(space, seed=0, plant=None, two_shot=False, rows=5):
     return total.view(x.shape), x.sum(0).expand(x.shape)
 
 
-def gather_matmul(space, seed=0, plant=None, rows=40):
+def gather_matmul(space, seed=0, plant=None, rows=40, descriptors=False):
     a, weight = torch.randn(WORLD * rows, 16), torch.randn(16, 16)
     with Schedule(seed, plant):
         (out,) = gather.launch_all_gather_matmul(
-            a, [weight], [], space, tiles=TILES, copiers=2, copy_block=64
+            a,
+            [weight],
+            [],
+            space,
+            tiles=TILES,
+            copiers=2,
+            copy_block=64,
+            descriptors=descriptors,
         )
     return out, (a @ weight).repeat(WORLD, 1)
 
 
-def matmul_scatter(space, seed=0, plant=None, rows=20):
+def matmul_scatter(space, seed=0, plant=None, rows=20, descriptors=False):
     a, b = torch.randn(WORLD * WORLD * rows, 16), torch.randn(WORLD * 16, 16)
     with Schedule(seed, plant):
         out = scatter.launch_matmul_reduce_scatter(
-            a, b, space, average=False, tiles=TILES, block=64
+            a, b, space, average=False, tiles=TILES, block=64, descriptors=descriptors
         )
     return out, torch.bmm(a.view(WORLD, -1, 16), b.view(WORLD, 16, 16)).sum(0)
 
@@ -62,7 +71,13 @@ CALLS = {
     "all_reduce_add_norm": reduce_norm,
     "all_gather_matmul": gather_matmul,
     "matmul_reduce_scatter": matmul_scatter,
+    "all_gather_matmul by descriptors": functools.partial(gather_matmul, descriptors=True),
+    "matmul_reduce_scatter by descriptors": functools.partial(matmul_scatter, descriptors=True),
 }
+
+
+def space_of(call, **more):
+    return workspace(call.split()[0], WORLD, programs=3, **more)
 
 
 def is_right(result):
@@ -86,11 +101,11 @@ def times(count, fn):
     return planted
 
 
-@pytest.mark.parametrize("family", CALLS)
-def test_any_order_any_number_of_calls(family):
-    space = workspace(family, WORLD, programs=3)
+@pytest.mark.parametrize("call", CALLS)
+def test_any_order_any_number_of_calls(call):
+    space = space_of(call)
     for seed in range(4):
-        assert is_right(CALLS[family](space, seed)), seed
+        assert is_right(CALLS[call](space, seed)), seed
         space.raise_if_failed()
 
 
@@ -103,30 +118,30 @@ def test_two_shot_and_changing_sizes():
         assert is_right(gather_matmul(space, seed, rows=rows)), rows
 
 
-@pytest.mark.parametrize("family", ["all_reduce_add_norm", "all_gather_matmul"])
-def test_epochs_wrap_around(family):
-    space = workspace(family, WORLD, programs=3)
+@pytest.mark.parametrize("call", [c for c in CALLS if "scatter" not in c])
+def test_epochs_wrap_around(call):
+    space = space_of(call)
     last = 2**31 - 2
     space.state[:, dev.EPOCHS.value : dev.COUNTERS.value] = last
     for buffer in space.buffers:
         buffer.view(torch.int32)[: 1 << 14] = last
     for seed in range(4):
-        assert is_right(CALLS[family](space, seed))
+        assert is_right(CALLS[call](space, seed))
         space.raise_if_failed()
     assert (space.state[:, dev.EPOCHS.value] < 0).all()
 
 
-@pytest.mark.parametrize("family", CALLS)
-def test_a_missing_signal_is_named_and_ends(family):
+@pytest.mark.parametrize("call", CALLS)
+def test_a_missing_signal_is_named_and_ends(call):
     torch.manual_seed(0)
-    name = "signal_add" if family == "matmul_reduce_scatter" else "signal"
-    space = workspace(family, WORLD, programs=3, spin_limit=50)
+    name = "signal_add" if "scatter" in call else "signal"
+    space = space_of(call, spin_limit=50)
     dropped = times(2, lambda original, *args: None)
-    got, _ = CALLS[family](space, plant={name: dropped(name)})
+    got, _ = CALLS[call](space, plant={name: dropped(name)})
     assert torch.isnan(got).any()
     with pytest.raises(
         KernelError,
-        match=rf"{family} on rank \d gave up on chunk \d of rank \d: expected flag \d, saw \d",
+        match=rf"{space.family} on rank \d gave up on chunk \d of rank \d: expected flag \d, saw \d",
     ):
         space.raise_if_failed()
 
@@ -145,18 +160,18 @@ def ends_of(flag_ptr, space):
     return index % WORLD, peer
 
 
-@pytest.mark.parametrize("family", CALLS)
-def test_every_rank_waits_for_every_other(family):
-    name = "signal_add" if family == "matmul_reduce_scatter" else "signal"
+@pytest.mark.parametrize("call", CALLS)
+def test_every_rank_waits_for_every_other(call):
+    name = "signal_add" if "scatter" in call else "signal"
     original = getattr(dev, name)
     for ends in ((0, 1), (0, 2)):  # the next rank and the one before: kernels count from their own
-        space = workspace(family, WORLD, programs=3, spin_limit=20)
+        space = space_of(call, spin_limit=20)
 
         def deaf(flag_ptr, *epoch, space=space, ends=ends):
             if ends_of(flag_ptr, space) != ends:
                 original(flag_ptr, *epoch)
 
-        CALLS[family](space, plant={name: deaf})
+        CALLS[call](space, plant={name: deaf})
         source, peer = ends
         assert [report[0] for report in space.reports.tolist()] == [r == peer for r in range(WORLD)]
         assert space.reports[peer, 1] == source
@@ -205,13 +220,13 @@ def test_a_double_signal_is_noticed():
         space.raise_if_failed()
 
 
-@pytest.mark.parametrize("family", [f for f in CALLS if f != "matmul_reduce_scatter"])
-def test_an_epoch_that_does_not_advance_is_noticed(family):
-    space = workspace(family, WORLD, programs=3, spin_limit=50)
+@pytest.mark.parametrize("call", [c for c in CALLS if "scatter" not in c])
+def test_an_epoch_that_does_not_advance_is_noticed(call):
+    space = space_of(call, spin_limit=50)
     for seed in (0, 2):
-        assert is_right(CALLS[family](space, seed))
+        assert is_right(CALLS[call](space, seed))
     space.state[1, dev.EPOCHS.value : dev.COUNTERS.value] = 0  # rank 1 believes in an older call
-    assert not is_right(CALLS[family](space))
+    assert not is_right(CALLS[call](space))
     assert is_reported(space)
 
 

@@ -8,8 +8,9 @@ import torch
 
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import all_reduce_add_norm as norm
+from inductor_passes.kernels import gather_rows, gather_tma, push_tiles, tma
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.tiles import tiles_for
+from inductor_passes.kernels.tiles import Tiles, tiles_for
 from inductor_passes.kernels.workspace import PROGRAMS
 from machine_code.ahead import Build, Facts, compile_build
 
@@ -26,6 +27,7 @@ def builds(capability: int) -> list[Build]:
         _gather(capability, gather.MAX_WEIGHTS),
         _gather(capability, gather.MAX_WEIGHTS, plain=False),
         *_scatter(capability),
+        *(_described() if capability >= tma.LEAST_CAPABILITY else []),
     ]
 
 
@@ -88,8 +90,8 @@ def _gather(capability: int, weights: int, *, plain: bool = True) -> Build:
             **(dict.fromkeys(biases) if plain else {}),
             "WORLD": WORLD,
             "PROGRAMS": 132,
-            "COPIERS": gather.COPIERS,
-            "COPY_BLOCK": gather.COPY_BLOCK,
+            "COPIERS": gather_rows.COPIERS,
+            "COPY_BLOCK": gather_rows.COPY_BLOCK,
             "WEIGHTS": weights,
             "ACTIVATION": "none" if plain else "gelu",
             "BM": tiles.m,
@@ -110,7 +112,7 @@ def _scatter(capability: int) -> list[Build]:
     tiles = tiles_for(torch.bfloat16, 1024, capability)
     push = Build(
         "matmul_reduce_scatter push",
-        scatter.push_tiles_kernel,
+        push_tiles.push_tiles_kernel,
         {
             "a_ptr": "*bf16",
             "b_ptr": "*bf16",
@@ -141,3 +143,79 @@ def _scatter(capability: int) -> list[Build]:
         warps=8,
     )
     return [push, add]
+
+
+def _described() -> list[Build]:
+    """Products whose tiles move by descriptors: Hopper and later."""
+    found = []
+    for wide, weights in ((256, 1), (128, 1), (256, gather.MAX_WEIGHTS)):
+        found.append(_gather_described(Tiles(128, wide, 64, warps=8, stages=4), weights))
+    found.append(_gather_described(Tiles(64, 128, 64, warps=4, stages=4), 1))
+    found.append(
+        _gather_described(Tiles(128, 256, 64, warps=8, stages=4), gather.MAX_WEIGHTS, plain=False)
+    )
+    tiles = Tiles(128, 256, 64, warps=8, stages=4)
+    push = Build(
+        "matmul_reduce_scatter push by descriptors",
+        push_tiles.push_tiles_tma_kernel,
+        {
+            "a_desc": f"tensordesc<bf16[1, 1, {tiles.m}, {tiles.k}]>",
+            "b_desc": f"tensordesc<bf16[1, {tiles.n}, {tiles.k}]>",
+            **dict.fromkeys(("M", "N", "K"), "i32"),
+            **_SHARED,
+        },
+        {
+            "WORLD": WORLD,
+            "PROGRAMS": 132,
+            "BM": tiles.m,
+            "BN": tiles.n,
+            "BK": tiles.k,
+            "B_ROWS_LIE": False,
+            "MODE": 0,
+        },
+        ("M", "N", "K", "half_bytes"),
+        warps=tiles.warps,
+        stages=tiles.stages,
+        tensor_cores=True,
+        wide_loads=False,  # descriptors load
+    )
+    return [*found, push]
+
+
+def _gather_described(tiles: Tiles, weights: int, *, plain: bool = True) -> Build:
+    count = gather.MAX_WEIGHTS
+    tile = f"tensordesc<bf16[1, 1, {tiles.m}, {tiles.k}]>"
+    signature = {
+        "a_ptr": "*bf16",
+        "a_desc": tile,
+        "rows_desc": tile,
+        **{f"b{i}_desc": f"tensordesc<bf16[1, {tiles.n}, {tiles.k}]>" for i in range(count)},
+        **{f"c{i}_desc": f"tensordesc<bf16[1, {tiles.m}, {tiles.n // 2}]>" for i in range(count)},
+        **{f"bias{i}_ptr": "*bf16" for i in range(count)},
+        **dict.fromkeys(("M", "K", *(f"N{i}" for i in range(count)), "chunk_tiles"), "i32"),
+        **_SHARED,
+    }
+    return Build(
+        f"all_gather_matmul by descriptors, {weights} x {tiles.m} x {tiles.n}{'' if plain else ', bias, gelu'}",
+        gather_tma.all_gather_matmul_tma_kernel,
+        signature,
+        {
+            **({f"bias{i}_ptr": None for i in range(count)} if plain else {}),
+            "WORLD": WORLD,
+            "COPIERS": gather_rows.COPIERS,
+            "COPY_BLOCK": gather_rows.COPY_BLOCK,
+            "WEIGHTS": weights,
+            "ACTIVATION": "none" if plain else "gelu",
+            "BM": tiles.m,
+            "BN": tiles.n,
+            "BK": tiles.k,
+            "GROUP": gather_tma.GROUP,
+            "B_ROWS_LIE": False,
+            "MODE": 0,
+        },
+        ("a_ptr", "M", "K", *(f"N{i}" for i in range(count)), "half_bytes"),
+        warps=tiles.warps,
+        stages=tiles.stages,
+        tensor_cores=True,
+        wide_loads=plain,
+    )
