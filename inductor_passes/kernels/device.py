@@ -34,7 +34,9 @@ FAILED = tl.constexpr(0)  # 1 once a wait has given up
 SPIN_LIMIT = tl.constexpr(1)
 REPORT = tl.constexpr(2)  # two words: the address of the report, which the host can read
 RANK = tl.constexpr(4)
-TILES = tl.constexpr(5)  # two words: tiles handed out in this call and in the one before, by parity of the epoch
+TILES = tl.constexpr(
+    5
+)  # two words: tiles handed out in this call and in the one before, by parity of the epoch
 EPOCHS = tl.constexpr(16)  # one a program
 COUNTERS = tl.constexpr(16 + 512)  # for programs of one rank to meet at
 STATE_WORDS = tl.constexpr(16 + 512 + 1024)

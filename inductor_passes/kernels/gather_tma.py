@@ -163,7 +163,9 @@ def all_gather_matmul_tma_kernel(
         out = local * WORLD + source
         _store(left, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, a_ptr.dtype.element_ty)
         col += BN // 2
-        _store(right, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, a_ptr.dtype.element_ty)
+        _store(
+            right, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, a_ptr.dtype.element_ty
+        )
         t = then
     dev.finish(state_ptr, program, epoch)
 
@@ -186,13 +188,13 @@ def launch(
     m, k = a.shape[0] // ranks, a.shape[1]
     block = (1, 1, tiles.m, tiles.k)
     gathered, rank_stride, half_stride = workspace.gathered(a.dtype)
-    missing = 3 - len(weights)  # a weight that is not there repeats the first: no tile of it is computed
+    missing = 3 - len(
+        weights
+    )  # a weight that is not there repeats the first: no tile of it is computed
 
     def results(out: torch.Tensor) -> TensorDescriptor:
         n = out.shape[1]
-        return tma.describe(
-            out, (ranks * world, m, n), (m * n, n, 1), (1, tiles.m, tiles.n // 2)
-        )
+        return tma.describe(out, (ranks * world, m, n), (m * n, n, 1), (1, tiles.m, tiles.n // 2))
 
     described = [tma.describe_weight(weight, tiles) for weight in weights]
     stored = [results(out) for out in outs]

@@ -103,9 +103,20 @@ def launch_matmul_reduce_scatter(
 
     ``descriptors`` moves operands by the tensor memory accelerator: for what ``tma.can_describe`` accepts.
     """
+    m, n = a.shape[0] // workspace.world, b.shape[1]
+    out = a.new_empty(m, n)
+    push(a, b, workspace, tiles=tiles, descriptors=descriptors)
+    count = triton.cdiv(m // workspace.local_ranks, tiles.m) * triton.cdiv(n, tiles.n)
+    add_parts(out, workspace, tiles=count, average=average, block=block)
+    return out
+
+
+def push(
+    a: torch.Tensor, b: torch.Tensor, workspace: Workspace, *, tiles: Tiles, descriptors: bool
+) -> None:
+    """Run the first kernel: tiles to the ranks that own their rows."""
     ranks, world = workspace.local_ranks, workspace.world
     m, k, n = a.shape[0] // ranks // world, a.shape[1], b.shape[1]
-    out = a.new_empty(ranks * m, n)
     sizes = (workspace.peers, workspace.state, m, n, k)
     how: dict[str, Any] = {
         "WORLD": world,
@@ -138,12 +149,19 @@ def launch_matmul_reduce_scatter(
             EVEN=tiles.is_even(k, n),
             **how,
         )
+
+
+def add_parts(
+    out: torch.Tensor, workspace: Workspace, *, tiles: int, average: bool, block: int = BLOCK
+) -> None:
+    """Run the second kernel: each rank's part of ``out``, once ``tiles`` tiles of every rank have come."""
+    ranks, world = workspace.local_ranks, workspace.world
     reduce_parts_kernel[(workspace.programs, ranks)](
         out,
         workspace.peers,
         workspace.state,
-        m * n,
-        triton.cdiv(m, tiles.m) * triton.cdiv(n, tiles.n),
+        out.numel() // ranks,
+        tiles,
         1.0 / world if average else 1.0,
         workspace.half_bytes,
         WORLD=world,
@@ -152,7 +170,6 @@ def launch_matmul_reduce_scatter(
         MODE=workspace.mode,
         num_warps=8,
     )
-    return out
 
 
 @torch.library.custom_op("inductor_passes::matmul_reduce_scatter", mutates_args=())

@@ -40,8 +40,8 @@ class Workspace:
     """Symmetric memory of one kernel family on one group.
 
     ``buffers`` are uint8, one a rank, equal in size, mapped here. This process computes ranks
-    ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. One stream at
-    a time may use a workspace, and all ranks use it in the same order, as with a communicator.
+    ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. All ranks use it in
+    the same order, as with a communicator; calls on several streams come one after the other.
 
     ``memory``, ``own_bytes(world)`` of uint8, holds what this process keeps on the device; without it, torch's
     allocator gives it. While Inductor warms up for a CUDA graph, that would be memory of the graph.
@@ -72,6 +72,7 @@ class Workspace:
         self.buffers = tuple(buffers)
         self._mapping = mapping  # peers' memory stays mapped as long as this lives
         self._group = None if group is None else weakref.ref(group)
+        self._stream: torch.cuda.Stream | None = None
         self.rank = rank
         self.world = len(buffers)
         self.local_ranks = local_ranks
@@ -118,6 +119,23 @@ class Workspace:
     def serves(self, group: object) -> bool:
         """Return whether it was made for this process group, and not for one that bore the name before."""
         return self._group is None or self._group() is group
+
+    def after_earlier_calls(self) -> None:
+        """Make the current stream wait for the stream of the call before: calls side by side would share epochs.
+
+        A replayed CUDA graph is not known here: replay graphs of one group on one stream.
+        """
+        if self.state.device.type != "cuda":
+            return
+        stream, before = torch.cuda.current_stream(self.state.device), self._stream
+        self._stream = stream
+        if before is None or before == stream:
+            return
+        capturing = torch.cuda.is_current_stream_capturing()
+        with torch.cuda.stream(before):
+            joins = torch.cuda.is_current_stream_capturing() == capturing
+        if joins:  # a capture begins behind all that ran before it
+            stream.wait_stream(before)
 
     def raise_if_failed(self) -> None:
         """Raise KernelError for a wait that gave up, in a kernel that has ended. Does not wait for any."""
@@ -232,6 +250,7 @@ def find_workspace(
     if found is not None:
         found.raise_if_failed()
         if found.half_bytes >= data_bytes:
+            found.after_earlier_calls()
             return found
     place = tensor.device
     if why_not(group_name, place.type):
@@ -259,6 +278,7 @@ def find_workspace(
     )
     if found is not None:
         _replaced.append((group_name, found))
+    made.after_earlier_calls()
     _workspaces[group_name, family] = made
     return made
 

@@ -1,5 +1,6 @@
 """Fused kernels on one GPU: eight virtual ranks in one launch, CUDA graphs, and two processes on one device."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -62,22 +63,37 @@ def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
     close(y, wanted[0], 2e-2 if out_dtype == BF16 else 0.07)
 
 
-def test_all_gather_matmul(space):
+def ways():
+    """Tiles by threads' copies, and by descriptors where the device has them."""
+    from inductor_passes.kernels.tiles import Tiles, capability_of, tiles_for
+
+    capability = capability_of(torch.device("cuda"))
+    yield lambda rows: {"tiles": tiles_for(BF16, rows, capability)}
+    if capability >= 90:
+        for n in (128, 256):
+            yield lambda rows, n=n: {"tiles": Tiles(128, n, 64, 8, 4), "descriptors": True}
+
+
+@pytest.mark.parametrize("rows_lie", [False, True])
+def test_all_gather_matmul(space, rows_lie):
     from inductor_passes.kernels import all_gather_matmul as gather
-    from inductor_passes.kernels.tiles import capability_of, tiles_for
 
     area = space("all_gather_matmul")
-    for rows, k, n in ((256, 512, 512), (100, 500, 300)):
+    for way, (rows, k, n) in itertools.product(ways(), ((256, 512, 512), (100, 504, 296))):
         a = torch.randn(WORLD * rows, k, device="cuda", dtype=BF16)
-        weights = [torch.randn(n, k, device="cuda", dtype=BF16).t() / k**0.5 for _ in range(3)]
+        weights = [
+            torch.randn(n + 8 * i, k, device="cuda", dtype=BF16).t() / k**0.5 for i in range(3)
+        ]
+        if rows_lie:
+            weights = [weight.contiguous() for weight in weights]
         *outs, whole = gather.launch_all_gather_matmul(
             a,
             weights,
             [],
             area,
             gather=True,
-            tiles=tiles_for(BF16, rows, capability_of(a.device)),
             copiers=2,
+            **way(rows),
         )
         torch.cuda.synchronize()
         area.raise_if_failed()
@@ -88,15 +104,13 @@ def test_all_gather_matmul(space):
 
 def test_matmul_reduce_scatter(space):
     from inductor_passes.kernels import matmul_reduce_scatter as scatter
-    from inductor_passes.kernels.tiles import capability_of, tiles_for
 
     area = space("matmul_reduce_scatter")
-    for rows, k, n in ((128, 512, 512), (50, 200, 300)):
+    for way, (rows, k, n) in itertools.product(ways(), ((128, 512, 512), (50, 200, 296))):
         a = torch.randn(WORLD, WORLD * rows, k, device="cuda", dtype=BF16)
         b = torch.randn(WORLD, k, n, device="cuda", dtype=BF16) / k**0.5
-        tiles = tiles_for(BF16, rows, capability_of(a.device))
         out = scatter.launch_matmul_reduce_scatter(
-            a.view(-1, k), b.view(-1, n), area, average=False, tiles=tiles
+            a.view(-1, k), b.view(-1, n), area, average=False, **way(rows)
         )
         torch.cuda.synchronize()
         area.raise_if_failed()
@@ -115,24 +129,22 @@ def replayed_sum(space):
 
 def replayed_gather(space):
     from inductor_passes.kernels.all_gather_matmul import launch_all_gather_matmul
-    from inductor_passes.kernels.tiles import tiles_for
 
     area = space("all_gather_matmul")
     a = torch.randn(WORLD * 128, 512, device="cuda", dtype=BF16)
     weight = torch.randn(512, 256, device="cuda", dtype=BF16)
-    tiles = tiles_for(BF16, 128, 80)
-    return area, lambda: launch_all_gather_matmul(a, [weight], [], area, tiles=tiles, copiers=2)[0]
+    *_, way = ways()
+    return area, lambda: launch_all_gather_matmul(a, [weight], [], area, copiers=2, **way(128))[0]
 
 
 def replayed_scatter(space):
     from inductor_passes.kernels.matmul_reduce_scatter import launch_matmul_reduce_scatter
-    from inductor_passes.kernels.tiles import tiles_for
 
     area = space("matmul_reduce_scatter")
     a = torch.randn(WORLD * WORLD * 128, 512, device="cuda", dtype=BF16)
     b = torch.randn(WORLD * 512, 256, device="cuda", dtype=BF16)
-    tiles = tiles_for(BF16, 128, 80)
-    return area, lambda: launch_matmul_reduce_scatter(a, b, area, average=False, tiles=tiles)
+    *_, way = ways()
+    return area, lambda: launch_matmul_reduce_scatter(a, b, area, average=False, **way(128))
 
 
 @pytest.mark.parametrize("make", [replayed_sum, replayed_gather, replayed_scatter])
@@ -166,8 +178,12 @@ def test_a_flag_that_never_comes_ends_in_an_error(space):
         area.raise_if_failed()
 
 
-def test_two_processes_on_one_device():
-    """Symmetric memory as it is used between devices; one device, so nothing is said of speed."""
+@pytest.mark.parametrize("first", ["eager", "graph"])
+def test_two_processes_on_one_device(first):
+    """Symmetric memory as it is used between devices; one device, so nothing is said of speed.
+
+    It is made by an eager call, or while Inductor warms up for a CUDA graph.
+    """
     env = {
         **os.environ,
         "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
@@ -175,11 +191,13 @@ def test_two_processes_on_one_device():
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29731",
         "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "DYNAMO_DIST_KERNEL_WAIT_SECONDS": "10",
     }
     worker = Path(__file__).parent / "symmetric_worker.py"
     ranks = [
         subprocess.Popen(
-            [sys.executable, worker],
+            [sys.executable, worker, first],
             env={**env, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -188,7 +206,7 @@ def test_two_processes_on_one_device():
         for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=240) for rank in ranks]
+        outputs = [rank.communicate(timeout=90) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -196,7 +196,6 @@ def targets(content: dict[str, Any]) -> list[dict[str, Any]]:
             products,
             "share_of_cublas",
         ),
-        ("all_gather_matmul: what flags cost", "<=", 0.02, products, "flags_cost"),
         (
             "all_gather_matmul, throttled: fused over the longer of its product and the link",
             "<=",

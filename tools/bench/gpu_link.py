@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 from inductor_passes.kernels import device as dev
-from inductor_passes.kernels.all_gather_matmul import MAX_CHUNKS
+from inductor_passes.kernels.gather_rows import MAX_CHUNKS
 from inductor_passes.kernels.workspace import FLAG_WORDS, Workspace
 
 PROGRAMS = 16
@@ -38,6 +38,7 @@ def paced_kernel(
     FLAGS_PER_RANK: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COPIES: tl.constexpr,
 ) -> None:
     """Copy chunk ``order[i]`` and set its flag, no sooner than the link has moved it.
 
@@ -48,10 +49,11 @@ def paced_kernel(
     for i in range(already, already + chunks):
         chunk = tl.load(order_ptr + i)
         first = tl.cast(chunk, tl.int64) * chunk_size
-        for offset in range(program * BLOCK, chunk_size, PROGRAMS * BLOCK):
-            at = offset + tl.arange(0, BLOCK)
-            values = tl.load(source_ptr + first + at, mask=at < chunk_size)
-            tl.store(target_ptr + first + at, values, mask=at < chunk_size)
+        if COPIES:
+            for offset in range(program * BLOCK, chunk_size, PROGRAMS * BLOCK):
+                at = offset + tl.arange(0, BLOCK)
+                values = tl.load(source_ptr + first + at, mask=at < chunk_size)
+                tl.store(target_ptr + first + at, values, mask=at < chunk_size)
         while globaltimer() < start + (i + 1) * tl.cast(chunk_ns, tl.int64):
             pass
         tl.debug_barrier()
@@ -103,10 +105,21 @@ class Link:
         """The link starts to move rows now, on the current stream."""
         stamp_kernel[(1,)](self.start)
 
-    def send(self, gb_per_s: float, *, backwards: bool = False, peer: int | None = None) -> None:
-        """Start the copy on the current stream: of all peers' rows, or those of one."""
+    def send(
+        self,
+        gb_per_s: float,
+        *,
+        backwards: bool = False,
+        peer: int | None = None,
+        copies: bool = True,
+    ) -> None:
+        """Start the copy on the current stream: of all peers' rows, or those of one.
+
+        Without ``copies`` the rows are there, and one program sets flags at the link's pace.
+        """
+        programs = PROGRAMS if copies else 1
         chunk_ns = int(self.chunk_size * self.rows.element_size() / gb_per_s)
-        paced_kernel[(PROGRAMS,)](
+        paced_kernel[(programs,)](
             self.rows,
             self.half,
             self.flags,
@@ -120,7 +133,8 @@ class Link:
             chunk_ns,
             self.epoch,
             FLAGS_PER_RANK=MAX_CHUNKS,
-            PROGRAMS=PROGRAMS,
+            PROGRAMS=programs,
             BLOCK=BLOCK,
-            num_warps=16,
+            COPIES=copies,
+            num_warps=16 if copies else 4,
         )

@@ -16,6 +16,8 @@ from gpu_timing import median_us, poisoned_outputs, relative_error
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import device as dev
+from inductor_passes.kernels import tma
+from inductor_passes.kernels.gather_rows import COPIERS, MAX_CHUNKS
 from inductor_passes.kernels.tiles import (
     Tiles,
     capability_of,
@@ -85,23 +87,40 @@ class GatherCase:
     """One rank of eight, whose peers are an emulated link.
 
     The link's 16 multiprocessors stand for those that push this rank's rows to its peers, so the kernel
-    itself has no copiers here: as on eight GPUs, the others multiply.
+    itself has no copiers beside it: as on eight GPUs, the others multiply. ``joined`` is the other way to see
+    it: the kernel's own copiers push, at the speed of memory, and then multiply too; the peers' rows are there,
+    and one program releases their flags at the link's rate.
     """
 
-    def __init__(self, m: int, n: int, k: int, tiles: Tiles | None = None) -> None:
+    def __init__(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        tiles: Tiles | None = None,
+        descriptors: bool | None = None,
+    ) -> None:
         place = torch.device("cuda")
         self.m, self.n, self.k = m, n, k
         self.rows = torch.randn(m, k, device=place, dtype=BF16)
         # The weight of a linear layer, transposed.
         self.weight = (torch.randn(n, k, device=place, dtype=BF16) / k**0.5).t()
         self.own = self.rows[: m // WORLD].clone()
-        self.tiles = tiles or tiles_for(BF16, m // WORLD, capability_of(place))
+        capability = capability_of(place)
+        self.descriptors = (
+            tma.can_describe(capability, self.rows, [self.weight])
+            if descriptors is None
+            else descriptors
+        )
+        if tiles is None and self.descriptors:
+            tiles = tma.tma_tiles(m // WORLD, [n], WORLD, multiprocessors(place))
+        self.tiles = tiles or tiles_for(BF16, m // WORLD, capability)
         size = bytes_needed(self.rows.nbytes)
         buffers = [torch.zeros(size, dtype=torch.uint8, device=place) for _ in range(WORLD)]
         self.whole = self.space(buffers, multiprocessors(place))
         self.beside_link = self.space(buffers, multiprocessors(place) - LINK_PROGRAMS)
         high = triton.cdiv(m // WORLD, self.tiles.m)
-        chunk_rows = self.tiles.m * triton.cdiv(high, gather.MAX_CHUNKS.value)
+        chunk_rows = self.tiles.m * triton.cdiv(high, MAX_CHUNKS.value)
         self.link = Link(buffers[0], self.rows, WORLD, chunk_rows)
         self.side = torch.cuda.Stream(priority=-1)
         self.out = torch.empty(m, n, device=place, dtype=BF16)
@@ -115,7 +134,7 @@ class GatherCase:
         torch.mm(self.rows, self.weight, out=self.out)
 
     def plain(self) -> None:
-        tiles = self.tiles
+        tiles = tiles_for(BF16, self.m // WORLD, capability_of(self.rows.device))
         programs = self.whole.programs
         plain_product_kernel[(programs,)](
             self.rows,
@@ -135,10 +154,27 @@ class GatherCase:
             num_stages=tiles.stages,
         )
 
-    def multiply(self, space: Workspace) -> torch.Tensor:
+    def multiply(self, space: Workspace, copiers: int = 0) -> torch.Tensor:
         (result,) = gather.launch_all_gather_matmul(
-            self.own, [self.weight], [], space, tiles=self.tiles, copiers=0
+            self.own,
+            [self.weight],
+            [],
+            space,
+            tiles=self.tiles,
+            copiers=copiers,
+            descriptors=self.descriptors,
         )
+        return result
+
+    def joined(self, rate: float) -> torch.Tensor:
+        """The kernel with its own copiers, beside flags that come at the link's rate."""
+        current = torch.cuda.current_stream()
+        self.link.begin()
+        self.side.wait_stream(current)
+        with torch.cuda.stream(self.side):
+            self.link.send(rate, copies=False)
+        result = self.multiply(self.whole, copiers=COPIERS)
+        current.wait_stream(self.side)
         return result
 
     def alone(self, rate: float) -> None:
@@ -216,6 +252,10 @@ def measure_all_gather_matmul(
         def ready() -> None:
             link.prepare(rest)
 
+        def there() -> None:
+            link.preset(whole)
+            link.flags.zero_()
+
         comm = median_us(lambda: case.alone(rate), ready)
         sequential = median_us(lambda: case.in_turn(rate), ready)
         fused = median_us(lambda: case.fused(rate), ready)
@@ -226,6 +266,7 @@ def measure_all_gather_matmul(
             "sequential": sequential,
             "chunked": median_us(lambda: case.chunked(rate), ready),
             "fused": fused,
+            "fused_joined": median_us(lambda: case.joined(rate), there),
             "reversed_order": median_us(lambda: case.fused(rate, backwards=True), ready),
             "fused_over_longer": fused / max(on_the_rest, comm),
             "fused_over_longer_with_cublas": fused / max(cublas, comm),
@@ -241,9 +282,8 @@ def measure_all_gather_matmul(
         "shape": [m, n, k],
         "t_cublas": cublas,
         "t_triton": preset,
-        "t_triton_without_flags": plain,
+        "t_triton_by_threads": plain,
         "t_triton_beside_link": on_the_rest,
         "share_of_cublas": cublas / preset,
-        "flags_cost": preset / plain - 1,
         "links": links,
     }

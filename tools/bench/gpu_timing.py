@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,28 @@ def median_us(fn: Callable[[], Any], before: Callable[[], Any] = lambda: None) -
         torch.cuda.synchronize()
         times.append(1e3 * start.elapsed_time(end))
     return statistics.median(times[WARM_UPS:])
+
+
+def in_turns_us(
+    variants: Mapping[str, Callable[[], Any]], before: Mapping[str, Callable[[], Any]]
+) -> dict[str, float]:
+    """Median device time of each, in microseconds, taken in turns: a chip that warms up slows all alike.
+
+    ``before`` is not timed; launches of a variant must take the host less than the head start.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(WARM_UPS + REPEATS):
+        for name, fn in variants.items():
+            before.get(name, lambda: None)()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            idle_kernel[(1,)](HEAD_START_NS)
+            start.record()
+            fn()
+            end.record()
+            torch.cuda.synchronize()
+            times[name].append(1e3 * start.elapsed_time(end))
+    return {name: statistics.median(taken[WARM_UPS:]) for name, taken in times.items()}
 
 
 @contextlib.contextmanager
