@@ -41,6 +41,7 @@ EPOCHS = tl.constexpr(16)  # one a program
 COUNTERS = tl.constexpr(16 + 512)  # for programs of one rank to meet at
 STATE_WORDS = tl.constexpr(16 + 512 + 1024)
 REPORT_WORDS = tl.constexpr(8)
+MOST_RANKS = tl.constexpr(64)  # lanes of a look at all flags
 
 
 @triton.jit
@@ -156,6 +157,52 @@ def flag_wait(
 
 
 @triton.jit
+def load_flags(flags_ptr: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """One look at several flags at once, acquiring what was written before each was set."""
+    return tl.atomic_add(flags_ptr, 0, mask=mask, sem="acquire", scope="sys")
+
+
+@triton.jit
+def signal_all(flags_ptr: tl.tensor, epoch: tl.tensor, mask: tl.tensor) -> None:
+    """Set several flags at once, releasing everything that the whole program has written: one fence for all."""
+    tl.debug_barrier()
+    tl.atomic_xchg(flags_ptr, epoch, mask=mask, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_for_all(
+    flags_ptr: tl.tensor,
+    there: tl.tensor,
+    expect: tl.tensor,
+    ahead: tl.tensor,
+    index: tl.tensor,
+    state_ptr: tl.tensor,
+    MODE: tl.constexpr,
+) -> tl.tensor:
+    """Wait for a flag of every rank that is ``there``, as ``flag_wait`` does for one; whether all came."""
+    seen = load_flags(flags_ptr, there)
+    if MODE != CHECKING:
+        least = tl.min(tl.where(there, seen - expect, 0), axis=0)
+        left = tl.full((), 0, tl.int32)
+        if least < 0:
+            if tl.atomic_add(state_ptr + FAILED, 0, sem="relaxed", scope="gpu") == 0:
+                left = tl.load(state_ptr + SPIN_LIMIT)
+        while (least < 0) & (left > 0):
+            seen = load_flags(flags_ptr, there)
+            least = tl.min(tl.where(there, seen - expect, 0), axis=0)
+            left -= 1
+        wrong = there & ((seen - expect < 0) | (seen - expect > ahead))
+    else:
+        wrong = there & (seen - expect != 0)
+    source = tl.max(tl.where(wrong, tl.arange(0, MOST_RANKS), -1), axis=0)
+    if source >= 0:
+        mine = tl.arange(0, MOST_RANKS) == source
+        fail(state_ptr, source, index, expect, tl.sum(tl.where(mine, seen, 0), axis=0))
+    tl.debug_barrier()
+    return source < 0
+
+
+@triton.jit
 def pad_barrier(
     peers_ptr: tl.tensor,
     slot: tl.tensor,
@@ -169,15 +216,12 @@ def pad_barrier(
 
     What the same program of any rank wrote before is visible after. A slot is used once in a call.
     """
-    tl.debug_barrier()
-    for step in range(1, WORLD):
-        signal(flags_of(peers_ptr, (rank + step) % WORLD) + slot * WORLD + rank, epoch)
-    mine = flags_of(peers_ptr, rank) + slot * WORLD
-    ok = epoch == epoch
-    for step in range(1, WORLD):
-        peer = (rank + step) % WORLD
-        ok = ok & flag_wait(mine + peer, epoch, 1, peer, slot, state_ptr, MODE)
-    return ok
+    lane = tl.arange(0, MOST_RANKS)
+    others = (lane < WORLD) & (lane != rank)
+    theirs = tl.load(peers_ptr + lane, mask=others, other=0).to(tl.pointer_type(tl.int32))
+    signal_all(theirs + slot * WORLD + rank, epoch, others)
+    mine = flags_of(peers_ptr, rank) + slot * WORLD + lane
+    return wait_for_all(mine, others, epoch, 1, slot, state_ptr, MODE)
 
 
 @triton.jit

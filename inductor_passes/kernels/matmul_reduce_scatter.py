@@ -24,6 +24,7 @@ from inductor_passes.kernels.workspace import Workspace, find_workspace
 FAMILY = "matmul_reduce_scatter"
 REDUCE_OPS = ("sum", "avg")
 BLOCK = 2048
+MOST_PROGRAMS = 1024  # of the reduction: words in which it keeps its counts
 # Flags count tiles, and a peer may be in its next call: more tiles than any call has.
 AHEAD = tl.constexpr(1 << 24)
 c10d = torch.ops._c10d_functional
@@ -72,13 +73,11 @@ def reduce_parts_kernel(
     out_ptr += local * n
     state_ptr += local * dev.STATE_WORDS
     rank = tl.load(state_ptr + dev.RANK)
-    epoch = tl.load(state_ptr + dev.EPOCHS + program)  # of the push before, which has stored it
+    epoch = tl.load(state_ptr + dev.EPOCHS)  # of the push before, which has stored it
     expect = tl.load(state_ptr + dev.COUNTERS + program) + tiles
     flags = dev.flags_of(peers_ptr, rank)
-    ok = expect == expect
-    for step in tl.static_range(WORLD):
-        source = (rank + step) % WORLD
-        ok = ok & dev.flag_wait(flags + source, expect, AHEAD, source, 0, state_ptr, MODE)
+    lane = tl.arange(0, dev.MOST_RANKS)
+    ok = dev.wait_for_all(flags + lane, lane < WORLD, expect, AHEAD, 0, state_ptr, MODE)
     factor = tl.where(ok, factor, float("nan"))
     half = tl.cast(epoch & 1, tl.int64) * half_bytes
     parts_ptr = dev.data_of(peers_ptr, rank, half, DTYPE)
@@ -152,11 +151,19 @@ def push(
 
 
 def add_parts(
-    out: torch.Tensor, workspace: Workspace, *, tiles: int, average: bool, block: int = BLOCK
+    out: torch.Tensor,
+    workspace: Workspace,
+    *,
+    tiles: int,
+    average: bool,
+    block: int = BLOCK,
+    warps: int = 8,
+    per_processor: int = 4,
 ) -> None:
     """Run the second kernel: each rank's part of ``out``, once ``tiles`` tiles of every rank have come."""
     ranks, world = workspace.local_ranks, workspace.world
-    reduce_parts_kernel[(workspace.programs, ranks)](
+    programs = min(per_processor * workspace.programs, MOST_PROGRAMS)
+    reduce_parts_kernel[(programs, ranks)](
         out,
         workspace.peers,
         workspace.state,
@@ -165,10 +172,10 @@ def add_parts(
         1.0 / world if average else 1.0,
         workspace.half_bytes,
         WORLD=world,
-        PROGRAMS=workspace.programs,
+        PROGRAMS=programs,
         BLOCK=block,
         MODE=workspace.mode,
-        num_warps=8,
+        num_warps=warps,
     )
 
 

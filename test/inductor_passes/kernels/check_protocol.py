@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from interpreted import Schedule, workspace
+from triton.runtime import interpreter
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import all_gather_matmul as gather
@@ -76,6 +77,13 @@ CALLS = {
 }
 
 
+SIGNALS = {
+    "all_reduce_add_norm": "signal_all",
+    "all_gather_matmul": "signal",
+    "matmul_reduce_scatter": "signal_add",
+}
+
+
 def space_of(call, **more):
     return workspace(call.split()[0], WORLD, programs=3, **more)
 
@@ -134,7 +142,7 @@ def test_epochs_wrap_around(call):
 @pytest.mark.parametrize("call", CALLS)
 def test_a_missing_signal_is_named_and_ends(call):
     torch.manual_seed(0)
-    name = "signal_add" if "scatter" in call else "signal"
+    name = SIGNALS[call.split()[0]]
     space = space_of(call, spin_limit=50)
     dropped = times(2, lambda original, *args: None)
     got, _ = CALLS[call](space, plant={name: dropped(name)})
@@ -152,9 +160,22 @@ def number(value):
 
 def ends_of(flag_ptr, space):
     """The rank that sets a flag, and the rank that waits for it."""
+    return ends_at(number(flag_ptr), space)
+
+
+def but(flags_ptr, mask, space, left_out):
+    """``mask`` without the flags whose ends are ``left_out``."""
+    kept = mask.handle.data.copy()
+    for lane in kept.nonzero()[0]:
+        if left_out(ends_at(int(flags_ptr.handle.data[lane]), space)):
+            kept[lane] = False
+    return tl.tensor(interpreter.TensorHandle(kept, mask.handle.dtype), mask.type)
+
+
+def ends_at(address, space):
     flags = [buffer.data_ptr() for buffer in space.buffers]
-    peer = next(r for r in range(WORLD) if 0 <= number(flag_ptr) - flags[r] < dev.FLAG_BYTES.value)
-    index = (number(flag_ptr) - flags[peer]) // 4
+    peer = next(r for r in range(WORLD) if 0 <= address - flags[r] < dev.FLAG_BYTES.value)
+    index = (address - flags[peer]) // 4
     if space.family == "all_gather_matmul":
         return index // gather.MAX_CHUNKS.value, peer
     return index % WORLD, peer
@@ -162,7 +183,7 @@ def ends_of(flag_ptr, space):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_every_rank_waits_for_every_other(call):
-    name = "signal_add" if "scatter" in call else "signal"
+    name = SIGNALS[call.split()[0]]
     original = getattr(dev, name)
     for ends in ((0, 1), (0, 2)):  # the next rank and the one before: kernels count from their own
         space = space_of(call, spin_limit=20)
@@ -171,7 +192,10 @@ def test_every_rank_waits_for_every_other(call):
             if ends_of(flag_ptr, space) != ends:
                 original(flag_ptr, *epoch)
 
-        CALLS[call](space, plant={name: deaf})
+        def deaf_to_one(flags_ptr, epoch, mask, space=space, ends=ends):
+            original(flags_ptr, epoch, but(flags_ptr, mask, space, lambda found: found == ends))
+
+        CALLS[call](space, plant={name: deaf_to_one if name == "signal_all" else deaf})
         source, peer = ends
         assert [report[0] for report in space.reports.tolist()] == [r == peer for r in range(WORLD)]
         assert space.reports[peer, 1] == source
@@ -179,13 +203,12 @@ def test_every_rank_waits_for_every_other(call):
 
 def test_a_rank_that_never_signals():
     space = workspace("all_reduce_add_norm", WORLD, spin_limit=30)
-    original = dev.signal
+    original = dev.signal_all
 
-    def dead(flag_ptr, epoch):  # rank 2 sends nothing
-        if ends_of(flag_ptr, space)[0] != 2:
-            original(flag_ptr, epoch)
+    def dead(flags_ptr, epoch, mask):  # rank 2 sends nothing
+        original(flags_ptr, epoch, but(flags_ptr, mask, space, lambda found: found[0] == 2))
 
-    got, wanted = totals(space, plant={"signal": dead})
+    got, wanted = totals(space, plant={"signal_all": dead})
     assert torch.isnan(got[0]).all() and torch.isnan(got[1]).all()
     assert torch.allclose(got[2], wanted[2], atol=1e-5)  # it heard the others
     reports = space.reports.tolist()
@@ -198,8 +221,8 @@ def test_a_rank_that_never_signals():
 
 def test_a_signal_from_another_epoch():
     space = workspace("all_reduce_add_norm", WORLD)
-    ahead = times(3, lambda original, flag_ptr, epoch: original(flag_ptr, epoch + 5))
-    totals(space, plant={"signal": ahead("signal")})
+    ahead = times(3, lambda original, flags, epoch, mask: original(flags, epoch + 5, mask))
+    totals(space, plant={"signal_all": ahead("signal_all")})
     with pytest.raises(KernelError, match="signalled more often than it should"):
         space.raise_if_failed()
 

@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 from inductor_passes.kernels import device
 from inductor_passes.kernels.workspace import virtual_workspace
 
-HOOKS = ("load_flag", "signal", "signal_add")
+HOOKS = ("load_flag", "load_flags", "signal", "signal_add", "signal_all")
 
 
 class Schedule:
