@@ -360,7 +360,7 @@ def all_gather_matmul(
     widths = [weight.shape[1] for weight in weights]
     descriptors = tma.can_describe(capability, a, weights)
     if descriptors:
-        tiles = tma.tma_tiles(a.shape[0], widths, group_size, workspace.programs)
+        tiles = tma.tma_tiles(a.shape[0])
     else:
         tiles = tiles_for(a.dtype, a.shape[0], capability)
         plain = tiles.is_even(a.shape[1], *widths) and not biases and activation == "none"

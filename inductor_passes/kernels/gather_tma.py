@@ -6,6 +6,7 @@ the others. Tiles of this rank's rows come first, then those of the peers in the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -55,6 +56,9 @@ def all_gather_matmul_tma_kernel(
     b0_desc: tl.tensor_descriptor,
     b1_desc: tl.tensor_descriptor,
     b2_desc: tl.tensor_descriptor,
+    half0_desc: tl.tensor_descriptor,
+    half1_desc: tl.tensor_descriptor,
+    half2_desc: tl.tensor_descriptor,
     bias0_ptr: tl.tensor,
     bias1_ptr: tl.tensor,
     bias2_ptr: tl.tensor,
@@ -70,6 +74,7 @@ def all_gather_matmul_tma_kernel(
     K: tl.tensor,
     half_bytes: tl.tensor,
     chunk_tiles: tl.tensor,
+    whole: tl.tensor,
     WORLD: tl.constexpr,
     COPIERS: tl.constexpr,
     COPY_BLOCK: tl.constexpr,
@@ -83,6 +88,8 @@ def all_gather_matmul_tma_kernel(
     MODE: tl.constexpr,
 ) -> None:
     """``M`` rows of this rank; c has ``WORLD * M``. A chunk is ``chunk_tiles`` tiles high.
+
+    The first ``whole`` tiles are multiplied whole, the others in halves of ``BN // 2`` columns each.
 
     Virtual ranks are axis 1 of the grid; their a and c lie end to end, weights are shared.
     """
@@ -119,17 +126,24 @@ def all_gather_matmul_tma_kernel(
     if WEIGHTS > 2:
         wide = wide1 + tl.cdiv(N2, BN)
     flags = dev.flags_of(peers_ptr, rank)
-    per_rank = high * wide
+    own = high * wide
+    units = 2 * WORLD * own - whole
     counter = dev.open_counter(state_ptr, program, parity)
     # The first tiles are those who do not copy take; no tile is taken before it is begun: who holds one too many
     # is waited for at the end.
     given = tl.num_programs(0) - COPIERS
-    t = program - COPIERS
-    if t < 0:
-        t = given + dev.take(counter)
-    while t < WORLD * per_rank:
-        source = (rank + t // per_rank) % WORLD
-        m, n = tma.tile_of(t % per_rank, high, wide, GROUP)
+    unit = program - COPIERS
+    if unit < 0:
+        unit = given + dev.take(counter)
+    while unit < units:
+        t = tl.where(unit < whole, unit, whole + (unit - whole) // 2)
+        if t < own:
+            r, n = tma.tile_of(t, high, wide, GROUP)
+        else:  # rows of several ranks share columns, where one has few
+            r, n = tma.tile_of(t - own, (WORLD - 1) * high, wide, GROUP)
+            r += high
+        source = (rank + r // high) % WORLD
+        m = r % high
         row = m * BM
         # One loop over K for all: each would have its own stages of shared memory.
         rows = a_desc
@@ -145,6 +159,7 @@ def all_gather_matmul_tma_kernel(
             half = parity + tma.fence(parity * 0, MODE)
             poison = tl.where(ok, 0.0, float("nan"))
         b_desc = b0_desc
+        half_desc = half0_desc
         c_desc = c0_desc
         bias_ptr = bias0_ptr
         N = N0
@@ -152,6 +167,7 @@ def all_gather_matmul_tma_kernel(
         if WEIGHTS > 1:
             if n >= wide0:
                 b_desc = b1_desc
+                half_desc = half1_desc
                 c_desc = c1_desc
                 bias_ptr = bias1_ptr
                 N = N1
@@ -159,22 +175,40 @@ def all_gather_matmul_tma_kernel(
         if WEIGHTS > 2:
             if n >= wide1:
                 b_desc = b2_desc
+                half_desc = half2_desc
                 c_desc = c2_desc
                 bias_ptr = bias2_ptr
                 N = N2
                 col = (n - wide1) * BN
-        acc = tma.tile_product(
-            rows, b_desc, local, half, 0, first_row, col, K, BM, BN, BK, B_ROWS_LIE, MODE
-        )
-        # In two halves: shared memory holds no whole tile beside four stages.
-        left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
         out = local * WORLD + source
-        _store(left, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, a_ptr.dtype.element_ty)
-        col += BN // 2
-        _store(
-            right, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, a_ptr.dtype.element_ty
-        )
-        t = given + dev.take(counter)
+        DTYPE: tl.constexpr = a_ptr.dtype.element_ty
+        if unit < whole:
+            acc = tma.tile_product(
+                rows, b_desc, local, half, 0, first_row, col, K, BM, BN, BK, B_ROWS_LIE, MODE
+            )
+            # In two halves: shared memory holds no whole tile beside four stages.
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BM, 2, BN // 2)), (0, 2, 1)))
+            _store(left, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, DTYPE)
+            _store(right, bias_ptr, c_desc, out, row, col + BN // 2, N, poison, ACTIVATION, DTYPE)
+        else:
+            col += (unit - whole) % 2 * (BN // 2)
+            part = tma.tile_product(
+                rows,
+                half_desc,
+                local,
+                half,
+                0,
+                first_row,
+                col,
+                K,
+                BM,
+                BN // 2,
+                BK,
+                B_ROWS_LIE,
+                MODE,
+            )
+            _store(part, bias_ptr, c_desc, out, row, col, N, poison, ACTIVATION, DTYPE)
+        unit = given + dev.take(counter)
     dev.finish(state_ptr, program, epoch)
 
 
@@ -190,6 +224,7 @@ def launch(
     copiers: int = COPIERS,
     copy_block: int = COPY_BLOCK,
     group: int | None = None,
+    whole: int | None = None,
 ) -> None:
     """Run the kernel on what ``tma.can_describe`` accepts; ``outs`` are written."""
     ranks, world = workspace.local_ranks, workspace.world
@@ -205,6 +240,8 @@ def launch(
         return tma.describe(out, (ranks * world, m, n), (m * n, n, 1), (1, tiles.m, tiles.n // 2))
 
     described = [tma.describe_weight(weight, tiles) for weight in weights]
+    narrow = dataclasses.replace(tiles, n=tiles.n // 2)
+    halves = [tma.describe_weight(weight, narrow) for weight in weights]
     stored = [results(out) for out in outs]
     given = [*biases] or [None] * len(weights)
     widths = [weight.shape[1] for weight in weights]
@@ -215,6 +252,7 @@ def launch(
             gathered, (ranks, 2, world * m, k), (rank_stride, half_stride, k, 1), block
         ),
         *described, *described[:1] * missing,
+        *halves, *halves[:1] * missing,
         *given, *given[:1] * missing,
         *stored, *stored[:1] * missing,
         workspace.peers,
@@ -224,6 +262,7 @@ def launch(
         k,
         workspace.half_bytes,
         triton.cdiv(triton.cdiv(m, tiles.m), MAX_CHUNKS.value),
+        tma.whole_tiles(m, widths, world, workspace.programs, tiles) if whole is None else whole,
         WORLD=world,
         COPIERS=copiers,
         COPY_BLOCK=copy_block,

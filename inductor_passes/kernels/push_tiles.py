@@ -136,11 +136,16 @@ def push_tiles_tma_kernel(
     half = tl.cast(epoch & 1, tl.int64) * half_bytes
     high = tl.cdiv(M, BM)
     wide = tl.cdiv(N, BN)
-    per_rank = high * wide
+    theirs = (WORLD - 1) * high * wide
     pending = rank * 0 - 1
-    for t in tl.range(program, WORLD * per_rank, PROGRAMS, flatten=False):
-        owner = (rank + 1 + t // per_rank) % WORLD
-        m, n = tma.tile_of(t % per_rank, high, wide, GROUP)
+    for t in tl.range(program, WORLD * high * wide, PROGRAMS, flatten=False):
+        if t < theirs:  # rows of several ranks share columns, where one has few
+            r, n = tma.tile_of(t, (WORLD - 1) * high, wide, GROUP)
+        else:
+            r, n = tma.tile_of(t - theirs, high, wide, GROUP)
+            r += (WORLD - 1) * high
+        owner = (rank + 1 + r // high) % WORLD
+        m = r % high
         acc = tma.tile_product(
             a_desc, b_desc, local, owner, local, m * BM, n * BN, K, BM, BN, BK, B_ROWS_LIE, MODE
         )

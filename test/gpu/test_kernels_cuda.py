@@ -70,8 +70,9 @@ def ways():
     capability = capability_of(torch.device("cuda"))
     yield lambda rows: {"tiles": tiles_for(BF16, rows, capability)}
     if capability >= 90:
-        for n in (128, 256):
-            yield lambda rows, n=n: {"tiles": Tiles(128, n, 64, 8, 4), "descriptors": True}
+        for m, n, warps in ((64, 128, 4), (128, 256, 8)):
+            tiles = Tiles(m, n, 64, warps, 4)
+            yield lambda rows, tiles=tiles: {"tiles": tiles, "descriptors": True}
 
 
 @pytest.mark.parametrize("rows_lie", [False, True])

@@ -113,7 +113,7 @@ class GatherCase:
             else descriptors
         )
         if tiles is None and self.descriptors:
-            tiles = tma.tma_tiles(m // WORLD, [n], WORLD, multiprocessors(place))
+            tiles = tma.tma_tiles(m // WORLD)
         self.tiles = tiles or tiles_for(BF16, m // WORLD, capability)
         size = bytes_needed(self.rows.nbytes)
         buffers = [torch.zeros(size, dtype=torch.uint8, device=place) for _ in range(WORLD)]

@@ -15,17 +15,23 @@ from gpu_products import GatherCase
 from gpu_timing import in_turns_us, relative_error
 
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import push_tiles, tma
+from inductor_passes.kernels import push_tiles
 from inductor_passes.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
 from inductor_passes.kernels.workspace import Workspace, bytes_needed
 
 BF16 = torch.bfloat16
 WORLD = 8
 # rows of all ranks, N of one rank, K: gate and up, QKV of 70B and 8B
-GATHERS = ((8192, 7168, 8192), (8192, 1280, 8192), (8192, 3584, 4096), (8192, 768, 4096))
+GATHERS = (
+    (8192, 7168, 8192),
+    (8192, 1280, 8192),
+    (8192, 3584, 4096),
+    (8192, 768, 4096),
+    (2048, 7168, 8192),
+)
 # down and output projections, K of one rank
 SCATTERS = ((8192, 8192, 3584), (8192, 8192, 1024), (8192, 4096, 1792), (8192, 4096, 512))
-WIDE, NARROW = (Tiles(128, n, 64, warps=8, stages=4) for n in (256, 128))
+WIDE = Tiles(128, 256, 64, warps=8, stages=4)
 
 
 def measure_gathers() -> dict[str, Any]:
@@ -59,14 +65,11 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
 
     add("threads", threads, 0)
     add("threads with copies", threads, 16)
-    chosen = tma.tma_tiles(m // WORLD, [n], WORLD, multiprocessors(place))
-    for name, tiles in (("wide", WIDE), ("narrow", NARROW)):
-        case = case_of(tiles)
-        add(f"descriptors, {name}", case, 0)
-        if tiles == chosen:
-            add("descriptors with copies", case, 16)
+    case = case_of(WIDE)
+    add("descriptors", case, 0)
+    add("descriptors with copies", case, 16)
     found = in_turns_us(variants, before)
-    return _shares(found, problems) | {"chosen": chosen.n}
+    return _shares(found, problems)
 
 
 def measure_scatters() -> dict[str, Any]:
@@ -90,12 +93,10 @@ def push(m: int, n: int, k: int) -> dict[str, Any]:
         scatter.push(a, weight, space, tiles=tiles, descriptors=descriptors)
 
     threads = tiles_for(BF16, m // WORLD, capability_of(place))
-    chosen = tma.tma_tiles(m // WORLD, [n], WORLD, programs)
     variants: dict[str, Callable[[], Any]] = {
         "cublas": lambda: torch.mm(a, weight, out=out),
         "threads": lambda: pushed(threads, False),
-        "descriptors, wide": lambda: pushed(WIDE, True),
-        "descriptors, narrow": lambda: pushed(NARROW, True),
+        "descriptors": lambda: pushed(WIDE, True),
         "sum of parts": lambda: scatter.add_parts(own, space, tiles=0, average=False),
         "copy of as many bytes": lambda: buffers[1][: 9 * own.nbytes // 2].copy_(
             buffers[0][: 9 * own.nbytes // 2]
@@ -103,7 +104,7 @@ def push(m: int, n: int, k: int) -> dict[str, Any]:
     }
     wanted = a @ weight
     problems = {}
-    for name in ("threads", "descriptors, wide", "descriptors, narrow"):
+    for name in ("threads", "descriptors"):
         variants[name]()
         torch.cuda.synchronize()
         epoch = int(space.state[0, push_tiles.dev.EPOCHS.value])
@@ -112,7 +113,7 @@ def push(m: int, n: int, k: int) -> dict[str, Any]:
         error = relative_error(torch.cat(part), wanted)
         if not error < 2e-2:
             problems[name] = f"error {error}"
-    return _shares(in_turns_us(variants, {}), problems) | {"chosen": chosen.n}
+    return _shares(in_turns_us(variants, {}), problems)
 
 
 def _shares(us: dict[str, float], problems: dict[str, str]) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _scatter(capability: int) -> list[Build]:
 def _described() -> list[Build]:
     """Products whose tiles move by descriptors: Hopper and later."""
     found = []
-    for wide, weights in ((256, 1), (128, 1), (256, gather.MAX_WEIGHTS)):
+    for wide, weights in ((256, 1), (256, gather.MAX_WEIGHTS)):
         found.append(_gather_described(Tiles(128, wide, 64, warps=8, stages=4), weights))
     found.append(_gather_described(Tiles(64, 128, 64, warps=4, stages=4), 1))
     found.append(
@@ -190,9 +190,14 @@ def _gather_described(tiles: Tiles, weights: int, *, plain: bool = True) -> Buil
         "a_desc": tile,
         "rows_desc": tile,
         **{f"b{i}_desc": f"tensordesc<bf16[1, {tiles.n}, {tiles.k}]>" for i in range(count)},
+        **{
+            f"half{i}_desc": f"tensordesc<bf16[1, {tiles.n // 2}, {tiles.k}]>" for i in range(count)
+        },
         **{f"c{i}_desc": f"tensordesc<bf16[1, {tiles.m}, {tiles.n // 2}]>" for i in range(count)},
         **{f"bias{i}_ptr": "*bf16" for i in range(count)},
-        **dict.fromkeys(("M", "K", *(f"N{i}" for i in range(count)), "chunk_tiles"), "i32"),
+        **dict.fromkeys(
+            ("M", "K", *(f"N{i}" for i in range(count)), "chunk_tiles", "whole"), "i32"
+        ),
         **_SHARED,
     }
     return Build(
