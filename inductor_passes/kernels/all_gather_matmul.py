@@ -223,7 +223,7 @@ def launch_all_gather_matmul(
     activation: str = "none",
     gather: bool = False,
     tiles: Tiles,
-    copiers: int = COPIERS,
+    copiers: int | None = None,
     copy_block: int = COPY_BLOCK,
     descriptors: bool = False,
 ) -> list[torch.Tensor]:
@@ -256,7 +256,7 @@ def launch_all_gather_matmul(
             workspace,
             activation=activation,
             tiles=tiles,
-            copiers=copiers,
+            copiers=COPIERS if copiers is None else copiers,
             copy_block=copy_block,
         )
     if gather:

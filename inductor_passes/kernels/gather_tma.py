@@ -212,6 +212,11 @@ def all_gather_matmul_tma_kernel(
     dev.finish(state_ptr, program, epoch)
 
 
+def copiers_for(widths: Sequence[int]) -> int:
+    """Programs that push rows: more where the link takes longer than the product, which has time for theirs."""
+    return COPIERS if sum(widths) >= MANY_COLUMNS else 2 * COPIERS
+
+
 def launch(
     a: torch.Tensor,
     weights: Sequence[torch.Tensor],
@@ -221,7 +226,7 @@ def launch(
     *,
     activation: str,
     tiles: Tiles,
-    copiers: int = COPIERS,
+    copiers: int | None = None,
     copy_block: int = COPY_BLOCK,
     group: int | None = None,
     whole: int | None = None,
@@ -264,7 +269,7 @@ def launch(
         triton.cdiv(triton.cdiv(m, tiles.m), MAX_CHUNKS.value),
         tma.whole_tiles(m, widths, world, workspace.programs, tiles) if whole is None else whole,
         WORLD=world,
-        COPIERS=copiers,
+        COPIERS=copiers_for(widths) if copiers is None else copiers,
         COPY_BLOCK=copy_block,
         WEIGHTS=len(weights),
         ACTIVATION=activation,

@@ -17,7 +17,7 @@ from inductor_passes.fuse import prediction
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import tma
-from inductor_passes.kernels.gather_rows import COPIERS, MAX_CHUNKS
+from inductor_passes.kernels.gather_rows import MAX_CHUNKS
 from inductor_passes.kernels.tiles import (
     Tiles,
     capability_of,
@@ -154,7 +154,7 @@ class GatherCase:
             num_stages=tiles.stages,
         )
 
-    def multiply(self, space: Workspace, copiers: int = 0) -> torch.Tensor:
+    def multiply(self, space: Workspace, copiers: int | None = 0) -> torch.Tensor:
         (result,) = gather.launch_all_gather_matmul(
             self.own,
             [self.weight],
@@ -173,7 +173,7 @@ class GatherCase:
         self.side.wait_stream(current)
         with torch.cuda.stream(self.side):
             self.link.send(rate, copies=False)
-        result = self.multiply(self.whole, copiers=COPIERS)
+        result = self.multiply(self.whole, copiers=None)
         current.wait_stream(self.side)
         return result
 

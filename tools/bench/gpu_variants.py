@@ -48,7 +48,7 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
     before: dict[str, Callable[[], None]] = {}
     problems: dict[str, str] = {}
 
-    def add(name: str, case: GatherCase, copiers: int) -> None:
+    def add(name: str, case: GatherCase, copiers: int | None) -> None:
         case.link.preset(case.whole)
         error = relative_error(case.multiply(case.whole, copiers=copiers), wanted)
         if not error < 2e-2:
@@ -64,10 +64,10 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
         return case
 
     add("threads", threads, 0)
-    add("threads with copies", threads, 16)
+    add("threads with copies", threads, None)
     case = case_of(WIDE)
     add("descriptors", case, 0)
-    add("descriptors with copies", case, 16)
+    add("descriptors with copies", case, None)
     found = in_turns_us(variants, before)
     return _shares(found, problems)
 
