@@ -38,6 +38,7 @@ def paced_copy_kernel(
     """``target[i] = factor * source[i % read]``; every element of both is touched, evenly over ``ns``."""
     program = tl.program_id(0).to(tl.int64)
     start = globaltimer()
+    ns = tl.cast(ns, tl.int64)
     count = tl.cdiv(tl.maximum(read, written), PROGRAMS * BLOCK)
     for i in range(count):
         at = (i * PROGRAMS + program) * BLOCK + tl.arange(0, BLOCK)
@@ -52,7 +53,7 @@ def paced_copy_kernel(
 @triton.jit
 def paced_kernel(ns: tl.tensor) -> None:
     """Take that long, and nothing else: a copy engine as compute sees it."""
-    end = globaltimer() + ns
+    end = globaltimer() + tl.cast(ns, tl.int64)
     while globaltimer() < end:
         pass
 
