@@ -16,6 +16,8 @@ pytestmark = [
 ]
 WORLD = 8
 BF16 = torch.bfloat16
+# Looks at a flag: some ten seconds, so that a kernel that waits in vain is a failed test and not a hanging one.
+SPIN_LIMIT = 20_000_000
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def space():
     from inductor_passes.kernels.workspace import virtual_workspace
 
     def make(family, data_bytes=1 << 24, **more):
+        more.setdefault("spin_limit", SPIN_LIMIT)
         programs = multiprocessors(torch.device("cuda")) // WORLD
         return virtual_workspace(family, WORLD, data_bytes, "cuda", programs=programs, **more)
 

@@ -1,15 +1,16 @@
 """How fast are the fused kernels on this GPU, and how much of the communication do they hide?
 
-usage: gpu.py [--json PATH] [--dry-run]
+usage: gpu.py [--parts a,b,c] [--json PATH] [--skip-done] [--seconds N] | --dry-run [--json PATH]
 
 One GPU is enough: ranks are virtual, or peers are an emulated link, a kernel that really copies rows and
-releases flags at 450, 150 and 50 GB/s. Runs ``test/gpu`` too, which needs the package installed (``pip install
---no-deps --no-build-isolation -e .`` where no registry can be reached). The JSON names the GPU, its driver and
-the date; it holds medians of 20 runs in microseconds and the shares that the targets name; ``targets`` says which
-were met. It is written after each part. The exit status is 1 if something failed or came out wrong.
+releases flags at 450, 150 and 50 GB/s. Each part is a process of its own with a limit of 100 s, in order of worth; all
+end within nine minutes. Nothing need be installed. The JSON is written after each part and names the GPU, its driver
+and the date; what a part found is under ``parts``, and ``targets`` says which were met. ``--skip-done`` goes on from it:
+parts without a problem are not run again. The exit status is 1 if something failed or came out wrong.
 
-``--dry-run`` needs no GPU: it checks shapes with fake tensors, compiles every kernel for sm_90 through the gate,
-and prints the times that the cost model predicts. Those are predictions, not measurements.
+``--dry-run`` needs no GPU: it checks shapes with fake tensors, compiles every kernel for sm_90 through the gate, goes
+through the parts that launch kernels with Triton's launcher and a stand-in for the device, and prints the times that the
+cost model predicts. Those are predictions, not measurements.
 """
 
 from __future__ import annotations
@@ -22,96 +23,141 @@ import platform
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gpu_parts
 import torch
 import triton
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[2]
-TOLERANCE = 2e-2  # one rounding to bfloat16, and of what is added
-TEST_SECONDS = 400
+SECONDS = 540.0
+LEAST_S = 5.0  # a part is not begun for less
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure or predict; print, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default=",".join(gpu_parts.PARTS), help="default: all, in order")
     parser.add_argument("--json", metavar="PATH", help="write the results")
+    parser.add_argument("--skip-done", action="store_true", help="keep the JSON's good parts")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all parts")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: compile and predict")
-    arguments = parser.parse_args()
-    if not arguments.dry_run and not torch.cuda.is_available():
+    parser.add_argument("--part", choices=gpu_parts.PARTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.part:
+        return child(arguments.part, dry=arguments.dry_run)
+    if arguments.dry_run:
+        return dry_run(arguments.json)
+    names = [name for name in arguments.parts.split(",") if name]
+    if unknown := set(names) - set(gpu_parts.PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; {', '.join(gpu_parts.PARTS)}")
+    if not torch.cuda.is_available():
         parser.error("there is no CUDA device: use --dry-run to compile and predict without one")
-    content: dict[str, Any] = {}
-    for content in dry_run() if arguments.dry_run else measure():
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(content, indent=1) + "\n")
-    for problem in content["problems"]:
-        print(problem, file=sys.stderr)
-    return int(bool(content["problems"]))
+    path = Path(arguments.json) if arguments.json else None
+    content = {"kind": "measured on one GPU; ranks virtual, link emulated", **environment()}
+    content["parts"] = done_in(path) if arguments.skip_done else {}
+    run_parts(names, content, path, arguments.seconds)
+    show(content)
+    return int(any("problem" in part for part in content["parts"].values()))
 
 
-def dry_run() -> Iterator[dict[str, Any]]:
-    """Shapes, machine code and predictions."""
+def child(name: str, *, dry: bool) -> int:
+    """One part in this process: its result as the marked line."""
+    if dry:
+        import gpu_dry
+
+        found = gpu_dry.gone_through(name)
+    else:
+        found = gpu_parts.measured_here(gpu_parts.PARTS[name])
+    gpu_parts.print_result(found)
+    return 0
+
+
+def run_parts(
+    names: Sequence[str],
+    content: dict[str, Any],
+    path: Path | None,
+    seconds: float,
+    command: Callable[[str], list[str]] = gpu_parts.part_command,
+    limit_s: float = gpu_parts.LIMIT_S,
+) -> None:
+    """Run the parts that ``content`` lacks, one after another, and write ``content`` after each."""
+    end = time.monotonic() + seconds
+    for name in names:
+        if name in content["parts"]:
+            continue
+        left = min(limit_s, end - time.monotonic())
+        if left < min(LEAST_S, limit_s):
+            content["parts"][name] = {"problem": "no time was left for it"}
+        else:
+            content["parts"][name] = gpu_parts.run_part(command(name), left)
+        found = content["parts"][name]
+        print(f"{name}: {found.get('seconds', 0)} s, {found.get('problem', 'well')}", flush=True)
+        content["targets"] = targets(content["parts"])
+        write(path, content)
+
+
+def done_in(path: Path | None) -> dict[str, Any]:
+    """The parts of an earlier run that ended well."""
+    if path is None or not path.exists():
+        return {}
+    parts = json.loads(path.read_text()).get("parts", {})
+    return {name: part for name, part in parts.items() if "problem" not in part}
+
+
+def write(path: Path | None, content: dict[str, Any]) -> None:
+    """Write all or nothing: a run that is ended while it writes leaves what was there."""
+    if path is None:
+        return
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(content, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def show(content: dict[str, Any]) -> None:
+    """One table: targets, then parts; then what went wrong, whole."""
+    console = Console(width=160)
+    table = Table("target or part", "wanted", "reached", "met", title=content["device"])
+    for row in content.get("targets", ()):
+        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    for name, part in content["parts"].items():
+        ended = "no" if "problem" in part else "yes"
+        table.add_row(f"part {name}", "no problem", f"{part.get('seconds', 0)} s", ended)
+    console.print(table)
+    for name, part in content["parts"].items():
+        if "problem" in part:
+            print(f"{name}: {part['problem']}\n{part.get('said', '')}", file=sys.stderr)
+
+
+def dry_run(path: str | None) -> int:
+    """Shapes, machine code, launches and predictions."""
+    import gpu_dry
     import gpu_predict
 
     problems = gpu_predict.check_shapes() + gpu_predict.check_code()
+    for name in gpu_dry.DRY:
+        found = gpu_parts.run_part(gpu_parts.part_command(name, dry=True))
+        print(f"{name}: {found['seconds']} s, {found.get('launches', 0)} launches", flush=True)
+        if "problem" in found:
+            problems.append(f"{name}: {found['problem']} {found.get('said', '')}")
     rows = gpu_predict.predict()
     table = Table(*rows[0], title="predicted, not measured (us)")
     for row in rows:
         table.add_row(*(f"{v:.1f}" if isinstance(v, float) else str(v) for v in row.values()))
     Console(width=160).print(table)
-    yield {
+    content = {
         "kind": "predicted by the cost model, not measured",
         "triton": triton.__version__,
         "rows": rows,
         "problems": problems,
     }
-
-
-def measure() -> Iterator[dict[str, Any]]:
-    """Everything on this device, and the tests that need one: the results so far, after each part."""
-    import gpu_products
-    import gpu_streams
-    import gpu_timing
-
-    content: dict[str, Any] = {"kind": "measured on one GPU; ranks virtual, link emulated"}
-    content |= environment() | {"problems": []}
-
-    def part(name: str, fn: Callable[[], Any]) -> Any:
-        start = time.monotonic()
-        try:
-            content[name] = fn()
-        except Exception as error:
-            content["problems"].append(f"{name}: {type(error).__name__}: {error}")
-            traceback.print_exc()
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-
-    part("copy_gb_per_s", gpu_timing.copy_gb_per_s)
-    rate = content.get("copy_gb_per_s", float("nan"))
-    for two_shot in (True, False):
-        name = f"all_reduce_add_rmsnorm, {'two' if two_shot else 'one'}-shot"
-        part(name, lambda shots=two_shot: gpu_streams.measure_norm(rate, two_shot=shots))
-        yield content
-    for m, n, k in gpu_products.PRODUCTS:
-        part(
-            f"all_gather_matmul, {m} x {n} x {k}",
-            lambda shape=(m, n, k): gpu_products.measure_all_gather_matmul(*shape),
-        )
-        yield content
-    content["problems"] += wrong_numbers(content)
-    content["targets"] = targets(content)
-    table = Table("target", "wanted", "reached", "met", title=content["device"])
-    for row in content["targets"]:
-        table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console(width=160).print(table)
-    yield content
-    part("tests", run_tests)
-    content["problems"] += content.get("tests", {}).get("failed", [])
-    yield content
+    write(Path(path) if path else None, content)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return int(bool(problems))
 
 
 def environment() -> dict[str, Any]:
@@ -132,87 +178,39 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "python": platform.python_version(),
+        "processors": os.cpu_count(),
     }
 
 
-def run_tests() -> dict[str, Any]:
-    """``test/gpu`` in a process of its own: how it ended, and what failed."""
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test/gpu"]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=TEST_SECONDS,
-        )
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout or b""
-        text = said.decode(errors="replace") if isinstance(said, bytes) else said
-        return {
-            "summary": text[-2000:],
-            "failed": [f"test/gpu did not end within {TEST_SECONDS} s"],
-        }
-    print(done.stdout[-6000:])
-    lines = done.stdout.splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode and not failed:
-        failed = [f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}"]
-    skipped = [line for line in lines if line.startswith("SKIPPED")]
-    return {"summary": lines[-1] if lines else "", "skipped": skipped, "failed": failed}
+def cases(parts: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The cases of a part: none where it did not run."""
+    return [case for case in parts.get(name, {}).values() if isinstance(case, dict)]
 
 
-def _found(content: dict[str, Any], kernel: str) -> list[dict[str, Any]]:
-    return [value for name, value in content.items() if name.startswith(kernel)]
-
-
-def wrong_numbers(content: dict[str, Any]) -> list[str]:
-    """Every part whose largest error is too large, or whose replays changed a bit."""
-    problems = []
-    for name, found in content.items():
-        if not isinstance(found, dict) or name == "tests":
-            continue
-        for row in (found, *found.get("links", ())):
-            error = row.get("largest_error", 0.0)
-            if not error <= TOLERANCE:
-                problems.append(f"{name}: the largest error is {error} of {TOLERANCE}")
-        if not found.get("replays_keep_bits", True):
-            problems.append(f"{name}: replays of a CUDA graph changed bits")
-    return problems
-
-
-def targets(content: dict[str, Any]) -> list[dict[str, Any]]:
+def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
     """What was wanted, and the worst figure of each kind; of links, those that the pass would fuse for."""
-    products = _found(content, "all_gather_matmul")
-    norms = _found(content, "all_reduce_add_rmsnorm")
+    products, norms = cases(parts, "products"), cases(parts, "norms")
+    large = [norm for norm in norms if norm["two_shot"]]
     links = [link for product in products for link in product["links"] if link["taken"]]
     wanted = (
+        ("products, flags preset: share of cuBLAS", ">=", 0.92, products, "share_of_cublas"),
         (
-            "all_gather_matmul, flags preset: share of cuBLAS",
-            ">=",
-            0.92,
-            products,
-            "share_of_cublas",
-        ),
-        (
-            "all_gather_matmul, throttled: fused over the longer of its product and the link",
+            "products, throttled: fused over the longer of its product and the link",
             "<=",
             1.08,
             links,
             "fused_over_longer",
         ),
-        ("all_gather_matmul, throttled: hidden share", ">=", 0.8, links, "hidden_share"),
-        ("all_reduce_add_rmsnorm: share of copy bandwidth", ">=", 0.85, norms, "share_of_copy"),
+        ("products, throttled: hidden share", ">=", 0.8, links, "hidden_share"),
+        ("norms, two-shot: share of copy bandwidth", ">=", 0.9, large, "share_of_copy"),
+        ("norms: speed-up over separate kernels", ">=", 1.15, norms, "speedup"),
         (
-            "all_reduce_add_rmsnorm: speed-up over separate kernels",
+            "norms: 1,000 replays of a CUDA graph keep every bit",
             ">=",
-            1.15,
+            1,
             norms,
-            "speedup",
+            "replays_keep_bits",
         ),
-        ("1,000 replays of a CUDA graph keep every bit", ">=", 1, norms, "replays_keep_bits"),
     )
     rows = []
     for target, relation, bound, found, field in wanted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,8 +15,11 @@ from triton.language.extra.cuda import globaltimer
 
 REPEATS = 20
 WARM_UPS = 3
-# Longer than the host takes to enqueue what is timed, so that launches cost no device time.
+# At least this long the device idles while the host enqueues what is timed, so that launches cost no device time.
 HEAD_START_NS = 1_000_000
+# Of what a slow host took for it in a warm-up call; and the most, as a call may wait for the device itself.
+HEAD_START_MARGIN = 2
+MOST_HEAD_START_NS = 50_000_000
 
 
 @triton.jit
@@ -28,18 +32,16 @@ def idle_kernel(ns: tl.tensor) -> None:
 
 def median_us(fn: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
     """Median device time of ``fn``, in microseconds; ``before`` is not timed, nor is the host's part of ``fn``."""
-    times = []
-    for _ in range(WARM_UPS + REPEATS):
-        before()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        idle_kernel[(1,)](HEAD_START_NS)
-        start.record()
-        fn()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * start.elapsed_time(end))
-    return statistics.median(times[WARM_UPS:])
+    return in_turns_us({"fn": fn}, {"fn": before})["fn"]
+
+
+def head_start_ns(host_ns: int) -> int:
+    """Nanoseconds to idle for a call that the host takes ``host_ns`` to enqueue; of few sizes, as kernels are compiled
+    for divisors of their arguments.
+    """
+    wanted = min(HEAD_START_MARGIN * host_ns, MOST_HEAD_START_NS)
+    step = 1_000_000
+    return max(HEAD_START_NS, -(-wanted // step) * step)
 
 
 def in_turns_us(
@@ -47,17 +49,21 @@ def in_turns_us(
 ) -> dict[str, float]:
     """Median device time of each, in microseconds, taken in turns: a chip that warms up slows all alike.
 
-    ``before`` is not timed; launches of a variant must take the host less than the head start.
+    ``before`` is not timed. Before each call the device idles for longer than the host took for the last warm-up.
     """
+    heads = dict.fromkeys(variants, HEAD_START_NS)
     times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(WARM_UPS + REPEATS):
+    for turn in range(WARM_UPS + REPEATS):
         for name, fn in variants.items():
             before.get(name, lambda: None)()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
-            idle_kernel[(1,)](HEAD_START_NS)
+            idle_kernel[(1,)](heads[name])
             start.record()
+            begun = time.perf_counter_ns()
             fn()
+            if turn < WARM_UPS:
+                heads[name] = head_start_ns(time.perf_counter_ns() - begun)
             end.record()
             torch.cuda.synchronize()
             times[name].append(1e3 * start.elapsed_time(end))

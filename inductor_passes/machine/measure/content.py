@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from inductor_passes.machine.importing.measurements import Measurements
@@ -78,8 +79,7 @@ def _set_device(section: dict[str, Any], times: DeviceTimes, how: str) -> None:
             "peak_tflops": _figure(rate, f"{how}: best of the products measured, {_text(shape)}"),
             "efficiency": _figure(1, "the peak given is a measured rate"),
         }
-    measured = section.get("measured_products", [])
-    measured[:] = [entry for entry in measured if entry["dtype"] not in times.products]
+    _drop(section, "measured_products", lambda entry: entry["dtype"] in times.products)
     peak, _ = times.tflops(times.attention_dtype)
     share = times.attention_flops / times.attention_us / 1e6 / peak
     section["attention_efficiency"] = _figure(
@@ -130,8 +130,14 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
             times.stretch, f"{how}: products alone, and beside a collective of all ranks"
         )
     mine = {(kind, shape.size, shape.nodes) for kind, shape in times.tables}
-    measured = section.get("measured", [])
-    measured[:] = [e for e in measured if (e["kind"], e["ranks"], e["nodes"]) not in mine]
+    _drop(section, "measured", lambda e: (e["kind"], e["ranks"], e["nodes"]) in mine)
+
+
+def _drop(section: dict[str, Any], name: str, is_measured: Callable[[Any], bool]) -> None:
+    """Drop the base's tables of what was measured; no table at all where none is left, as a file may not be empty."""
+    kept = [entry for entry in section.pop(name, []) if not is_measured(entry)]
+    if kept:
+        section[name] = kept
 
 
 def _text(shape: tuple[int, int, int, int]) -> str:

@@ -111,6 +111,19 @@ def test_hosts_of_one_rank_each_keep_the_base_within(tmp_path):
     assert topology.intra_gb_per_s == load_topology("cpu-gloo").intra_gb_per_s
 
 
+def test_a_base_all_of_whose_tables_were_measured_anew_loads_without_tables(tmp_path):
+    first = topology_of(
+        "cpu-gloo", name="first", where="a host", device=DEVICE, links=on_one_host()
+    )
+    add_to(first, tables_of("a host", DEVICE, on_one_host()))
+    base = tmp_path / "first.json"
+    base.write_text(dump_topology(first))
+    # Formulas alone, as the errors of formulas are told before the new tables are added.
+    again = written(tmp_path, DEVICE, on_one_host(), base=str(base), tables=False)
+    assert not again.products and not again.collectives
+    assert again.matmul_rate("float32").peak_tflops == 0.1
+
+
 def test_the_model_predicts_what_was_measured(tmp_path):
     links = on_two_hosts()
     topology = written(tmp_path, DEVICE, links)

@@ -1,0 +1,70 @@
+"""Host time of a compiled step on one GPU, beside eager and stock, with and without CUDA graphs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+
+import dynamo_dist
+
+WIDTH, LAYERS = 256, 8
+WARM_UPS, CALLS = 10, 100
+MODES = (None, "reduce-overhead")
+
+
+def measure_host() -> dict[str, Any]:
+    """Microseconds of the host for a step of small products on a group of one rank, and ratios to eager and stock."""
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return steps(torch.device("cuda"))
+    finally:
+        dynamo_dist.disable()
+        dist.destroy_process_group()
+
+
+def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """A gathered weight and a product for each layer."""
+    for w in weights:
+        x = torch.relu(x @ fc.all_gather_tensor(w, 0, dist.group.WORLD)) * 0.05
+    return x
+
+
+def steps(place: torch.device, calls: int = CALLS) -> dict[str, Any]:
+    """The same on any device, in an initialised group."""
+    inputs = [torch.randn(WIDTH, WIDTH, device=place) for _ in range(LAYERS + 1)]
+    found: dict[str, Any] = {"eager_us": host_us(lambda: layers(*inputs), calls)}
+    for mode in MODES:
+        times = {}
+        for backend in ("inductor", "dynamo_dist"):
+            torch.compiler.reset()
+            dynamo_dist.disable()
+            if backend == "dynamo_dist":
+                dynamo_dist.enable()  # registers the backend, with or without an installation
+            step = torch.compile(layers, backend=backend, fullgraph=True, mode=mode)
+            times[backend] = host_us(lambda step=step: step(*inputs), calls)
+        found[mode or "default"] = {
+            "stock_us": times["inductor"],
+            "ours_us": times["dynamo_dist"],
+            "ours_over_stock": times["dynamo_dist"] / times["inductor"],
+            "ours_over_eager": times["dynamo_dist"] / found["eager_us"],
+        }
+    return found
+
+
+def host_us(step: Callable[[], Any], calls: int) -> float:
+    """Median time until a call returns; the device has ended what came before."""
+    on_gpu = torch.cuda.is_available()
+    times = []
+    for _ in range(WARM_UPS + calls):
+        if on_gpu:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times[WARM_UPS:])
