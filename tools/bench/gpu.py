@@ -192,8 +192,20 @@ def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
     products, norms = cases(parts, "products"), cases(parts, "norms")
     large = [norm for norm in norms if norm["two_shot"]]
     links = [link for product in products for link in product["links"] if link["taken"]]
+    variants = [case["share_of_cublas"] for case in cases(parts, "variants")]
+    gathers = [case for case in variants if "descriptors with copies" in case]
+    scatters = [case for case in variants if "sum of parts" in case]
+    steps = [
+        row
+        for row in parts.get("schedule", {}).get("rows", ())
+        if row["variant"] == "ours" and row["copies"] == "engine"
+    ]
     wanted = (
-        ("products, flags preset: share of cuBLAS", ">=", 0.92, products, "share_of_cublas"),
+        ("gather, flags preset: share of cuBLAS", ">=", 0.95, gathers, "descriptors"),
+        ("gather, with copies: share of cuBLAS", ">=", 0.9, gathers, "descriptors with copies"),
+        ("scatter: share of cuBLAS", ">=", 0.95, scatters, "descriptors"),
+        ("schedule: step over the longer of compute and link", "<=", 1.05, steps, "over_longer"),
+        ("schedule: share of the link hidden", ">=", 0.9, steps, "hidden_share"),
         (
             "products, throttled: fused over the longer of its product and the link",
             "<=",

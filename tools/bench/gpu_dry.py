@@ -15,6 +15,7 @@ import gpu_fused
 import gpu_products
 import gpu_streams
 import gpu_timing
+import gpu_variants
 import torch
 from torch.overrides import TorchFunctionMode
 from triton.backends.compiler import GPUTarget
@@ -27,6 +28,7 @@ MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
 DRY = {
     "products": gpu_fused.measure_products,
+    "variants": gpu_variants.measure_variants,
     "copies": gpu_copies.measure_copies,
     "norms": gpu_fused.measure_norms,
     "costs": gpu_costs.beside_copies,

@@ -25,6 +25,7 @@ MARK = "RESULT OF PART "
 PARTS = {
     "tests": "gpu_tests:all_but_two_processes",
     "products": "gpu_fused:measure_products",
+    "variants": "gpu_variants:measure_variants",
     "copies": "gpu_copies:measure_copies",
     "norms": "gpu_fused:measure_norms",
     "schedule": "gpu_schedule:measure_schedule",

@@ -31,7 +31,7 @@ from inductor_passes.machine.prices.machine import Machine
 
 BF16 = torch.bfloat16
 WORLD = 8
-TOPOLOGY = "h200x8"
+TOPOLOGY = "h100x8"
 RATES = (450.0, 150.0, 50.0)  # GB/s
 # rows of all ranks, N, K: gate+up and QKV of a 70B model, a short batch
 PRODUCTS = ((8192, 7168, 8192), (8192, 1280, 8192), (2048, 7168, 8192))

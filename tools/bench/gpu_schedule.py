@@ -50,7 +50,7 @@ class Sizes:
     """Llama 3 8B's, or small ones."""
 
     def __init__(self, small: bool = False) -> None:
-        self.layers, self.tokens = (2, 128) if small else (6, 4096)
+        self.layers, self.tokens = (2, 128) if small else (5, 4096)
         self.width, self.ffn, self.heads = (256, 512, 4) if small else (4096, 14336, 32)
 
     def shapes(self) -> list[tuple[int, int]]:
@@ -85,7 +85,7 @@ def loss(x: torch.Tensor, shards: list[torch.Tensor], heads: int) -> torch.Tenso
     return x.float().square().mean()
 
 
-def measure_schedule(small: bool = False, rounds: int = 8) -> dict[str, Any]:
+def measure_schedule(small: bool = False, rounds: int = 5) -> dict[str, Any]:
     """Milliseconds of a step of each variant at each link, and how much of the link is hidden."""
     sizes = Sizes(small)
     with cuda_timed_group(WORLD), tempfile.TemporaryDirectory() as work:

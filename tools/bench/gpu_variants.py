@@ -34,9 +34,12 @@ SCATTERS = ((8192, 8192, 3584), (8192, 8192, 1024), (8192, 4096, 1792), (8192, 4
 WIDE = Tiles(128, 256, 64, warps=8, stages=4)
 
 
-def measure_gathers() -> dict[str, Any]:
-    """Microseconds of each variant of ``all_gather_matmul``, and cuBLAS's time over it."""
-    return {f"{m} x {n} x {k}": gather(m, n, k) for m, n, k in GATHERS}
+def measure_variants() -> dict[str, Any]:
+    """Microseconds of each variant of both fused products, and cuBLAS's time over it."""
+    found = {f"gather, {m} x {n} x {k}": gather(m, n, k) for m, n, k in GATHERS}
+    found |= {f"scatter, {m} x {n} x {k}": push(m, n, k) for m, n, k in SCATTERS}
+    wrong = {name: case["problems"] for name, case in found.items() if case["problems"]}
+    return found | ({"problem": str(wrong)} if wrong else {})
 
 
 def gather(m: int, n: int, k: int) -> dict[str, Any]:
@@ -70,11 +73,6 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
     add("descriptors with copies", case, None)
     found = in_turns_us(variants, before)
     return _shares(found, problems)
-
-
-def measure_scatters() -> dict[str, Any]:
-    """Microseconds of each variant of the push of ``matmul_reduce_scatter``, and of the sum that follows."""
-    return {f"{m} x {n} x {k}": push(m, n, k) for m, n, k in SCATTERS}
 
 
 def push(m: int, n: int, k: int) -> dict[str, Any]:
