@@ -14,6 +14,7 @@ import gpu_costs
 import gpu_fused
 import gpu_products
 import gpu_streams
+import gpu_tests
 import gpu_timing
 import gpu_variants
 import torch
@@ -32,6 +33,7 @@ DRY = {
     "copies": gpu_copies.measure_copies,
     "norms": gpu_fused.measure_norms,
     "costs": gpu_costs.beside_copies,
+    "tests": lambda: gpu_tests.run_tests("", more=("--collect-only", "-q")),
 }
 
 
@@ -177,6 +179,6 @@ def gone_through(name: str) -> dict[str, Any]:
         ):
             stack.enter_context(mock.patch.object(module, field, value))
         launches = stack.enter_context(stand_in())
-        DRY[name]()
-    found: dict[str, Any] = {"launches": launches.count}
-    return found | ({"problem": "; ".join(launches.problems)} if launches.problems else {})
+        found = DRY[name]()
+    problems = [*launches.problems, *filter(None, [found.get("problem")])]
+    return {"launches": launches.count} | ({"problem": "; ".join(problems)} if problems else {})

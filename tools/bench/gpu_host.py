@@ -44,8 +44,6 @@ def steps(place: torch.device, calls: int = CALLS) -> dict[str, Any]:
         for backend in ("inductor", "dynamo_dist"):
             torch.compiler.reset()
             dynamo_dist.disable()
-            if backend == "dynamo_dist":
-                dynamo_dist.enable()  # registers the backend, with or without an installation
             step = torch.compile(layers, backend=backend, fullgraph=True, mode=mode)
             times[backend] = host_us(lambda step=step: step(*inputs), calls)
         found[mode or "default"] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ def two_processes() -> dict[str, Any]:
     return run_tests("two_processes")
 
 
-def run_tests(chosen: str, folder: str = "test/gpu") -> dict[str, Any]:
+def run_tests(chosen: str, more: Sequence[str] = ()) -> dict[str, Any]:
     """Run the tests that ``-k chosen`` selects; what they say goes to this process's output, as it comes."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rfEs"]
     lines = []
     with subprocess.Popen(
-        [*command, "-k", chosen, folder],
+        [*command, *more, "-k", chosen, "test/gpu"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
