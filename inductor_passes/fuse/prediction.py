@@ -1,24 +1,33 @@
 """Predicted time of each fused kernel, to hold against what it replaces.
 
-The figures of a machine, and a few of the kernels' own that no GPU has measured yet: they are assumed, and
-``tools/bench/gpu.py`` measures them. All times in microseconds, sizes local to one rank.
+The figures of a machine, and a few of the kernels' own, measured on one H100 (``tools/bench/results/gpu.json``)
+but for what a link between GPUs adds. All times in microseconds, sizes local to one rank.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from inductor_passes.machine.prices.machine import Machine
 
-# Assumed: the share of cuBLAS's rate that a Triton product with pipelined loads reaches.
-TRITON_SHARE = 0.85
-# Assumed: the share of the link's rate that copies by a few multiprocessors reach.
+# The share of cuBLAS's rate that tiles by descriptors reach: 0.92 to 0.97 from the shortest to the longest product.
+PRODUCT_SHARE = 0.95
+# Bytes a microsecond that 16 programs copy beside a product, whatever the link: alone they copy 527,000.
+COPIED_BESIDE_PRODUCT = 320e3
+# What copies cost the product beside them: memory, as a share of the time of their bytes at 450 GB/s, and 16 of 132
+# multiprocessors until they are done.
+MEMORY_COST = 0.22
+BYTES_OF_COST = 450e3
+COPIERS_SHARE = 16 / 132
+# Between two tiles that are pushed: storing one, and no product beside it.
+PUSH_US = 2.6
+TILE_BYTES = 128 * 256 * 2
+MULTIPROCESSORS = 132
+# Assumed, for no link between GPUs was there to measure: the share of its rate that copies by kernels reach.
 COPY_SHARE = 0.9
-# Assumed: a flag written at a peer, and seen there.
-SIGNAL_US = 3.0
-# 16 of the 132 multiprocessors of an H100 copy and do not multiply: kernels/all_gather_matmul.py.
-MULTIPLYING_SHARE = 116 / 132
-CHUNKS = 8  # a rank's rows, for the prediction; the kernel takes up to 16
+# A barrier of all ranks in one memory, with what a launch has besides; a link adds its latency.
+SIGNAL_US = 4.0
 LEAST_GAIN = 0.05
 
 
@@ -43,17 +52,18 @@ class Prediction:
 def all_gather_matmul_us(
     machine: Machine, payload_bytes: float, world: int, matmul_us: float, copied_bytes: float
 ) -> float:
-    """Chunks come in over the link while the tiles of those before them are multiplied.
+    """Rows come in over the link while the tiles of those before them are multiplied.
 
     ``payload_bytes`` is one rank's rows, ``matmul_us`` the unfused products, ``copied_bytes`` what is read
     and written for the gathered rows where somebody else wants them.
     """
-    compute_us = matmul_us / TRITON_SHARE / MULTIPLYING_SHARE
-    chunk_us = compute_us / (world * CHUNKS)
-    arrival_us = payload_bytes / CHUNKS / _link_rate(machine)
-    done = CHUNKS * chunk_us  # this rank's own rows wait for nothing
-    for chunk in range((world - 1) * CHUNKS):
-        done = max(done, SIGNAL_US + (chunk + 1) * arrival_us) + chunk_us
+    sent = (world - 1) * payload_bytes
+    link_us = sent / min(_link_rate(machine), COPIED_BESIDE_PRODUCT)
+    compute_us = (
+        matmul_us / PRODUCT_SHARE + MEMORY_COST * sent / BYTES_OF_COST + COPIERS_SHARE * link_us
+    )
+    # Where the link is longer, the last rank's rows are multiplied behind it.
+    done = max(compute_us, link_us + matmul_us / PRODUCT_SHARE / world) + SIGNAL_US
     copy_us = machine.memory_us(copied_bytes)
     return (
         machine.kernel_start_us
@@ -66,9 +76,9 @@ def matmul_reduce_scatter_us(
     machine: Machine, result_bytes: float, world: int, matmul_us: float
 ) -> float:
     """Tiles travel while later ones are computed; then ``world`` parts of ``result_bytes`` are added."""
-    compute_us = matmul_us / TRITON_SHARE
-    first_us = compute_us / (world * CHUNKS)
-    sent_us = first_us + (world - 1) * result_bytes / _link_rate(machine)
+    waves = math.ceil(world * result_bytes / TILE_BYTES / MULTIPROCESSORS)
+    compute_us = matmul_us / PRODUCT_SHARE + PUSH_US * waves
+    sent_us = compute_us / waves + (world - 1) * result_bytes / _link_rate(machine)
     added_us = machine.memory_us((world + 1) * result_bytes)
     return max(compute_us, sent_us) + SIGNAL_US + added_us + 2 * machine.kernel_start_us
 

@@ -359,12 +359,12 @@ def all_gather_matmul(
     a, capability = a.contiguous(), capability_of(a.device)
     widths = [weight.shape[1] for weight in weights]
     descriptors = tma.can_describe(capability, a, weights)
+    plain = not biases and activation == "none"
     if descriptors:
-        tiles = tma.tma_tiles(a.shape[0])
+        tiles = tma.tma_tiles(a.shape[0], plain=plain)
     else:
-        tiles = tiles_for(a.dtype, a.shape[0], capability)
-        plain = tiles.is_even(a.shape[1], *widths) and not biases and activation == "none"
-        tiles = tiles_for(a.dtype, a.shape[0], capability, plain=plain)
+        even = tiles_for(a.dtype, a.shape[0], capability).is_even(a.shape[1], *widths)
+        tiles = tiles_for(a.dtype, a.shape[0], capability, plain=plain and even)
     return launch_all_gather_matmul(
         a,
         weights,

@@ -161,15 +161,18 @@ def launch_all_reduce_add_norm(
         BLOCK=block,
         TWO_SHOT=two_shot,
         MODE=workspace.mode,
-        num_warps=warps(block),
+        num_warps=warps(block, capability_of(x.device)),
         launch_cooperative_grid=workspace.local_ranks > 1,
     )
     return outs
 
 
-def warps(block: int) -> int:
-    """Warps for a row of ``block`` elements: 8 a thread are one wide load of 16-bit numbers."""
-    return max(4, min(32, block // 256))
+def warps(block: int, capability: int) -> int:
+    """Warps for a row of ``block`` elements: 8 a thread are one wide load of 16-bit numbers.
+
+    32 warps leave 64 registers a thread, which code for devices before Hopper spills.
+    """
+    return max(4, min(32 if capability >= 90 else 16, block // 256))
 
 
 @torch.library.custom_op("inductor_passes::all_reduce_add_rmsnorm", mutates_args=())

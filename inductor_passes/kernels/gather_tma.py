@@ -183,7 +183,7 @@ def all_gather_matmul_tma_kernel(
         out = local * WORLD + source
         DTYPE: tl.constexpr = a_ptr.dtype.element_ty
         if unit < whole:
-            acc = tma.tile_product(
+            acc = tma.described_product(
                 rows, b_desc, local, half, 0, first_row, col, K, BM, BN, BK, B_ROWS_LIE, MODE
             )
             # In two halves: shared memory holds no whole tile beside four stages.
@@ -192,7 +192,7 @@ def all_gather_matmul_tma_kernel(
             _store(right, bias_ptr, c_desc, out, row, col + BN // 2, N, poison, ACTIVATION, DTYPE)
         else:
             col += (unit - whole) % 2 * (BN // 2)
-            part = tma.tile_product(
+            part = tma.described_product(
                 rows,
                 half_desc,
                 local,

@@ -146,7 +146,7 @@ def push_tiles_tma_kernel(
             r += (WORLD - 1) * high
         owner = (rank + 1 + r // high) % WORLD
         m = r % high
-        acc = tma.tile_product(
+        acc = tma.described_product(
             a_desc, b_desc, local, owner, local, m * BM, n * BN, K, BM, BN, BK, B_ROWS_LIE, MODE
         )
         push_tile(

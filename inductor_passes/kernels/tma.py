@@ -24,7 +24,7 @@ HALF_SHARE = 0.58
 
 
 @triton.jit
-def tile_product(
+def described_product(
     a_desc: tl.tensor_descriptor,
     b_desc: tl.tensor_descriptor,
     a_first: tl.tensor,
@@ -121,11 +121,14 @@ def rows_lie(weight: torch.Tensor) -> bool:
     return weight.stride(1) == 1
 
 
-def tma_tiles(rows: int) -> Tiles:
-    """Tile sizes for products of ``rows`` rows of each rank."""
+def tma_tiles(rows: int, *, plain: bool = True) -> Tiles:
+    """Tile sizes for products of ``rows`` rows of each rank.
+
+    ``plain`` says that there is no bias or activation, which would spill beside the widest tile.
+    """
     if rows <= 64:
         return Tiles(64, 128, 64, warps=4, stages=4)
-    return Tiles(128, 256, 64, warps=8, stages=4)
+    return Tiles(128, 256 if plain else 128, 64, warps=8, stages=4)
 
 
 def whole_tiles(rows: int, widths: Sequence[int], world: int, programs: int, tiles: Tiles) -> int:

@@ -21,12 +21,12 @@ from inductor_passes.torch_compat.c10d import group_size_of
 FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
 STATE_WORDS = int(device.STATE_WORDS.value)
 REPORT_WORDS = int(device.REPORT_WORDS.value)
-# Looks at a flag in a second, taken with sixteen at it at a time.
-LOOKS_PER_SECOND = 2_000_000
-# How long a wait lasts before it gives up: as long as NCCL's by default. A rank may be late because it writes a
-# checkpoint. Another number of seconds: this variable, alike on all ranks.
+# Looks at a flag in a second, on one H100.
+LOOKS_PER_SECOND = 4_600_000
+# How long a wait lasts before it gives up, about: looks are counted, in a word. A rank may be late because it writes
+# a checkpoint. Another number of seconds: this variable, alike on all ranks.
 SECONDS_VARIABLE = "DYNAMO_DIST_KERNEL_WAIT_SECONDS"
-WAIT_SECONDS = 600.0
+WAIT_SECONDS = 450.0
 ALIGNMENT = 16
 # Programs of one launch. All of them must be resident at once beside a communication library's kernels:
 # 128 programs of 512 threads fit on 64 multiprocessors of an H100.

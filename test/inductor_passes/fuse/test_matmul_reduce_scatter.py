@@ -49,7 +49,7 @@ def test_rows(fuse, expect):
     record = fuse(FuseMatmulReduceScatter, graph)
     expect(
         "\n".join(record.notes),
-        """fused reduce_scatter %reduce_scatter_tensor: 526.3 -> 415.5 us""",
+        """fused reduce_scatter %reduce_scatter_tensor: 526.3 -> 427.4 us""",
     )
     expect(
         dump(graph),

@@ -22,7 +22,11 @@ _SHARED: dict[str, str] = {"peers_ptr": "*i64", "state_ptr": "*i32", "half_bytes
 def builds(capability: int) -> list[Build]:
     """Every kernel, in bfloat16 on eight ranks."""
     return [
-        *(_norm(two_shot, layer) for two_shot in (False, True) for layer in (False, True)),
+        *(
+            _norm(capability, two_shot, layer)
+            for two_shot in (False, True)
+            for layer in (False, True)
+        ),
         _gather(capability, 1),
         _gather(capability, gather.MAX_WEIGHTS),
         _gather(capability, gather.MAX_WEIGHTS, plain=False),
@@ -37,7 +41,7 @@ def facts_of(name: str, capability: int) -> Facts:
     return compile_build(build, capability)[0]
 
 
-def _norm(two_shot: bool, layer: bool) -> Build:
+def _norm(capability: int, two_shot: bool, layer: bool) -> Build:
     pointers: tuple[str, ...] = ("x_ptr", "residual_ptr", "weight_ptr", "y_ptr", "total_ptr")
     constants: dict[str, Any] = {
         "bias_ptr": None,
@@ -66,7 +70,7 @@ def _norm(two_shot: bool, layer: bool) -> Build:
         },
         constants,
         (*pointers, "D", "half_bytes"),
-        warps=norm.warps(8192),
+        warps=norm.warps(8192, capability),
     )
 
 
@@ -152,7 +156,7 @@ def _described() -> list[Build]:
         found.append(_gather_described(Tiles(128, wide, 64, warps=8, stages=4), weights))
     found.append(_gather_described(Tiles(64, 128, 64, warps=4, stages=4), 1))
     found.append(
-        _gather_described(Tiles(128, 256, 64, warps=8, stages=4), gather.MAX_WEIGHTS, plain=False)
+        _gather_described(tma.tma_tiles(1024, plain=False), gather.MAX_WEIGHTS, plain=False)
     )
     tiles = Tiles(128, 256, 64, warps=8, stages=4)
     push = Build(
