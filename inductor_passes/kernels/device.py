@@ -243,8 +243,8 @@ def sum_over_ranks(
 
 @triton.jit
 def mma(a: tl.tensor, b: tl.tensor, acc: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
-    """``acc + a @ b`` in float32."""
+    """``acc + a @ b`` in float32; float32 numbers with all their bits, as eager multiplies them."""
     if MODE != REAL:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, acc)
+    return tl.dot(a, b, acc, input_precision="ieee")

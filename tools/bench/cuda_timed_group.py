@@ -144,7 +144,8 @@ class CudaTimedGroup(dist.ProcessGroup):
 
     def _of_sum(self, opts: Any) -> float:
         """Equal ranks' sum, or another reduction, over what one of them has."""
-        return float(len(self.ranks)) if "SUM" in str(getattr(opts, "reduceOp", "")) else 1.0
+        summed = opts is not None and opts.reduceOp == dist.ReduceOp.SUM
+        return float(len(self.ranks)) if summed else 1.0
 
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
         return self._launch("all_gather", [output], [given])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import cuda_timed_group
 import gpu_copies
 import gpu_costs
 import gpu_fused
@@ -35,6 +36,25 @@ DRY = {
     "costs": gpu_costs.beside_copies,
     "tests": lambda: gpu_tests.run_tests("", more=("--collect-only", "-q")),
 }
+
+
+def _collectives() -> dict[str, Any]:
+    """Every kind of collective of the paced group that steps are measured on."""
+    c10d, x = torch.ops._c10d_functional, torch.empty(64, 8, dtype=torch.bfloat16)
+    with cuda_timed_group.cuda_timed_group(8):
+        for copies in ("programs", "engine"):
+            with cuda_timed_group.link(lambda *_: 5.0, copies):
+                for launched in (
+                    c10d.all_gather_into_tensor(x, 8, "0"),
+                    c10d.reduce_scatter_tensor(x, "sum", 8, "0"),
+                    c10d.all_reduce(x, "sum", "0"),
+                    *c10d.all_gather_into_tensor_coalesced([x, x], 8, "0"),
+                ):
+                    c10d.wait_tensor(launched)
+    return {}
+
+
+DRY["schedule"] = _collectives
 
 
 class Driver:
@@ -163,6 +183,9 @@ def gone_through(name: str) -> dict[str, Any]:
             (gpu_timing, "REPEATS", 1),
             (gpu_timing, "WARM_UPS", 1),
             (gpu_products, "PRODUCTS", ((1024, 256, 128),)),
+            (gpu_variants, "GATHERS", ((1024, 256, 128),)),
+            (gpu_variants, "SCATTERS", ((1024, 256, 128),)),
+            (gpu_variants, "relative_error", lambda *_: 0.0),
             (gpu_costs, "SHAPE", (1024, 256, 128)),
             (gpu_costs, "COPY_BYTES", 1 << 12),
             (gpu_copies, "ROWS", 64),

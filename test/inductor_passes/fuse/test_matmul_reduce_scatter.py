@@ -102,6 +102,19 @@ def test_a_product_bound_by_compute_loses(fuse):
     assert "less than 5% gained" in record.notes[0]
 
 
+def test_float32_is_fused_unless_it_is_multiplied_in_tf32(fuse):
+    def record():
+        graph = trace(rows, [8192, 256], [256, 8192], dtype=torch.float32, device="cuda")
+        return fuse(FuseMatmulReduceScatter, graph)
+
+    assert "TF32" not in "".join(record().notes)
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert "float32 products are in TF32" in record().notes[0]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_no_candidate_and_no_kernel(fuse):
     graph = trace(no_product, [8192, 1024], [1024, 8192], **BF16)
     assert fuse(FuseMatmulReduceScatter, graph).notes == ()

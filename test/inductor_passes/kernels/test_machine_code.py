@@ -143,6 +143,46 @@ def early_sum_kernel(
     tl.store(out_ptr + at, total + tl.load(mine + at))
 
 
+@triton.jit
+def early_tile_kernel(
+    rows_desc, b_desc, c_desc, peers_ptr, state_ptr, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Planted: a tile by descriptors whose first rows are fetched before its wait."""
+    flags = device.flags_of(peers_ptr, 0)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    if EARLY:
+        acc = tl.dot(rows_desc.load([0, 0]), b_desc.load([0, 0]).T, acc)
+    device.flag_wait(flags, 1, 1, 0, 0, state_ptr, device.REAL)
+    for k in range(tl.cdiv(K, BK)):
+        acc = tl.dot(rows_desc.load([0, k * BK]), b_desc.load([0, k * BK]).T, acc)
+    c_desc.store([0, 0], acc.to(tl.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
+def test_a_tile_by_descriptors_before_its_wait_fails_the_gate(early):
+    build = ahead.Build(
+        "tile",
+        early_tile_kernel,
+        {
+            "rows_desc": "tensordesc<bf16[128, 64]>",
+            "b_desc": "tensordesc<bf16[128, 64]>",
+            "c_desc": "tensordesc<bf16[128, 128]>",
+            "peers_ptr": "*i64",
+            "state_ptr": "*i32",
+            "K": "i32",
+        },
+        {"BM": 128, "BN": 128, "BK": 64, "EARLY": early},
+        ("K",),
+        warps=8,
+        tensor_cores=True,
+        wide_loads=False,
+    )
+    found = ahead.gate(build, ahead.compile_build(build, 90)[0])
+    assert ["before the first wait" in text for text in found] == [True] * early, found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("early", "synchronised", "stored_first", "problem"),

@@ -1,5 +1,7 @@
 """The operators as torch sees them: shapes, fallbacks to torch's own operations, refusals."""
 
+import types
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from inductor_passes.kernels import all_reduce_add_norm as norm
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.kernels import workspace as spaces
 from inductor_passes.testing import fake_group
+from inductor_passes.torch_compat import symmetric_memory
 
 ops = torch.ops.inductor_passes
 CHECKS = ("test_schema", "test_faketensor")
@@ -213,6 +216,82 @@ def test_a_new_group_of_the_same_name_gets_a_workspace_of_its_own(symmetric):
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
     assert dist.group.WORLD is not old
     assert spaces.find_workspace("all_reduce", t(4), "0", 1000) is not first
+
+
+def test_how_long_a_wait_lasts_can_be_told(monkeypatch):
+    monkeypatch.setenv(spaces.SECONDS_VARIABLE, "10")
+    space = spaces.virtual_workspace("all_reduce", 2, 64, "cpu")
+    assert space.state[0, spaces.device.SPIN_LIMIT.value] == 10 * spaces.LOOKS_PER_SECOND
+    for wrong in ("soon", "0", "nan", "100000"):
+        monkeypatch.setenv(spaces.SECONDS_VARIABLE, wrong)
+        with pytest.raises(KernelError, match=f"WAIT_SECONDS is '{wrong}'"):
+            spaces.virtual_workspace("all_reduce", 2, 64, "cpu")
+
+
+class Stream:
+    """A CUDA stream, as far as order is concerned."""
+
+    current = None
+
+    def __init__(self, capturing=False):
+        self.capturing, self.waited_for = capturing, []
+
+    def __enter__(self):
+        self.before, Stream.current = Stream.current, self
+
+    def __exit__(self, *_):
+        Stream.current = self.before
+
+    def wait_stream(self, other):
+        self.waited_for.append(other)
+
+
+def test_calls_on_several_streams_come_one_after_the_other(monkeypatch):
+    space = spaces.virtual_workspace("all_reduce", 2, 64, "cpu")
+    monkeypatch.setattr(space, "state", types.SimpleNamespace(device=torch.device("cuda")))
+    for name, stand_in in {
+        "current_stream": lambda device: Stream.current,
+        "stream": lambda stream: stream,
+        "is_current_stream_capturing": lambda: Stream.current.capturing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    first, second, graph = Stream(), Stream(), Stream(capturing=True)
+    for stream in (first, first, second, graph, graph, first):
+        with stream:
+            space.after_earlier_calls()
+    assert second.waited_for == [first]
+    # Neither a capture nor what comes after it can wait for the other.
+    assert graph.waited_for == first.waited_for == []
+
+
+class Mapped:
+    """Symmetric memory of two ranks in one segment, of which a tensor begins at 64 bytes."""
+
+    world_size, rank = 2, 1
+
+    def __init__(self):
+        self.segments = [torch.zeros(256, dtype=torch.uint8) for _ in range(2)]
+        self.buffer_ptrs = [segment.data_ptr() for segment in self.segments]
+
+    def get_buffer(self, rank, sizes, dtype, storage_offset=0):
+        return self.segments[rank][storage_offset:][: sizes[0]]
+
+
+class MappedByTensor(Mapped):
+    def get_remote_tensor(self, rank, sizes, dtype):
+        return self.segments[rank][64:][: sizes[0]]
+
+
+@pytest.mark.parametrize("kind", [Mapped, MappedByTensor])
+def test_peers_buffers_lie_where_this_ranks_does(kind):
+    handle = kind()
+    mine = handle.segments[1][64:128]
+    peers = symmetric_memory.peer_buffers(handle, mine)
+    assert [peers[r].data_ptr() - handle.buffer_ptrs[r] for r in range(2)] == [64, 64]
+    assert peers[1] is mine
+    handle.segments[1] = handle.segments[1].clone()
+    with pytest.raises(RuntimeError, match="Symmetric memory of rank 1 was found at"):
+        symmetric_memory.peer_buffers(handle, mine)
 
 
 def test_buffers_are_aligned_halves():

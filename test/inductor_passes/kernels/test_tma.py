@@ -1,0 +1,61 @@
+"""Tiles by descriptors: what can be described, and how many tiles of a product stay whole."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
+
+from inductor_passes.kernels import gather_tma, tma
+
+A = torch.empty(128, 512, dtype=torch.bfloat16)
+
+
+def weight(k=512, n=256, dtype=torch.bfloat16, transposed=True):
+    return torch.empty(n, k, dtype=dtype).t() if transposed else torch.empty(k, n, dtype=dtype)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_are_described_along_the_stride_that_is_1(transposed):
+    w = weight(transposed=transposed)
+    assert tma.can_describe(90, A, [w])
+    found = tma.describe_weight(w, tma.tma_tiles(1024))
+    assert found.shape == ([1, 256, 512] if transposed else [1, 512, 256])
+    assert found.block_shape == ([1, 256, 64] if transposed else [1, 64, 256])
+    assert tma.rows_lie(w) is not transposed
+
+
+@pytest.mark.parametrize(
+    ("capability", "a", "w"),
+    [
+        (80, A, weight()),  # an A100 has no such copies
+        (90, A.float(), weight(dtype=torch.float32)),
+        (90, A[:, :500].contiguous(), weight(500)),  # rows of 1000 bytes
+        (90, A, weight(n=250, transposed=False)),
+        (90, A, weight(512 + 4)[4:]),  # 8 bytes off
+        (90, A, weight(1024)[::2]),  # no stride is 1
+    ],
+)
+def test_what_no_descriptor_can_name(capability, a, w):
+    assert not tma.can_describe(capability, a, [w])
+
+
+def units(rows, widths, world=8, programs=132):
+    """Whole tiles, and the waves that all tiles take."""
+    tiles = tma.tma_tiles(rows)
+    count = world * -(-rows // tiles.m) * sum(-(-width // tiles.n) for width in widths)
+    return tma.whole_tiles(rows, widths, world, programs, tiles), count
+
+
+def test_a_last_wave_that_halves_can_share_is_halved():
+    assert units(1024, [7168]) == (
+        1792,
+        1792,
+    )  # 76 tiles in the last wave: 152 halves would take two
+    assert units(1024, [1280]) == (264, 320)
+    assert units(1024, [768]) == (132, 192)
+    assert units(128, [512]) == (0, 16)  # less than a wave: all in halves
+    assert units(1024, [132 * 256]) == (64 * 132, 64 * 132)  # no wave is short
+
+
+def test_more_programs_push_where_the_link_is_longer():
+    assert gather_tma.copiers_for([1280]) == 2 * gather_tma.copiers_for([3584, 3584])
