@@ -79,9 +79,10 @@ def test_a_collective_is_a_copy_on_a_stream_of_its_own_and_its_wait_an_event(mon
     monkeypatch.setattr(twin, "paced_copy_kernel", device)
     with twin.cuda_timed_group(4), twin.link(lambda *_: 6.0):
         inputs = [torch.ones(8), torch.ones(16)]
-        first, _ = c10d.reduce_scatter_tensor_coalesced(inputs, "avg", 4, "0")
+        first, second = c10d.reduce_scatter_tensor_coalesced(inputs, "avg", 4, "0")
         begun = list(device.said)
         c10d.wait_tensor(first)
+        c10d.wait_tensor(second)
     assert begun == ["side waits for compute", ("copy", 1.0), ("copy", 1.0), "done"]
     assert device.said[4] == "compute waits for side"
 
