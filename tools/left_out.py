@@ -76,6 +76,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--nearest", type=int, metavar="N", help="run no more than so many files of tests"
     )
+    parser.add_argument(
+        "--together",
+        action="store_true",
+        help="all at once first: then each alone in those files alone that failed",
+    )
+    parser.add_argument("--files", nargs="*", metavar="FILE", help="run these files of tests")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--seconds", type=float, default=1800, help="for one change: longer counts as a hang"
@@ -89,8 +95,15 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [
         left for left in _all_left(options) if re.search(options.only, f"{left.name} {left.about}")
     ]
+    if options.together:
+        failing = _together(chosen)
+        print(
+            f"without all {len(chosen)}, tests fail in: {', '.join(failing) or 'no file'}",
+            flush=True,
+        )
+        options.files = failing
     for left, answer in run(
-        chosen, _set_up, (options.nearest,), options.jobs, options.seconds, lives=1
+        chosen, _set_up, (options.nearest, options.files), options.jobs, options.seconds, lives=1
     ):
         record = (
             answer
@@ -127,7 +140,7 @@ def _all_left(options: argparse.Namespace) -> Iterator[Left]:
                 yield Left(kind, place, f"{entry.made_by}: {name}", asking, about)
 
 
-def _set_up(nearest: int | None) -> Callable[[Left], dict[str, Any]]:
+def _set_up(nearest: int | None, files: list[str] | None) -> Callable[[Left], dict[str, Any]]:
     logging.disable(logging.NOTSET)
     warnings.resetwarnings()
     os.chdir(ROOT)
@@ -141,7 +154,7 @@ def _set_up(nearest: int | None) -> Callable[[Left], dict[str, Any]]:
             "not slow",
             "-p",
             "no:cacheprovider",
-            *_nearest_first(left)[:nearest],
+            *(_nearest_first(left)[:nearest] if files is None else files),
         ]
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
             status = pytest.main(command, plugins=[first])
@@ -153,11 +166,23 @@ def _set_up(nearest: int | None) -> Callable[[Left], dict[str, Any]]:
     return without
 
 
-class _First:
-    """A plugin of pytest: leaves out a change, and keeps the first test that failed."""
+def _together(chosen: list[Left]) -> list[str]:
+    """The files of fast tests that fail without all of them."""
+    everyone = _First(*chosen)
+    command = ["-q", "-m", "not slow", "-p", "no:cacheprovider", *_nearest_first(chosen[0])]
+    pytest.main(command, plugins=[everyone])
+    return list(dict.fromkeys(test.split("::")[0] for test in everyone.all_failed))
 
-    def __init__(self, left: Left) -> None:
-        self.left, self.failed = left, ""
+
+class _First:
+    """A plugin of pytest: leaves out changes, and keeps the tests that failed."""
+
+    def __init__(self, *left: Left) -> None:
+        self.left, self.all_failed = left, list[str]()
+
+    @property
+    def failed(self) -> str:
+        return self.all_failed[0] if self.all_failed else ""
 
     def pytest_configure(self) -> None:
         from dynamo_dist import activation, changes
@@ -168,19 +193,21 @@ class _First:
         def without(*args: Any, **kwargs: Any) -> list[Any]:
             with makers_noted():
                 made = complete(*args, **kwargs)
-            left = list(changes.by_kind(made).values())[self.left.kind]
-            left = left if self.left.place is None else [left[self.left.place]]
-            return [change for change in made if not any(change is each for each in left)]
+            kinds, without = list(changes.by_kind(made).values()), set[int]()
+            for left in self.left:
+                places = kinds[left.kind] if left.place is None else [kinds[left.kind][left.place]]
+                without.update(map(id, places))
+            return [change for change in made if id(change) not in without]
 
         activation.changes = without
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.failed = self.failed or report.nodeid
+            self.all_failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.failed = self.failed or report.nodeid
+            self.all_failed.append(report.nodeid)
 
 
 def _nearest_first(left: Left) -> list[str]:

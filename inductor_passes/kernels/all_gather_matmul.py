@@ -2,7 +2,8 @@
 
 One launch. Its first programs push this rank's rows to every peer, chunk by chunk, and set a flag there
 for each chunk. The others multiply: tiles of this rank's own rows first, then those of the peers in the
-order in which they come in, waiting for the chunk of each tile. Several weights share one gather.
+order in which they come in, waiting for the chunk of each tile. Several weights share one gather. On Hopper and
+later, tiles are moved by descriptors, and programs that have pushed multiply too: ``gather_tma.py``.
 
 The wait stands in the loop over tiles and the loop over K is pipelined: where the two are flattened into
 one loop, the compiler moves loads of a tile above its wait. The programs that push wait for nothing and
@@ -89,6 +90,7 @@ def all_gather_matmul_kernel(
     rank = tl.load(state_ptr + dev.RANK)
     epoch = dev.next_epoch(state_ptr, program)
     half = tl.cast(epoch & 1, tl.int64) * half_bytes
+    dev.open_counter(state_ptr, program, epoch & 1)  # for a call by descriptors that may be next
     high = tl.cdiv(M, BM)
     if program < COPIERS:
         push_rows(

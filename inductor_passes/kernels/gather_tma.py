@@ -2,6 +2,7 @@
 
 The first programs push this rank's rows to every peer, as in ``all_gather_matmul.py``; then they multiply with
 the others. Tiles of this rank's rows come first, then those of the peers in the order in which they come in.
+Programs that push wait for nothing until they have, so a launch that is not resident as a whole still ends.
 """
 
 from __future__ import annotations
@@ -236,9 +237,8 @@ def launch(
     m, k = a.shape[0] // ranks, a.shape[1]
     block = (1, 1, tiles.m, tiles.k)
     gathered, rank_stride, half_stride = workspace.gathered(a.dtype)
-    missing = 3 - len(
-        weights
-    )  # a weight that is not there repeats the first: no tile of it is computed
+    # A weight that is not there repeats the first: no tile of it is computed.
+    missing = 3 - len(weights)
 
     def results(out: torch.Tensor) -> TensorDescriptor:
         n = out.shape[1]

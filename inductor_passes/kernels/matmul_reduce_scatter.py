@@ -3,7 +3,8 @@
 Two launches. The first computes tiles, those of the peers' rows before its own, and pushes each to the
 rank that owns its rows as soon as it is done, counting up a flag there. The second waits for the count of
 every rank and adds the parts in the order of ranks, in float32, at the speed of memory. Parts travel in
-the type of the result. The first waits for nothing, so the second's waits always end.
+the type of the result. The first waits for nothing, so the second's waits always end: with the sum at the end of
+the first, its programs could keep a peer's library from multiprocessors that it waits for in turn.
 """
 
 from __future__ import annotations

@@ -126,6 +126,16 @@ def test_two_shot_and_changing_sizes():
         assert is_right(gather_matmul(space, seed, rows=rows)), rows
 
 
+@pytest.mark.parametrize("family", ["all_gather_matmul", "matmul_reduce_scatter"])
+def test_calls_by_threads_and_by_descriptors_share_a_workspace(family):
+    space = space_of(family)
+    for seed, how in enumerate(
+        ("", " by descriptors", "", "", " by descriptors", "", " by descriptors")
+    ):
+        assert is_right(CALLS[family + how](space, seed)), seed
+        space.raise_if_failed()
+
+
 @pytest.mark.parametrize("call", [c for c in CALLS if "scatter" not in c])
 def test_epochs_wrap_around(call):
     space = space_of(call)

@@ -1,5 +1,6 @@
 """The operators as torch sees them: shapes, fallbacks to torch's own operations, refusals."""
 
+import threading
 import types
 
 import pytest
@@ -262,6 +263,16 @@ def test_calls_on_several_streams_come_one_after_the_other(monkeypatch):
     assert second.waited_for == [first]
     # Neither a capture nor what comes after it can wait for the other.
     assert graph.waited_for == first.waited_for == []
+
+
+def test_symmetric_memory_is_made_apart_from_what_a_graph_records(monkeypatch):
+    def allocate(nbytes, group_name, place):
+        return [threading.current_thread()], nbytes, group_name
+
+    monkeypatch.setattr(symmetric_memory, "_allocate", allocate)
+    (thread,), nbytes, name = symmetric_memory.symmetric_buffers(64, "0", torch.device("cpu"))
+    assert thread is not threading.current_thread()
+    assert (nbytes, name) == (64, "0")
 
 
 class Mapped:
