@@ -17,6 +17,7 @@ from inductor_passes.torch_compat import symmetric_memory
 from inductor_passes.torch_compat.c10d import group_ranks, world_size
 
 MAX_WORLD = 64
+SECONDS_VARIABLE = "DYNAMO_DIST_KERNEL_WAIT_SECONDS"  # how long a kernel waits for a peer
 LEAST_CAPABILITY = (8, 0)
 NO_TRITON = "triton is not installed (pip install dynamo-dist[triton])"
 

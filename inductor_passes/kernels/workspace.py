@@ -14,7 +14,7 @@ import torch
 
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device
-from inductor_passes.kernels.availability import MAX_WORLD, why_not
+from inductor_passes.kernels.availability import MAX_WORLD, SECONDS_VARIABLE, why_not
 from inductor_passes.torch_compat import symmetric_memory
 from inductor_passes.torch_compat.c10d import group_size_of
 
@@ -24,8 +24,7 @@ REPORT_WORDS = int(device.REPORT_WORDS.value)
 # Looks at a flag in a second, on one H100.
 LOOKS_PER_SECOND = 4_600_000
 # How long a wait lasts before it gives up, about: looks are counted, in a word. A rank may be late because it writes
-# a checkpoint. Another number of seconds: this variable, alike on all ranks.
-SECONDS_VARIABLE = "DYNAMO_DIST_KERNEL_WAIT_SECONDS"
+# a checkpoint. Another number of seconds: ``SECONDS_VARIABLE``, alike on all ranks.
 WAIT_SECONDS = 450.0
 ALIGNMENT = 16
 # Programs of one launch. All of them must be resident at once beside a communication library's kernels:

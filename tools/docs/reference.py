@@ -29,6 +29,7 @@ from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.breaks.catalog import CATALOG
 from inductor_passes import pin, plugins, registry
+from inductor_passes.kernels import availability
 from inductor_passes.machine.topology import file as topology_file
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule_options import ScheduleOptions
@@ -55,6 +56,7 @@ VARIABLES = {
     config.INDUCTOR: 'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the first `torch.compile` on; the same on all ranks.',
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
     config.AGREEMENT_SECONDS: "How long a rank waits for others to compile the same graph; 0 settles nothing: the program's order, nothing merged.",
+    availability.SECONDS_VARIABLE: "About how long a fused kernel waits for a peer before it gives up with an error (450, at most 466); alike on all ranks.",
     plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
 }
 
