@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         help="all at once first: then each alone in those files alone that failed",
     )
     parser.add_argument("--files", nargs="*", metavar="FILE", help="run these files of tests")
+    parser.add_argument("--marked", default="not slow", metavar="EXPRESSION", help="which tests")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--seconds", type=float, default=1800, help="for one change: longer counts as a hang"
@@ -103,7 +104,12 @@ def main(argv: list[str] | None = None) -> int:
         )
         options.files = failing
     for left, answer in run(
-        chosen, _set_up, (options.nearest, options.files), options.jobs, options.seconds, lives=1
+        chosen,
+        _set_up,
+        (options.nearest, options.files, options.marked),
+        options.jobs,
+        options.seconds,
+        lives=1,
     ):
         record = (
             answer
@@ -140,7 +146,9 @@ def _all_left(options: argparse.Namespace) -> Iterator[Left]:
                 yield Left(kind, place, f"{entry.made_by}: {name}", asking, about)
 
 
-def _set_up(nearest: int | None, files: list[str] | None) -> Callable[[Left], dict[str, Any]]:
+def _set_up(
+    nearest: int | None, files: list[str] | None, marked: str
+) -> Callable[[Left], dict[str, Any]]:
     logging.disable(logging.NOTSET)
     warnings.resetwarnings()
     os.chdir(ROOT)
@@ -151,7 +159,7 @@ def _set_up(nearest: int | None, files: list[str] | None) -> Callable[[Left], di
         command = [
             "-xq",
             "-m",
-            "not slow",
+            marked,
             "-p",
             "no:cacheprovider",
             *(_nearest_first(left)[:nearest] if files is None else files),

@@ -248,7 +248,7 @@ def launch(
     narrow = dataclasses.replace(tiles, n=tiles.n // 2)
     halves = [tma.describe_weight(weight, narrow) for weight in weights]
     stored = [results(out) for out in outs]
-    given = [*biases] or [None] * len(weights)
+    given: list[torch.Tensor | None] = [*biases] or [None] * len(weights)
     widths = [weight.shape[1] for weight in weights]
     all_gather_matmul_tma_kernel[(workspace.programs, ranks)](
         a,

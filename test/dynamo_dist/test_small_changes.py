@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
+import dynamo_dist
 from dynamo_dist.run import recompiles
 from dynamo_dist.trace.modules import whole_parameters
 from dynamo_dist.trace.randomness import shards
@@ -138,6 +139,13 @@ def test_equal_draws_of_shards_are_not_merged():
     graph.output([graph.call_function(draw, (0, x)) for _ in range(2)])
     kept = [node for node in fx_graph_cse(graph).nodes if node.op == "call_function"]
     assert len(kept) == 2
+
+
+def test_disabling_takes_back_what_inductor_was_told_of_draws():
+    shards._inductor.fill()  # as the first graph with a draw of shards does
+    assert shards._inductor._made
+    dynamo_dist.disable()
+    assert not shards._inductor._made
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import Placement, _sharding_prop
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
@@ -241,15 +240,13 @@ def only_reachable_strategies(
 
 
 def without_derived_strategies() -> list[Change]:
-    """Have no strategy derived from an operator's decomposition, but for random operators.
+    """Have no strategy derived from an operator's decomposition.
 
     Torch derives the placements from the decomposition and then runs the operator itself on the local
     tensors, where a mean or a gradient divides by the local number of elements.
     """
 
     def has_decomposition(op: OpOverload) -> bool:
-        draws = torch.Tag.nondeterministic_seeded in op.tags
-        return draws and not op._schema.is_mutable and stock(op)
+        return False
 
-    stock = DecompShardingStrategy.has_decomp
     return [SetAttribute(DecompShardingStrategy, "has_decomp", staticmethod(has_decomposition))]

@@ -55,7 +55,6 @@ def changes(config: DistConfig) -> list[Change]:
         *pending_inputs.pending_inputs_have_gradients(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),
-        *redistribution.search_decompositions_apart(),
         *placements.count_strided_shards_with_real_tensors(),
         *placements.fix_split_factors(),
         *redistribution.remember_redistributions(),
