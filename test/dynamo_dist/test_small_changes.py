@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.tensor._redistribute as redistribute
 import torch.nn.functional as F
 from torch._functorch.compile_utils import fx_graph_cse
@@ -139,6 +140,18 @@ def test_equal_draws_of_shards_are_not_merged():
     graph.output([graph.call_function(draw, (0, x)) for _ in range(2)])
     kept = [node for node in fx_graph_cse(graph).nodes if node.op == "call_function"]
     assert len(kept) == 2
+
+
+def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, compiled):
+    group = mesh.get_group("tp")
+
+    @torch.compiler.nested_compile_region
+    def block(x):
+        return x * mesh.size(0) + dist.get_world_size(group) + mesh.get_local_rank("tp")
+
+    run, graphs = compiled(lambda x: block(block(block(x))))
+    assert torch.equal(run(torch.ones(2)), torch.full((2,), 36.0))
+    assert len(graphs) == 1
 
 
 def test_disabling_takes_back_what_inductor_was_told_of_draws():
