@@ -61,7 +61,7 @@ def group_ranks(group: object) -> tuple[int, ...] | None:
 
 
 # Backends whose ranks are one process: what one of them compiles, all have.
-_OF_ONE_PROCESS = frozenset(("fake", "threaded", "timed"))
+_OF_ONE_PROCESS = frozenset(("fake", "threaded", "timed", "timed_cuda"))
 
 
 def default_group() -> Any:

@@ -19,7 +19,7 @@ import triton.language as tl
 from timed_group import LinkTime
 from triton.language.extra.cuda import globaltimer
 
-BACKEND = "timed"  # as in timed_group.py: a name by which ranks are known to be of one process
+BACKEND = "timed_cuda"  # a name by which ranks are known to be of one process
 PROGRAMS = 16  # multiprocessors that copy
 BLOCK = 16384
 
