@@ -24,6 +24,10 @@ CALLS = {
         lambda x: c10d.reduce_scatter_tensor(x, "avg", 4, "0"),
         lambda x: x[: len(x) // 4],
     ),
+    "all_to_all": (
+        lambda x: c10d.all_to_all_single(x, [2] * 4, [2] * 4, "0"),
+        lambda x: x,
+    ),
     "all_reduce": (lambda x: c10d.all_reduce(x, "sum", "0"), lambda x: 4 * x),
     "coalesced": (
         lambda x: c10d.all_gather_into_tensor_coalesced([x], 4, "0")[0],

@@ -102,7 +102,7 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
         alone_us = 1e3 * statistics.median(timed(free, host_ms) for _ in range(rounds))
     steps = {"stock": step_of(sizes, None), "stock reorder": step_of(sizes, STOCK_REORDER)}
     runs: list[tuple[float, str, str, Step, Topology]] = []
-    predicted: dict[float, float] = {}
+    predicted: dict[tuple[float, str], float] = {}
     for load in LOADS:
         path = work / f"{load}.json"
         write_rescaled(
@@ -115,7 +115,8 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
         topology = load_topology(path)
         with recorder.records_of_block() as records:
             ours = step_of(sizes, {"topology": str(path)})
-        predicted[load] = sum(record.after.makespan_us for record in records) / 1e3
+        predicted[load, "ours"] = sum(record.after.makespan_us for record in records) / 1e3
+        predicted[load, "stock"] = sum(record.before.makespan_us for record in records) / 1e3
         for variant, step in (*steps.items(), ("ours", ours)):
             for copies in ("programs", "engine"):
                 runs.append((load, variant, copies, step, topology))
@@ -143,7 +144,7 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
                 "compute_ms": compute,
                 "link_ms": totals[key],
                 **figures(step_ms, compute, totals[key]),
-                "predicted_ms": predicted[key[0]] if key[1] == "ours" else None,
+                "predicted_ms": predicted.get(key[:2]),
             }
         )
     return {
