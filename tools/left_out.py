@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         left for left in _all_left(options) if re.search(options.only, f"{left.name} {left.about}")
     ]
     if options.together:
-        failing = _together(chosen)
+        failing = _together(chosen, options.marked)
         print(
             f"without all {len(chosen)}, tests fail in: {', '.join(failing) or 'no file'}",
             flush=True,
@@ -174,10 +174,10 @@ def _set_up(
     return without
 
 
-def _together(chosen: list[Left]) -> list[str]:
-    """The files of fast tests that fail without all of them."""
+def _together(chosen: list[Left], marked: str) -> list[str]:
+    """The files of tests that fail without all of them."""
     everyone = _First(*chosen)
-    command = ["-q", "-m", "not slow", "-p", "no:cacheprovider", *_nearest_first(chosen[0])]
+    command = ["-q", "-m", marked, "-p", "no:cacheprovider", *_nearest_first(chosen[0])]
     pytest.main(command, plugins=[everyone])
     return list(dict.fromkeys(test.split("::")[0] for test in everyone.all_failed))
 

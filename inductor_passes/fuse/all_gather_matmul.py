@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.fuse.base import (
-    Fusion,
-    Match,
-    can_stand_above,
-    erase_dead,
-    lift_above,
-    unfit_product,
-)
+from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
 from inductor_passes.fuse.prediction import Prediction, all_gather_matmul_us
 from inductor_passes.fuse.rows import SPLITS, reshaped, row_views
 from inductor_passes.graph.collectives import argument, group_name, tensor_bytes
@@ -51,8 +44,6 @@ class FuseAllGatherMatmul(Fusion):
                 else None
             )
         first = products[0]
-        if reason := unfit_product(first):
-            return reason
         fusible = [
             product
             for product in products

@@ -22,7 +22,7 @@ from inductor_passes.graph.collectives import (
     launches,
     waits_of,
 )
-from inductor_passes.graph.edit import CAST, erase_unused, static_shape, tensor
+from inductor_passes.graph.edit import CAST, erase_unused, static_shape
 from inductor_passes.graph.invariants import check_functional
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.kernels import availability, register_operators
@@ -125,31 +125,22 @@ class Fusion(GraphPass):
 
     def _obstacle(self, launch: fx.Node) -> str:
         """Tell why no kernel can run on this launch's group and tensor; "" if one can."""
-        (given,) = input_tensors(launch)
+        (tensor,) = input_tensors(launch)
         if is_aot_inductor():
             return "AOTInductor's libraries cannot call operators written in Python"
         group = argument(launch, "group_name")
         if not isinstance(group, str):
             return "the group is known only when the graph runs"
-        reason = self._obstacle_of(group_name(launch), given.device.type)
+        reason = self._obstacle_of(group_name(launch), tensor.device.type)
         if reason:
             return reason
         if group_size(launch) < 2:
             return f"the group has {group_size(launch) or 'an unknown number of'} ranks"
-        if given.dtype not in FLOATS:
-            return f"kernels add float32, float16 and bfloat16, not {given.dtype}"
+        if tensor.dtype not in FLOATS:
+            return f"kernels add float32, float16 and bfloat16, not {tensor.dtype}"
         if static_shape(launch.args[0]) is None:
             return "shapes are dynamic"
         return ""
-
-
-def unfit_product(product: fx.Node) -> str:
-    """Tell why a product is left to the library; "" if a kernel may make it."""
-    value = tensor(product)
-    in_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
-    if value is not None and value.dtype == torch.float32 and in_tf32:
-        return "float32 products are in TF32, and kernels multiply all bits"
-    return ""
 
 
 def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.fuse.base import Fusion, Match, erase_dead, unfit_product
+from inductor_passes.fuse.base import Fusion, Match, erase_dead
 from inductor_passes.fuse.prediction import Prediction, matmul_reduce_scatter_us
 from inductor_passes.fuse.rows import reshaped, row_source
 from inductor_passes.graph.collectives import argument, group_name, reduce_op, tensor_bytes
@@ -41,8 +41,6 @@ class FuseMatmulReduceScatter(Fusion):
             return "the unreduced product is read elsewhere"
         if reduce_op(launch) not in REDUCE_OPS:
             return f"kernels make sums and averages, not {reduce_op(launch)}"
-        if reason := unfit_product(node):
-            return reason
         value = tensor(node)
         if value is not None and not isinstance(value.shape[0], int):
             return "shapes are dynamic"

@@ -1,7 +1,7 @@
 """Predicted time of each fused kernel, to hold against what it replaces.
 
-The figures of a machine, and a few of the kernels' own, measured on one H100 (``tools/bench/results/gpu.json``)
-but for what a link between GPUs adds. All times in microseconds, sizes local to one rank.
+The figures of a machine, and a few of the kernels' own, fitted to what one H100 measured
+(``tools/bench/results/gpu.json``), without what a link between GPUs adds. All times in microseconds, sizes local to one rank.
 """
 
 from __future__ import annotations

@@ -22,12 +22,20 @@ import triton.language as tl
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import gather_tma, tma
-from inductor_passes.kernels.gather_rows import COPIERS, COPY_BLOCK, MAX_CHUNKS, push_rows
+from inductor_passes.kernels.gather_rows import (
+    COPIERS,
+    COPY_BLOCK,
+    MAX_CHUNKS,
+    MAX_WEIGHTS,
+    padded,
+    push_rows,
+)
 from inductor_passes.kernels.tiles import (
     ACTIVATIONS,
     Tiles,
     activate,
     capability_of,
+    mode_of,
     multiprocessors,
     tile_product,
     tiles_for,
@@ -35,7 +43,6 @@ from inductor_passes.kernels.tiles import (
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_gather_matmul"
-MAX_WEIGHTS = 3
 c10d = torch.ops._c10d_functional
 
 
@@ -237,30 +244,18 @@ def launch_all_gather_matmul(
     ranks, world = workspace.local_ranks, workspace.world
     m, k = a.shape[0] // ranks, a.shape[1]
     outs = [a.new_empty(a.shape[0] * world, weight.shape[1]) for weight in weights]
-    if descriptors:
-        gather_tma.launch(
-            a,
-            weights,
-            biases,
-            outs,
-            workspace,
-            activation=activation,
-            tiles=tiles,
-            copiers=copiers,
-            copy_block=copy_block,
-        )
-    else:
-        _launch_by_threads(
-            a,
-            weights,
-            biases,
-            outs,
-            workspace,
-            activation=activation,
-            tiles=tiles,
-            copiers=COPIERS if copiers is None else copiers,
-            copy_block=copy_block,
-        )
+    launch = gather_tma.launch if descriptors else _launch_by_threads
+    launch(
+        a,
+        weights,
+        biases,
+        outs,
+        workspace,
+        activation=activation,
+        tiles=tiles,
+        copiers=copiers,
+        copy_block=copy_block,
+    )
     if gather:
         gathered = a.new_empty(a.shape[0] * world, k)
         read_gathered_kernel[(triton.cdiv(m * k, copy_block), world, ranks)](
@@ -286,18 +281,13 @@ def _launch_by_threads(
     *,
     activation: str,
     tiles: Tiles,
-    copiers: int,
+    copiers: int | None,
     copy_block: int,
 ) -> None:
     ranks, world = workspace.local_ranks, workspace.world
     m, k = a.shape[0] // ranks, a.shape[1]
     high = triton.cdiv(m, tiles.m)
     widths = [weight.shape[1] for weight in weights]
-
-    def padded(values: Sequence[object]) -> list[object]:
-        # A weight that is not there repeats the first: no tile of it is computed.
-        return [*values, *[values[0]] * (MAX_WEIGHTS - len(values))]
-
     all_gather_matmul_kernel[(workspace.programs, ranks)](
         a,
         *padded(weights),
@@ -314,7 +304,7 @@ def _launch_by_threads(
         triton.cdiv(high, MAX_CHUNKS.value),
         WORLD=world,
         PROGRAMS=workspace.programs,
-        COPIERS=copiers,
+        COPIERS=COPIERS if copiers is None else copiers,
         COPY_BLOCK=copy_block,
         WEIGHTS=len(weights),
         ACTIVATION=activation,
@@ -322,7 +312,7 @@ def _launch_by_threads(
         BN=tiles.n,
         BK=tiles.k,
         EVEN=tiles.is_even(k, *widths),
-        MODE=workspace.mode,
+        MODE=mode_of(workspace.mode, a.dtype),
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         launch_cooperative_grid=ranks > 1,
@@ -361,6 +351,8 @@ def all_gather_matmul(
     a, capability = a.contiguous(), capability_of(a.device)
     widths = [weight.shape[1] for weight in weights]
     descriptors = tma.can_describe(capability, a, weights)
+    if descriptors:
+        a, *weights = map(tma.aligned, (a, *weights))
     plain = not biases and activation == "none"
     if descriptors:
         tiles = tma.tma_tiles(a.shape[0], plain=plain)

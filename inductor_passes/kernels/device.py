@@ -12,7 +12,7 @@ has the same number of programs, so they count alike. Comparisons are by differe
 
 Modes: ``REAL`` on a device, with acquire and release at system scope; ``INTERPRETER`` the same protocol
 with products in float32, because the interpreter multiplies the raw bits of bfloat16; ``CHECKING`` waits
-for nothing: a flag must have exactly its value already.
+for nothing: a flag must have exactly its value already; ``TF32`` is ``REAL``, and float32 numbers are multiplied so.
 
 A wait looks at its flag a bounded number of times. The first to give up on a rank writes a report, which
 ``workspace.py`` turns into an error; later waits of that rank do not spin at all. What was computed from
@@ -27,6 +27,7 @@ import triton.language as tl
 REAL = tl.constexpr(0)
 INTERPRETER = tl.constexpr(1)
 CHECKING = tl.constexpr(2)
+TF32 = tl.constexpr(3)
 
 FLAG_BYTES = tl.constexpr(1 << 16)
 # Words of a rank's own state.
@@ -34,9 +35,8 @@ FAILED = tl.constexpr(0)  # 1 once a wait has given up
 SPIN_LIMIT = tl.constexpr(1)
 REPORT = tl.constexpr(2)  # two words: the address of the report, which the host can read
 RANK = tl.constexpr(4)
-TILES = tl.constexpr(
-    5
-)  # two words: tiles handed out in this call and in the one before, by parity of the epoch
+# Two words: tiles handed out in this call and in the one before, by parity of the epoch.
+TILES = tl.constexpr(5)
 EPOCHS = tl.constexpr(16)  # one a program
 COUNTERS = tl.constexpr(16 + 512)  # for programs of one rank to meet at
 STATE_WORDS = tl.constexpr(16 + 512 + 1024)
@@ -243,8 +243,9 @@ def sum_over_ranks(
 
 @triton.jit
 def mma(a: tl.tensor, b: tl.tensor, acc: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
-    """``acc + a @ b`` in float32; float32 numbers with all their bits, as eager multiplies them."""
-    if MODE != REAL:
+    """``acc + a @ b`` in float32; float32 numbers with all their bits, unless in TF32."""
+    PRECISION: tl.constexpr = "tf32" if MODE == TF32 else "ieee"
+    if (MODE == INTERPRETER) | (MODE == CHECKING):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
+    return tl.dot(a, b, acc, input_precision=PRECISION)

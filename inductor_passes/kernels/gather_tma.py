@@ -17,12 +17,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import tma
-from inductor_passes.kernels.gather_rows import COPIERS, COPY_BLOCK, MAX_CHUNKS, push_rows
+from inductor_passes.kernels.gather_rows import COPIERS, MAX_CHUNKS, padded, push_rows
 from inductor_passes.kernels.tiles import Tiles, activate
 from inductor_passes.kernels.workspace import Workspace
 
-# Row tiles that are multiplied with one column tile before the next. Many share more in the cache: 0.96 of cuBLAS
-# with 4, 0.98 with 8 on an H100; few let tiles begin when the first rows of a rank have come.
+# Row tiles that are multiplied with one column tile before the next. Many share more in the cache; few let tiles begin
+# when the first rows of a rank have come.
 GROUP = 8
 GROUP_OF_FEW = 4
 # Columns from which a product takes longer than its gather: operations for each byte of NVLink 4 and an H100.
@@ -227,18 +227,14 @@ def launch(
     *,
     activation: str,
     tiles: Tiles,
-    copiers: int | None = None,
-    copy_block: int = COPY_BLOCK,
-    group: int | None = None,
-    whole: int | None = None,
+    copiers: int | None,
+    copy_block: int,
 ) -> None:
     """Run the kernel on what ``tma.can_describe`` accepts; ``outs`` are written."""
     ranks, world = workspace.local_ranks, workspace.world
     m, k = a.shape[0] // ranks, a.shape[1]
     block = (1, 1, tiles.m, tiles.k)
     gathered, rank_stride, half_stride = workspace.gathered(a.dtype)
-    # A weight that is not there repeats the first: no tile of it is computed.
-    missing = 3 - len(weights)
 
     def results(out: torch.Tensor) -> TensorDescriptor:
         n = out.shape[1]
@@ -248,26 +244,23 @@ def launch(
     narrow = dataclasses.replace(tiles, n=tiles.n // 2)
     halves = [tma.describe_weight(weight, narrow) for weight in weights]
     stored = [results(out) for out in outs]
-    given: list[torch.Tensor | None] = [*biases] or [None] * len(weights)
     widths = [weight.shape[1] for weight in weights]
     all_gather_matmul_tma_kernel[(workspace.programs, ranks)](
         a,
         tma.describe(a, (ranks, 1, m, k), (m * k, m * k, k, 1), block),
-        tma.describe(
-            gathered, (ranks, 2, world * m, k), (rank_stride, half_stride, k, 1), block
-        ),
-        *described, *described[:1] * missing,
-        *halves, *halves[:1] * missing,
-        *given, *given[:1] * missing,
-        *stored, *stored[:1] * missing,
+        tma.describe(gathered, (ranks, 2, world * m, k), (rank_stride, half_stride, k, 1), block),
+        *padded(described),
+        *padded(halves),
+        *padded(biases or [None]),
+        *padded(stored),
         workspace.peers,
         workspace.state,
         m,
-        *widths, *widths[:1] * missing,
+        *padded(widths),
         k,
         workspace.half_bytes,
         triton.cdiv(triton.cdiv(m, tiles.m), MAX_CHUNKS.value),
-        tma.whole_tiles(m, widths, world, workspace.programs, tiles) if whole is None else whole,
+        tma.whole_tiles(m, widths, world, workspace.programs, tiles),
         WORLD=world,
         COPIERS=copiers_for(widths) if copiers is None else copiers,
         COPY_BLOCK=copy_block,
@@ -276,10 +269,10 @@ def launch(
         BM=tiles.m,
         BN=tiles.n,
         BK=tiles.k,
-        GROUP=group or (GROUP if sum(widths) >= MANY_COLUMNS else GROUP_OF_FEW),
+        GROUP=GROUP if sum(widths) >= MANY_COLUMNS else GROUP_OF_FEW,
         B_ROWS_LIE=tma.rows_lie(weights[0]),
         MODE=workspace.mode,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
         launch_cooperative_grid=ranks > 1,
-    )  # fmt: skip
+    )

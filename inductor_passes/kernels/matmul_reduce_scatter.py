@@ -19,7 +19,7 @@ from inductor_passes.errors import KernelError
 from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import tma
 from inductor_passes.kernels.push_tiles import push_tiles_kernel, push_tiles_tma_kernel
-from inductor_passes.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
+from inductor_passes.kernels.tiles import Tiles, capability_of, mode_of, multiprocessors, tiles_for
 from inductor_passes.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "matmul_reduce_scatter"
@@ -124,7 +124,7 @@ def push(
         "BM": tiles.m,
         "BN": tiles.n,
         "BK": tiles.k,
-        "MODE": workspace.mode,
+        "MODE": mode_of(workspace.mode, a.dtype),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }
@@ -206,6 +206,7 @@ def matmul_reduce_scatter(
     a = a.contiguous()
     descriptors = tma.can_describe(capability, a, [b])
     if descriptors:
+        a, b = tma.aligned(a), tma.aligned(b)
         tiles = tma.tma_tiles(rows)
     else:
         even = tiles_for(a.dtype, rows, capability).is_even(a.shape[1], b.shape[1])

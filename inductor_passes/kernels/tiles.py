@@ -91,8 +91,8 @@ def tiles_for(dtype: torch.dtype, rows: int, capability: int, *, plain: bool = T
 
     ``plain`` says that there is no mask, bias or activation, which would spill beside the widest tile.
 
-    128 x 256 takes 147,456 bytes of shared memory with three stages of 64 and 196,608 with four, which is no faster on
-    an H100 (227 KiB); an A100 has 164 KiB and no warp-group products, a capability of 8.6, 8.9 or 12.0 has 100 KiB.
+    128 x 256 takes 147,456 bytes of shared memory with three stages of 64, and 196,608 with four, which an H100 has too
+    (227 KiB); an A100 has 164 KiB and no warp-group products, a capability of 8.6, 8.9 or 12.0 has 100 KiB.
     """
     if dtype == torch.float32:
         return Tiles(64, 64, 32, warps=4, stages=3)
@@ -101,6 +101,14 @@ def tiles_for(dtype: torch.dtype, rows: int, capability: int, *, plain: bool = T
     if plain and 90 <= capability < 120:
         return Tiles(128, 256, 64, warps=8, stages=3)
     return Tiles(128, 128, 64, warps=8, stages=3)
+
+
+def mode_of(mode: int, dtype: torch.dtype) -> int:
+    """The workspace's mode, or TF32 where this process multiplies float32 numbers so."""
+    if mode != dev.REAL.value or dtype != torch.float32:
+        return mode
+    in_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return int(dev.TF32.value) if in_tf32 else mode
 
 
 def capability_of(place: torch.device) -> int:

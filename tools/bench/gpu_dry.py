@@ -28,14 +28,6 @@ MULTIPROCESSORS = 132
 SHARED_BYTES = 227 << 10
 MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
-DRY = {
-    "products": gpu_fused.measure_products,
-    "variants": gpu_variants.measure_variants,
-    "copies": gpu_copies.measure_copies,
-    "norms": gpu_fused.measure_norms,
-    "costs": gpu_costs.beside_copies,
-    "tests": lambda: gpu_tests.run_tests("", more=("--collect-only", "-q")),
-}
 
 
 def _collectives() -> dict[str, Any]:
@@ -54,7 +46,15 @@ def _collectives() -> dict[str, Any]:
     return {}
 
 
-DRY["schedule"] = _collectives
+DRY = {
+    "products": gpu_fused.measure_products,
+    "variants": gpu_variants.measure_variants,
+    "copies": gpu_copies.measure_copies,
+    "norms": gpu_fused.measure_norms,
+    "schedule": _collectives,
+    "costs": gpu_costs.beside_copies,
+    "tests": lambda: gpu_tests.run_tests("", more=("--collect-only", "-q")),
+}
 
 
 class Driver:
@@ -165,9 +165,8 @@ def stand_in() -> Iterator[Launches]:
             multi_processor_count=MULTIPROCESSORS
         ),
     }
-    driver.set_active(
-        Driver()
-    )  # for good: there is none to go back to, and the process is the part's own
+    # For good: there is none to go back to, and the process is the part's own.
+    driver.set_active(Driver())
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(JITFunction, "run", run))
         for name, instead in cuda.items():

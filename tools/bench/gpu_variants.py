@@ -14,8 +14,9 @@ import torch
 from gpu_products import GatherCase
 from gpu_timing import in_turns_us, relative_error
 
+from inductor_passes.kernels import device as dev
 from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import push_tiles
+from inductor_passes.kernels import tma
 from inductor_passes.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
 from inductor_passes.kernels.workspace import Workspace, bytes_needed
 
@@ -31,7 +32,6 @@ GATHERS = (
 )
 # down and output projections, K of one rank
 SCATTERS = ((8192, 8192, 3584), (8192, 8192, 1024), (8192, 4096, 1792), (8192, 4096, 512))
-WIDE = Tiles(128, 256, 64, warps=8, stages=4)
 
 
 def measure_variants() -> dict[str, Any]:
@@ -60,15 +60,11 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
         before[name] = functools.partial(case.link.preset, case.whole)
         variants[name] = functools.partial(case.multiply, case.whole, copiers=copiers)
 
-    def case_of(tiles: Tiles) -> GatherCase:
-        case = GatherCase(m, n, k, tiles, True)
-        case.rows, case.own, case.weight = threads.rows, threads.own, threads.weight
-        case.link.rows = threads.rows
-        return case
-
     add("threads", threads, 0)
     add("threads with copies", threads, None)
-    case = case_of(WIDE)
+    case = GatherCase(m, n, k, tma.tma_tiles(m // WORLD), True)
+    case.rows, case.own, case.weight = threads.rows, threads.own, threads.weight
+    case.link.rows = threads.rows
     add("descriptors", case, 0)
     add("descriptors with copies", case, None)
     found = in_turns_us(variants, before)
@@ -94,7 +90,7 @@ def push(m: int, n: int, k: int) -> dict[str, Any]:
     variants: dict[str, Callable[[], Any]] = {
         "cublas": lambda: torch.mm(a, weight, out=out),
         "threads": lambda: pushed(threads, False),
-        "descriptors": lambda: pushed(WIDE, True),
+        "descriptors": lambda: pushed(tma.tma_tiles(m // WORLD), True),
         "sum of parts": lambda: scatter.add_parts(own, space, tiles=0, average=False),
         "copy of as many bytes": lambda: buffers[1][: 9 * own.nbytes // 2].copy_(
             buffers[0][: 9 * own.nbytes // 2]
@@ -105,7 +101,7 @@ def push(m: int, n: int, k: int) -> dict[str, Any]:
     for name in ("threads", "descriptors"):
         variants[name]()
         torch.cuda.synchronize()
-        epoch = int(space.state[0, push_tiles.dev.EPOCHS.value])
+        epoch = int(space.state[0, dev.EPOCHS.value])
         first = buffers[0].numel() - 2 * space.half_bytes + (epoch & 1) * space.half_bytes
         part = [b[first:][: own.nbytes].view(BF16).view(own.shape) for b in buffers]
         error = relative_error(torch.cat(part), wanted)

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
 
-from inductor_passes.kernels import gather_tma, tma
+from inductor_passes.kernels import device, gather_tma, tiles, tma
 
 A = torch.empty(128, 512, dtype=torch.bfloat16)
 
@@ -31,7 +31,6 @@ def test_weights_are_described_along_the_stride_that_is_1(transposed):
         (90, A.float(), weight(dtype=torch.float32)),
         (90, A[:, :500].contiguous(), weight(500)),  # rows of 1000 bytes
         (90, A, weight(n=250, transposed=False)),
-        (90, A, weight(512 + 4)[4:]),  # 8 bytes off
         (90, A, weight(1024)[::2]),  # no stride is 1
     ],
 )
@@ -39,11 +38,35 @@ def test_what_no_descriptor_can_name(capability, a, w):
     assert not tma.can_describe(capability, a, [w])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_where_a_tensor_begins_decides_no_kernel_but_a_copy(transposed):
+    shape = (512, 256)
+    off = torch.randn(512 * 256 + 4).bfloat16()[4:]  # 8 bytes off
+    w = off.view(256, 512).t() if transposed else off.view(shape)
+    assert tma.can_describe(90, A, [w])
+    moved = tma.aligned(w)
+    assert torch.equal(moved, w)
+    assert (moved.stride(), moved.data_ptr() % 16) == (w.stride(), 0)
+    assert tma.aligned(moved) is moved
+
+
+def test_float32_is_multiplied_as_this_process_asks():
+    real, tf32 = device.REAL.value, device.TF32.value
+    assert tiles.mode_of(real, torch.float32) == real
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert tiles.mode_of(real, torch.float32) == tf32
+        assert tiles.mode_of(real, torch.bfloat16) == real
+        assert tiles.mode_of(device.CHECKING.value, torch.float32) == device.CHECKING.value
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def units(rows, widths, world=8, programs=132):
     """Whole tiles, and the waves that all tiles take."""
-    tiles = tma.tma_tiles(rows)
-    count = world * -(-rows // tiles.m) * sum(-(-width // tiles.n) for width in widths)
-    return tma.whole_tiles(rows, widths, world, programs, tiles), count
+    size = tma.tma_tiles(rows)
+    count = world * -(-rows // size.m) * sum(-(-width // size.n) for width in widths)
+    return tma.whole_tiles(rows, widths, world, programs, size), count
 
 
 def test_a_last_wave_that_halves_can_share_is_halved():
