@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
-from timed_group import LinkTime
+from timed_group import ChannelGroup, LinkTime, begin_job
 from triton.language.extra.cuda import globaltimer
 
 BACKEND = "timed_cuda"  # a name by which ranks are known to be of one process
@@ -85,32 +85,27 @@ class CudaTimedWork(dist.Work):
         return self._done is None or self._done.query()
 
 
-class CudaTimedGroup(dist.ProcessGroup):
+class CudaTimedGroup(ChannelGroup):
     """One channel on a stream of its own."""
 
+    backend = BACKEND
+
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
-        super().__init__(rank, len(ranks))  # type: ignore[call-arg]
-        self.ranks = ranks
-        self._name = ""
+        super().__init__(rank, ranks)
         self._stream: torch.cuda.Stream | None = None
 
-    def getBackendName(self) -> str:
-        return BACKEND
-
-    @property
-    def group_name(self) -> str:  # type: ignore[override]
-        return self._name
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _launch(
+    def launch(
         self,
         kind: str,
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        factor: float = 1.0,
+        opts: Any = None,
     ) -> CudaTimedWork:
+        if not inputs:
+            return CudaTimedWork(None, ())
+        # A sum over equal ranks, or another reduction, over what one of them has.
+        summed = opts is not None and opts.reduceOp == dist.ReduceOp.SUM
+        factor = float(len(self.ranks)) if summed else 1.0
         payloads = [tensor.numel() * tensor.element_size() for tensor in inputs]
         us = Link.us(kind, payloads, self.ranks)
         Link.total_us += us
@@ -142,55 +137,6 @@ class CudaTimedGroup(dist.ProcessGroup):
             done.record()
         return CudaTimedWork(done, (*outputs, *inputs))
 
-    def _of_sum(self, opts: Any) -> float:
-        """Equal ranks' sum, or another reduction, over what one of them has."""
-        summed = opts is not None and opts.reduceOp == dist.ReduceOp.SUM
-        return float(len(self.ranks)) if summed else 1.0
-
-    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
-        return self._launch("all_gather", [output], [given])
-
-    def allgather_into_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
-        return self._launch("all_gather", outputs, inputs)
-
-    def _reduce_scatter_base(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
-    ) -> Any:
-        return self._launch("reduce_scatter", [output], [given], self._of_sum(opts))
-
-    def reduce_scatter_tensor_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> Any:
-        return self._launch("reduce_scatter", outputs, inputs, self._of_sum(opts))
-
-    def allreduce(  # type: ignore[override]
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> Any:
-        return self._launch("all_reduce", tensors, tensors, self._of_sum(opts))
-
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        return self._launch("all_reduce", tensors, tensors, self._of_sum(opts))
-
-    def alltoall_base(
-        self,
-        output: torch.Tensor,
-        given: torch.Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        opts: Any = None,
-    ) -> Any:
-        return self._launch("all_to_all", [output], [given])
-
-    def broadcast(  # type: ignore[override]
-        self, tensors: list[torch.Tensor], opts: Any = None
-    ) -> Any:
-        return self._launch("broadcast", tensors, tensors)
-
-    def barrier(self, opts: Any = None) -> Any:
-        return CudaTimedWork(None, ())
-
 
 def _fill(target: torch.Tensor, source: torch.Tensor, factor: float) -> None:
     if target.numel() > source.numel():
@@ -203,20 +149,10 @@ def _fill(target: torch.Tensor, source: torch.Tensor, factor: float) -> None:
         target.mul_(factor)
 
 
-def _create(prefix_store: Any, rank: int, size: int, timeout: Any) -> CudaTimedGroup:
-    return CudaTimedGroup(rank, tuple(range(size)))
-
-
 @contextlib.contextmanager
 def cuda_timed_group(world_size: int) -> Iterator[None]:
     """Inside, this process is rank 0 of ``world_size`` equal ranks. ``Link`` says what collectives take."""
-    if (
-        BACKEND.upper() not in dist.Backend.backend_list
-        and BACKEND not in dist.Backend.backend_list
-    ):
-        dist.Backend.register_backend(BACKEND, _create, devices=["cuda", "cpu"])
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(BACKEND, store=store, rank=0, world_size=world_size)
+    begin_job(CudaTimedGroup, ["cuda", "cpu"], world_size, rank=0)
     try:
         yield
     finally:

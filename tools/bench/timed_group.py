@@ -74,17 +74,28 @@ class TimedWork(dist.Work):
         return _Link.clock.now() >= self.end
 
 
-class TimedGroup(dist.ProcessGroup):
-    """One channel. Collectives return at once; their works end when the link is done with them."""
+class ChannelGroup(dist.ProcessGroup):
+    """One process's part of a group whose peers are not there: every collective is a ``launch``."""
+
+    backend = ""
 
     def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]
         self.ranks = ranks
-        self._free_at = 0.0
         self._name = ""
 
+    def launch(
+        self,
+        kind: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> dist.Work:
+        """Begin a collective of a kind; several inputs are a coalesced one."""
+        raise NotImplementedError
+
     def getBackendName(self) -> str:
-        return BACKEND
+        return self.backend
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -93,37 +104,31 @@ class TimedGroup(dist.ProcessGroup):
     def _set_group_name(self, name: str) -> None:
         self._name = name
 
-    def _launch(self, kind: str, inputs: Sequence[torch.Tensor]) -> TimedWork:
-        payloads = [tensor.numel() * tensor.element_size() for tensor in inputs]
-        start = max(_Link.clock.now(), self._free_at)
-        self._free_at = start + 1e-6 * _Link.us(kind, payloads, self.ranks)
-        return TimedWork(self._free_at)
-
     def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Any:
-        return self._launch("all_gather", [given])
+        return self.launch("all_gather", [output], [given])
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        return self._launch("all_gather", inputs)
+        return self.launch("all_gather", outputs, inputs)
 
     def _reduce_scatter_base(
         self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
     ) -> Any:
-        return self._launch("reduce_scatter", [given])
+        return self.launch("reduce_scatter", [output], [given], opts)
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        return self._launch("reduce_scatter", inputs)
+        return self.launch("reduce_scatter", outputs, inputs, opts)
 
     def allreduce(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        return self._launch("all_reduce", tensors)
+        return self.launch("all_reduce", tensors, tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        return self._launch("all_reduce", tensors)
+        return self.launch("all_reduce", tensors, tensors, opts)
 
     def alltoall_base(
         self,
@@ -133,19 +138,50 @@ class TimedGroup(dist.ProcessGroup):
         input_splits: list[int],
         opts: Any = None,
     ) -> Any:
-        return self._launch("all_to_all", [given])
+        return self.launch("all_to_all", [output], [given])
 
     def broadcast(  # type: ignore[override]
         self, tensors: list[torch.Tensor], opts: Any = None
     ) -> Any:
-        return self._launch("broadcast", tensors)
+        return self.launch("broadcast", tensors, tensors)
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._launch("barrier", [])
+        return self.launch("barrier", [], [])
 
 
-def _create(prefix_store: Any, rank: int, size: int, timeout: Any) -> TimedGroup:
-    return TimedGroup(rank, tuple(range(size)))
+class TimedGroup(ChannelGroup):
+    """One channel. Collectives return at once; their works end when the link is done with them."""
+
+    backend = BACKEND
+
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        super().__init__(rank, ranks)
+        self._free_at = 0.0
+
+    def launch(
+        self,
+        kind: str,
+        outputs: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        opts: Any = None,
+    ) -> TimedWork:
+        payloads = [tensor.numel() * tensor.element_size() for tensor in inputs]
+        start = max(_Link.clock.now(), self._free_at)
+        self._free_at = start + 1e-6 * _Link.us(kind, payloads, self.ranks)
+        return TimedWork(self._free_at)
+
+
+def begin_job(group: type[ChannelGroup], devices: list[str], world_size: int, rank: int) -> None:
+    """Initialise the default process group on this kind of group, for tensors of these devices."""
+    name = group.backend
+    if name.upper() not in dist.Backend.backend_list and name not in dist.Backend.backend_list:
+
+        def create(prefix_store: Any, rank: int, size: int, timeout: Any) -> ChannelGroup:
+            return group(rank, tuple(range(size)))
+
+        dist.Backend.register_backend(name, create, devices=devices)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(name, store=store, rank=rank, world_size=world_size)
 
 
 @contextlib.contextmanager
@@ -162,15 +198,9 @@ def timed_group(
             "timed_group() needs to own the default process group, but one is initialised. "
             "Call torch.distributed.destroy_process_group() first."
         )
-    if (
-        BACKEND.upper() not in dist.Backend.backend_list
-        and BACKEND not in dist.Backend.backend_list
-    ):
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
-    store = dist.HashStore()  # type: ignore[attr-defined]
     before, _Link.us = _Link.us, staticmethod(link_us)
     _Link.clock = clock or WallClock()
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world_size)
+    begin_job(TimedGroup, ["cpu"], world_size, rank)
     try:
         yield _Link.clock
     finally:
