@@ -34,7 +34,7 @@ from dynamo_dist.sharding.rules import (
 from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.aot import backward
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import masks, numbers, operators, strategies
+from dynamo_dist.torch_compat.dtensor import numbers, operators, strategies
 from dynamo_dist.torch_compat.dtensor.keys import one_decision_for_numbers
 
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
@@ -107,7 +107,6 @@ def changes(config: DistConfig) -> list[Change]:
         *fitting.changes(),
         *backward.replicas_in_backward(),
         *numbers.resolved_before_collectives(),
-        *masks.masks_per_trace(),
         *backward.pending_inputs_stay_pending(),
         *numbers.whole_numbers_in_parts(),
         *numbers.track_symbolic_results(),
