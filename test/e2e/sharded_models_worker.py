@@ -7,6 +7,7 @@ argument: "ok", or what went wrong.
 import json
 import os
 import sys
+import time
 import traceback
 
 import torch
@@ -102,11 +103,13 @@ def main():
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     results = {}
     for case in cases:
+        busy = time.process_time()
         try:
             check(*case.split(":"), mesh)
             results[case] = "ok"
         except Exception:
             results[case] = traceback.format_exc()
+        print(f"{time.process_time() - busy:.1f} s {case}", file=sys.stderr, flush=True)
         with open(os.path.join(out, f"{dist.get_rank()}.json"), "w") as file:
             json.dump(results, file)
         dist.barrier()

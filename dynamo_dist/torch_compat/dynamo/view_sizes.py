@@ -60,7 +60,7 @@ def fixed_strides_are_numbers() -> list[Change]:
     """The strides of a tensor whose sizes a view has fixed are numbers to a trace, as its sizes are.
 
     ``x.unflatten(1, (2, 4))`` makes the number 4 * 2 of a symbol, and with one row no symbol is left. Dynamo then
-    makes integers of the sizes alone, and fails at ``x.contiguous().stride()``. Seen in torch 2.11 to 2.15.
+    makes integers of the sizes alone, and fails at ``x.contiguous().stride()``. Seen in torch 2.11 to 2.14.
     """
 
     def changed(stock: Any) -> Any:
