@@ -1,6 +1,6 @@
 """One rank of ``test_sharded_models.py``: models of transformers under their own tensor parallel plan, then sharded.
 
-A case is ``model:fully_shard`` or ``model:data_parallel``. Each writes ``<rank>.json`` in the folder of the first
+A case is ``model:way:layers``, the way ``fully_shard`` or ``data_parallel``. Each writes ``<rank>.json`` in the folder of the first
 argument: "ok", or what went wrong.
 """
 
@@ -23,7 +23,6 @@ SIZES = {
     "vocab_size": 128,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -46,11 +45,11 @@ MODELS = {
 }
 
 
-def build(name):
+def build(name, layers):
     import transformers
 
     kind, own = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **own)
+    config = getattr(transformers, f"{kind}Config")(num_hidden_layers=layers, **SIZES, **own)
     config._attn_implementation = "eager"
     config._experts_implementation = "batched_mm"  # without sizes that depend on the routing
     torch.manual_seed(0)
@@ -74,9 +73,9 @@ def gradients(model, call, tokens):
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
 
 
-def check(name, way, mesh):
+def check(name, way, layers, mesh):
     tokens = torch.randint(3, 120, (4, 12), generator=torch.Generator().manual_seed(1))
-    one, model = build(name), spread(build(name), mesh["tp"])
+    one, model = build(name, int(layers)), spread(build(name, int(layers)), mesh["tp"])
     if way == "fully_shard":
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh["dp"])

@@ -7,10 +7,15 @@ import pytest
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("sharded_models_worker.py")
 CASES = [
-    "qwen3_moe:fully_shard",
+    "qwen3_moe:fully_shard:1",
     *(
-        pytest.param(case, marks=pytest.mark.sweep)
-        for case in ("llama:fully_shard", "gemma3:fully_shard", "gemma3:data_parallel")
+        pytest.param(f"{case}:2", marks=pytest.mark.sweep)
+        for case in (
+            "qwen3_moe:fully_shard",
+            "llama:fully_shard",
+            "gemma3:fully_shard",
+            "gemma3:data_parallel",
+        )
     ),
 ]
 

@@ -9,7 +9,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.dynamo import modules
 
+_Kind = TypeVar("_Kind")
 log = logging.getLogger(__name__)
 _looked_at: WeakSet[Any] = WeakSet()
 
@@ -27,18 +28,28 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
     """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters before it was sharded.
 
     They are told by their parameters: no module holds one of them, and their shapes are those of at least half of the
-    root's. Looks at all objects of the process, whence only once.
+    root's. Looks at all objects of the process, whence only once, and at modules only where an optimizer may be one.
     """
     if state in _looked_at:
         return
     _looked_at.add(state)
+    own = {id(param) for param in root.parameters()}
     shapes = Counter(param.shape for param in root.parameters())
-    optimizers, owned = _alive()
-    for optimizer in optimizers:
-        held = [param for group in optimizer.param_groups for param in group["params"]]
-        if any(id(param) in owned for param in held):
-            continue
-        if Counter(param.shape for param in held) <= shapes and 2 * len(held) >= shapes.total() > 0:
+    suspects = []
+    for optimizer in _alive(Optimizer):
+        held = [p for group in vars(optimizer).get("param_groups", ()) for p in group["params"]]
+        found = Counter(param.shape for param in held)
+        if (
+            own.isdisjoint(map(id, held))
+            and found <= shapes
+            and 2 * len(held) >= shapes.total() > 0
+        ):
+            suspects.append((optimizer, held))
+    if not suspects:
+        return
+    owned = {id(param) for module in _alive(nn.Module) for param in _parameters(module)}
+    for optimizer, held in suspects:
+        if owned.isdisjoint(map(id, held)):
             kind = type(optimizer).__name__
             log.warning(
                 "%s holds %d parameters that no module has, in the shapes of those of %s: it was made before "
@@ -51,17 +62,9 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
             )
 
 
-def _alive() -> tuple[list[Optimizer], set[int]]:
-    """All optimizers of this process, and the ids of the parameters that modules hold, sharded or not."""
-    optimizers: list[Optimizer] = []
-    owned: set[int] = set()
-    for each in gc.get_objects():
-        kind = type(each)  # isinstance asks the object, and a proxy answers for what it stands for
-        if issubclass(kind, Optimizer) and "param_groups" in vars(each):
-            optimizers.append(each)
-        elif issubclass(kind, nn.Module):
-            owned.update(map(id, _parameters(each)))
-    return optimizers, owned
+def _alive(kind: type[_Kind]) -> list[_Kind]:
+    """All objects of this process that are of a type; isinstance asks the object, and a proxy answers for another."""
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def _parameters(module: nn.Module) -> Iterator[torch.Tensor | None]:

@@ -72,6 +72,6 @@ def all_reduced_last_compiled_first():
     train(sharded(mesh=grid()), step=step, dtype=torch.float64, again=True)
 
 
-@program(4)
+@program(4, sweep=True)
 def all_reduced_last():
     hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED, again=True)

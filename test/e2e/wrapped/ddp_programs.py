@@ -157,7 +157,7 @@ def frozen_and_recomputed():
     )
 
 
-@program(2)
+@program(2, sweep=True)
 def replicated():
     train(lambda model: replicate(model), mixed=MIXED, dtype=torch.float64)
 

@@ -147,7 +147,7 @@ def sharded_on_the_last_dimension():
     train(sharded(shard_placement_fn=lambda p: Shard(p.ndim - 1)), unequal=True, mixed=MIXED)
 
 
-@program(4)
+@program(4, sweep=True)
 def parameters_on_two_meshes():
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_common import (
@@ -231,7 +231,7 @@ def groups_of_an_optimizer():
     train(sharded(), optimizer=two_groups, unequal=True)
 
 
-@program(2)
+@program(2, sweep=True)
 def ignored():
     def wrap(model):
         own = model.head.weight
@@ -253,7 +253,7 @@ def a_list_of_modules_in_one_group():
     train(wrap, lambda: nets.Net(blocks=2), dtype=torch.float64, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def blocks_without_a_root():
     def wrap(model):
         for block in model.blocks:
@@ -263,7 +263,7 @@ def blocks_without_a_root():
     train(wrap, lambda: nets.Net(blocks=2), optimizer=on_shards)
 
 
-@program(2)
+@program(2, sweep=True)
 def gradients_divided_by_three():
     def wrap(model):
         model = sharded()(model)

@@ -3,10 +3,11 @@
 The group is a fake one, which keeps no reference to what it is given: real ones drop theirs when a thread
 gets to it, so that peaks differ from run to run, in eager mode too.
 
-    python memory_worker.py          prints a line for each model, and fails where compiled takes more
+    python memory_worker.py blocks|linears     prints a line for each model, and fails where compiled takes more
 """
 
 import copy
+import sys
 
 import torch
 import torch.distributed as dist
@@ -95,10 +96,9 @@ def main():
     bf16 = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
     more = []
     for ranks, name, base, options in (
-        (2, "linears", Linears(), {}),
-        (64, "linears", Linears(), {}),
-        (8, "few rows", Blocks(rows=8), {}),
-        (64, "mixed precision", Blocks(rows=64), bf16),
+        ((2, "linears", Linears(), {}), (64, "linears", Linears(), {}))
+        if sys.argv[1] == "linears"
+        else ((8, "few rows", Blocks(rows=8), {}), (64, "mixed precision", Blocks(rows=64), bf16))
     ):
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         eager, ours = (sharded(copy.deepcopy(base), **options) for _ in range(2))

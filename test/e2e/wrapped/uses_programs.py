@@ -106,7 +106,7 @@ def checkpoint_wrapper_inside():
     train(wrap, mixed=MIXED)
 
 
-@program(2)
+@program(2, sweep=True)
 def checkpoint_wrapper_outside():
     def wrap(model):
         for i, block in enumerate(model.blocks):
@@ -193,7 +193,7 @@ def lengths_that_change():
         train(sharded(), step=step, graphs=2, mixed=(2,))
 
 
-@program(2)
+@program(2, sweep=True)
 def whole_gradients_kept_gathered():
     train(
         sharded(reshard_after_forward=False),
