@@ -26,7 +26,7 @@ step() {
 tests() {
     local name=$1 marker=$2 log=$RUN_DIR/$1.log status=0
     shift 2
-    python -m pytest -m "$marker" -n 2 --dist loadfile -o faulthandler_timeout=300 "$@" 2>&1 |
+    python -m pytest -m "$marker" -n 2 --dist loadfile --durations=20 --durations-min=1 -o faulthandler_timeout=300 "$@" 2>&1 |
         tee "$log" || status=$?
     summaries+=("$name tests:" "$(grep -E '^=+ .* in [0-9.]+s.*=+$' "$log" | tail -n 1)")
     # A selection such as -k may leave one of the two steps without a test: that is no failure.
@@ -34,7 +34,7 @@ tests() {
     return "$status"
 }
 
-# Two processes, a file of tests to one of them: fixtures that start ranks are made once.
+# Two processes, a file of tests to one of them: fixtures that start ranks are made once. Each step lists its slowest twenty.
 step "fast tests" tests fast "not slow" "$@"
 step "slow tests" tests slow "slow and not sweep" "$@"
 step "ruff check" ruff check .

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+from dynamo_dist.torch_compat.dynamo.watching import SeenBreak, watch_dynamo
 from inductor_passes.errors import ExplainedError
 
 
@@ -39,10 +40,26 @@ def quick_lowering() -> Iterator[None]:
         yield
 
 
-def graphs_and_breaks() -> dict[str, Any]:
-    """How many graphs were compiled, and the breaks' texts."""
-    breaks = [str(text) for text, count in counters["graph_break"].items() if count]
-    return {"graphs": counters["stats"]["unique_graphs"], "breaks": breaks}
+@contextlib.contextmanager
+def graphs_and_breaks() -> Iterator[dict[str, Any]]:
+    """Into what is given: how many graphs are compiled inside, and the breaks' texts.
+
+    A function that Dynamo leaves to Python whole is a break too, which torch's counters lack.
+    """
+    record: dict[str, Any] = {}
+    left: list[str] = []
+
+    def on_break(seen: SeenBreak) -> None:
+        if seen.falls_back:
+            left.append(seen.message)
+
+    try:
+        with watch_dynamo(on_break, lambda compile_: None):
+            yield record
+    finally:
+        record["graphs"] = counters["stats"]["unique_graphs"]
+        counted = [str(text) for text, count in counters["graph_break"].items() if count]
+        record["breaks"] = counted or left
 
 
 def local_shape(value: DTensor) -> Any:

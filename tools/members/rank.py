@@ -86,6 +86,12 @@ def _give_up(folder: Path, side: str, name: str, rank: int) -> None:
 def _run(row: Row, side: str, rank: int) -> tuple[dict[str, Any], Any]:
     """How a row ended on this rank: its record, and its values."""
     _torch.forget()
+    with _torch.graphs_and_breaks() as seen:
+        record, found = _ended(row, side, rank)
+    return record | seen, found
+
+
+def _ended(row: Row, side: str, rank: int) -> tuple[dict[str, Any], Any]:
     found: list[Any] = []
     record: dict[str, Any] = {"status": "ok", "why": ""}
     said = io.StringIO()
@@ -107,7 +113,6 @@ def _run(row: Row, side: str, rank: int) -> tuple[dict[str, Any], Any]:
     except BaseException as error:
         record = {"status": "error", **_said_of(error)}
         traceback.print_exc()
-    record |= _torch.graphs_and_breaks()
     return record, found
 
 

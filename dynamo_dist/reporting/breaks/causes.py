@@ -383,6 +383,43 @@ CATALOG: tuple[Cause, ...] = (
         ),
     ),
     Cause(
+        name="clock_inside",
+        detail=r"builtin `(?P<clock>time\.\w+?)\.?`",
+        why="$clock reads the clock of this process when it runs, and a graph has no place for that.",
+        fix=(
+            "# read the clock around the compiled call; a GPU has to be waited for first\n"
+            "start = time.perf_counter()\n"
+            "y = compiled(x)\n"
+            "torch.accelerator.synchronize()\n"
+            "seconds = time.perf_counter() - start"
+        ),
+    ),
+    Cause(
+        name="debug_level_inside",
+        detail=r"get_debug_level",
+        why="How much torch.distributed checks is asked of C++ that Dynamo cannot look into.",
+        fix=(
+            "DEBUG = dist.get_debug_level()   # once, outside: it is set before the job starts\n\n"
+            "@torch.compile\n"
+            "def f(x):\n"
+            "    return checked(x) if DEBUG == dist.DebugLevel.DETAIL else x"
+        ),
+    ),
+    Cause(
+        name="history_inside",
+        kind=r"Tensor with grad_fn\(\)|Tensor\.retain_grad\(\)",
+        why=(
+            "Tensors between the operators of a compiled function have no autograd history of their own: the backward "
+            "graph is made of the function as a whole. The function runs without a graph."
+        ),
+        fix=(
+            "# return the value, and ask what was returned\n"
+            "y, loss = compiled(x)\n"
+            "y.retain_grad()\n"
+            "loss.backward()"
+        ),
+    ),
+    Cause(
         name="warning_inside",
         detail=r"module: _warnings, qualname: warn",
         why="The function that is called here is deprecated and warns; the warning is not traceable.",
