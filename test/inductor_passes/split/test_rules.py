@@ -148,6 +148,7 @@ ENDS = [
     (lambda x: aten.embedding.default(x[0], torch.zeros(3, dtype=torch.long)), 2, "table lies in parts"),
     (lambda x: aten.bernoulli.default(x.abs() * 0), 0, "draws random numbers"),
     (lambda x: aten.addmm.default(x[0, :, 0], x[0], x[0].t(), beta=2), 2, "its sum is scaled"),
+    (lambda x: aten.addmm.default(y := x[0, :, :6], x[1, :, :6], y), 1, "is an operand and the bias"),
     (lambda x: aten.flip.default(x, [1]), 0, "it has no rule"),
     (lambda x: aten.gather.default(x, 0, torch.zeros(1, 3, 8, dtype=torch.long)), 1, "it picks fewer than there are"),
     (lambda x: wait(c10d.reduce_scatter_tensor(x, "sum", 2, "0")), 0, "shares of all ranks"),
