@@ -15,8 +15,8 @@ from inductor_passes.graph.numbers import MEMBERS, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.places import SUM, Cut, InParts, sizes, smaller
-from inductor_passes.split.rules.products import ADDING
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
@@ -53,7 +53,8 @@ class Cutter:
             target: Any = node.target
             if step.out == SUM and made and target in ADDING:
                 # One kernel adds to what is there.
-                target, args, kwargs = ADDING[target], (made[-1], *args[-2:]), {}
+                own = args if ADDING[target] is not target else args[1:]
+                target, args = ADDING[target], (made[-1], *own)
             elif target in _VIEWS:  # a part may lie so that no view fits
                 target = aten.reshape.default
             part = self._emit(target, args, node, kwargs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 N, RANKS = 8, 2
 SHAPES = [[N, N]] * 4
-c10d = torch.ops._c10d_functional
+c10d, added = torch.ops._c10d_functional, torch.ops.aten.index_put.default
 Program = Callable[..., list[Tensor]]
 
 
@@ -90,6 +90,11 @@ def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
         lambda: torch.nn.functional.embedding(index[:, 0], y),
         lambda: y.gather(1, index),
         lambda: torch.scatter(x, 1, index[:, :1], y[:, :1]),
+        lambda: y[index[:, 1]],
+        lambda: y[:, index[0]],
+        lambda: y.index_put((index[:, 0],), x, accumulate=True).clamp(-9, 9),
+        lambda: added(y, [None, index[0, :4]], x[:, :4], True).clamp(-9, 9),
+        lambda: torch.scatter_add(y, at % 2, index, x).clamp(-9, 9),
         lambda: torch.cat([x[:, 4:], y[:, :4]], 1),
         lambda: torch.nn.functional.pad(x[:, : 4 + at], (0, 4 - at)),
         lambda: torch.select_scatter(x, y[at], 0, at),
