@@ -129,7 +129,8 @@ class SplitRecord:
     """Decision on cutting one graph into parts: predicted, not measured. ``parts`` is 1 where it was left whole.
 
     ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is shorter, nor any
-    cut that was looked at (``schedule/model/limit.py``).
+    cut that was looked at (``schedule/model/limit.py``). These, and what was ``tried``, are of the graph with ``layers_tried``
+    of its ``layers`` equal layers.
     """
 
     decision: str
@@ -145,6 +146,8 @@ class SplitRecord:
     seconds: float
     tried: tuple[TriedRecord, ...] = ()
     ended: tuple[EndedRecord, ...] = ()
+    layers: int = 1
+    layers_tried: int = 1
 
     @property
     def closed(self) -> float:

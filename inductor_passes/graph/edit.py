@@ -75,12 +75,12 @@ def emit(
     args: tuple[Any, ...],
     like: fx.Node,
     kwargs: Mapping[str, Any] | None = None,
-    known: Any = None,
+    value_of: Callable[[fx.Node], Any] | None = None,
 ) -> fx.Node:
-    """Call ``target`` at the graph's insertion point, in the name of ``like``; ``known``: its value, if that is known."""
+    """Call ``target`` at the graph's insertion point, in the name of ``like``; ``value_of``: what finds its value."""
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in INHERITED if key in like.meta})
-    node.meta["val"] = computed(node) if known is None else known
+    node.meta["val"] = (value_of or computed)(node)
     return node
 
 

@@ -12,23 +12,21 @@ from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import aten, emit
 from inductor_passes.graph.numbers import MEMBERS, part_of
+from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.places import SUM, Cut, InParts, sizes, smaller
-from inductor_passes.split.rules.products import ADDING
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 class Cutter:
-    """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order.
+    """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order."""
 
-    ``trial``: the graph is for being priced alone, so that parts of a value may be told to be one.
-    """
-
-    def __init__(self, graph: fx.Graph, region: Region, *, trial: bool = False) -> None:
-        self._trial = trial
+    def __init__(self, graph: fx.Graph, region: Region) -> None:
         self._graph, self._region, self._count = graph, region, region.parts
+        self._values = Values()
         self._parts: dict[fx.Node, list[fx.Node]] = {}
         self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
         self._wholes: dict[fx.Node, fx.Node] = {}
@@ -55,13 +53,13 @@ class Cutter:
             target: Any = node.target
             if step.out == SUM and made and target in ADDING:
                 # One kernel adds to what is there.
-                target, args, kwargs = ADDING[target], (made[-1], *args[-2:]), {}
+                own = args if ADDING[target] is not target else args[1:]
+                target, args = ADDING[target], (made[-1], *own)
             elif target in _VIEWS:  # a part may lie so that no view fits
                 target = aten.reshape.default
-            known = made[-1].meta["val"] if made and self._trial else None
-            part = self._emit(target, args, node, kwargs, known)
+            part = self._emit(target, args, node, kwargs)
             if step.out == SUM and made and node.target not in ADDING:
-                part = self._emit(aten.add.Tensor, (made[-1], part), node, known=known)
+                part = self._emit(aten.add.Tensor, (made[-1], part), node)
             made.append(part)
         if step.out == SUM:
             self._wholes[node] = made[-1]
@@ -158,9 +156,8 @@ class Cutter:
         args: tuple[Any, ...],
         like: fx.Node,
         kwargs: Mapping[str, Any] | None = None,
-        known: Any = None,
     ) -> fx.Node:
-        return emit(self._graph, target, args, like, kwargs, known)
+        return emit(self._graph, target, args, like, kwargs, self._values.of)
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:

@@ -61,8 +61,8 @@ class SplitRegions(Cutting):
         )
         whole = self._why_whole(choice)
         made = None
-        if not whole and choice.best is not None:
-            made = self.cut(graph, choice.best.region)
+        if not whole and choice.region is not None:
+            made = self.cut(graph, choice.region)
             graph.output_node().meta[CAP_BYTES] = choice.cap_bytes
         record = record_of(choice, made, whole, time.perf_counter() - start)
         names = ("launches", "parts", "nodes", "joins") if made else ()

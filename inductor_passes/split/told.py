@@ -19,7 +19,7 @@ MOST_ENDED = 8  # kinds of ends that are told
 
 def record_of(choice: Choice, made: Cutter | None, whole: str, seconds: float) -> SplitRecord:
     """Return the record of a choice, and of the cut that was made of it, if any."""
-    best = choice.best
+    best, cut = choice.best, choice.region
     record = SplitRecord(
         decision=f"left whole: {whole}",
         parts=1,
@@ -33,11 +33,12 @@ def record_of(choice: Choice, made: Cutter | None, whole: str, seconds: float) -
         limit_us=choice.limit_us,
         seconds=seconds,
         tried=choice.tried,
-        ended=_ended(best.region) if best is not None else (),
+        ended=_ended(cut) if cut is not None else (),
+        layers=choice.layers,
+        layers_tried=choice.kept,
     )
-    if best is None or made is None:
+    if best is None or cut is None or made is None:
         return record
-    cut = best.region
     return dataclasses.replace(
         record,
         decision=f"cut in {cut.parts} parts along {cut.cut} of %{cut.seed.name}",
@@ -56,6 +57,8 @@ def notes_of(record: SplitRecord) -> tuple[str, ...]:
     times = f"{record.makespan_uncut_us:.0f} us scheduled whole"
     if record.parts > 1:
         times += f", {record.makespan_cut_us:.0f} cut"
+    if record.layers > record.layers_tried:
+        times += f" ({record.layers_tried} of {record.layers} equal layers)"
     limit = f"limit {record.limit_us:.0f}, {record.closed:.0%} of the distance closed"
     lines = [f"{record.decision}; {times}, {limit}"]
     lines += [

@@ -18,6 +18,16 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode()
 
 
+def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor like another, without the cost of an operator. ``FakeTensor`` was seen in 2.11 to 2.15."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(value, FakeTensor):
+        return torch.empty_like(value)
+    elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return FakeTensor(value.fake_mode, elem, value.device)
+
+
 def run_on_local_tensors(
     call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
 ) -> list[list[torch.Tensor]]:

@@ -5,9 +5,10 @@
 Simulated, on h100x8, each graph on a fake group. "forward" and "training": four layers of Llama-3 8B, Megatron's tensor
 parallel on 8 ranks, by batch; training is forward and backward in one graph. "post-grad": forward and backward graphs as Inductor
 has them, of the tensor parallel program of ``zoo.py`` (sequence parallel, two layers) at that width. The others are training steps
-of ``scaling_steps.py``, one sequence a group, on 64 ranks. Baseline: the same graph scheduled whole; "limit" is the larger of all
+of ``scaling_steps.py``, one sequence a group, on 64 ranks. "32 layers": the same programs at full depth, for what the choice costs:
+``split_cpu_seconds`` is processor time of the pass, every number of parts tried, and the cut of the whole graph. Baseline: the same graph scheduled whole; "limit" is the larger of all
 compute and the busiest channel by bytes alone, ``closed`` the share of the distance to it that the cut takes away. Makespans are
-of the whole pipeline, cut or not; ``choice_seconds`` is what the choice took by the clock of a machine with other work.
+of the whole pipeline, cut or not; ``limit`` there is that of the whole uncut graph.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ from torch import Tensor, fx
 
 from inductor_passes import PassOptions
 from inductor_passes.attach.capture import capturing
-from inductor_passes.pipeline import run_passes
+from inductor_passes.machine import TopologyCostModel, load_topology
+from inductor_passes.pipeline import run_pass, run_passes
+from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.model.limit import limit_us
+from inductor_passes.split.regions import SplitRegions
 from inductor_passes.testing import fake_group, trace
 
-TOPOLOGY, LAYERS, RANKS, WORLD = "h100x8", 4, 8, 64
+TOPOLOGY, LAYERS, DEEP, RANKS, WORLD = "h100x8", 4, 32, 8, 64
+COST = TopologyCostModel(load_topology(TOPOLOGY))
 HIDDEN, HEADS, KV_HEADS, INNER, TOKENS, HEAD = 4096, 32, 8, 14336, 4096, 128
 c10d, wait = torch.ops._c10d_functional, torch.ops._c10d_functional.wait_tensor
 attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -84,7 +90,7 @@ def layer(x: Tensor, qkv: Tensor, o: Tensor, up: Tensor, down: Tensor) -> Tensor
     return x + Leave.apply(torch.nn.functional.silu(gate) * value @ down)
 
 
-def megatron(batch: int, training: bool) -> fx.Graph:
+def megatron(batch: int, training: bool, layers: int = LAYERS) -> fx.Graph:
     """The layers on one rank, forward alone or with gradients of all weights."""
     width = (HEADS + 2 * KV_HEADS) // RANKS * HEAD
     one = [[HIDDEN, width], [HEADS // RANKS * HEAD, HIDDEN]]
@@ -101,7 +107,7 @@ def megatron(batch: int, training: bool) -> fx.Graph:
         return [y, *torch.autograd.grad(y, given, grad)]
 
     x = [batch, TOKENS, HIDDEN]
-    inputs = [x, x, *one * LAYERS] if training else [x, *one * LAYERS]
+    inputs = [x, x, *one * layers] if training else [x, *one * layers]
     graph = trace(step if training else forward, *inputs, dtype=torch.bfloat16)
     graph.eliminate_dead_code()
     return graph
@@ -129,6 +135,13 @@ def graphs() -> Iterator[tuple[str, int, Callable[[], Iterator[tuple[str, fx.Gra
         for batch in (1, 2, 4, 8):
             name = f"{kind}, TP, batch {batch}"
             yield name, RANKS, lambda n=name, b=batch, t=training: iter([(n, megatron(b, t))])
+        for batch in (1, 4):
+            name = f"{kind}, TP, batch {batch}, {DEEP} layers"
+            yield (
+                name,
+                RANKS,
+                lambda n=name, b=batch, t=training: iter([(n, megatron(b, t, DEEP))]),
+            )
     for batch in (1, 4):
         yield "post-grad", RANKS, lambda b=batch: post_grad(b)
     for name, step in STEPS.items():
@@ -139,13 +152,12 @@ def graphs() -> Iterator[tuple[str, int, Callable[[], Iterator[tuple[str, fx.Gra
 def measured(name: str, graph: fx.Graph) -> dict:
     """The graph scheduled whole and cut."""
     row = {"graph": name, "nodes": len(graph.nodes)}
-    start = time.process_time()
-    cut = _ran(graph, "auto")
-    seconds = time.process_time() - start
+    cut, seconds = _ran(graph, "auto"), _seconds(graph)
     whole = _ran(graph, "off")
     split = next(p.split for p in cut.passes if p.name == "split_regions")
     uncut, after = whole.after.makespan_us, cut.after.makespan_us
-    distance = uncut - split.limit_us
+    limit = split.limit_us if split.layers == split.layers_tried else _limit(graph)
+    distance = uncut - limit
     return row | {
         "decision": split.decision,
         "parts": split.parts,
@@ -154,22 +166,36 @@ def measured(name: str, graph: fx.Graph) -> dict:
         "program_ms": round(whole.before.makespan_us / 1e3, 3),
         "uncut_ms": round(uncut / 1e3, 3),
         "cut_ms": round(after / 1e3, 3),
-        "limit_ms": round(split.limit_us / 1e3, 3),
+        "limit_ms": round(limit / 1e3, 3),
         "cut_over_uncut": round(after / uncut, 4),
-        "uncut_over_limit": round(uncut / split.limit_us, 4),
-        "cut_over_limit": round(after / split.limit_us, 4),
+        "uncut_over_limit": round(uncut / limit, 4),
+        "cut_over_limit": round(after / limit, 4),
         "closed": round((uncut - after) / distance, 4) if distance > 1e-6 * uncut else 0.0,
         "peak_uncut_gib": round(whole.after.peak_bytes / 2**30, 3),
         "peak_cut_gib": round(cut.after.peak_bytes / 2**30, 3),
         "ended": [f"{end.count} x {end.operator}: {end.reason}" for end in split.ended],
-        "choice_seconds": round(split.seconds, 2),
-        "pipeline_seconds": round(seconds, 2),
+        "layers": split.layers,
+        "layers_tried": split.layers_tried,
+        "tried": [f"{t.parts} parts along {t.along} of %{t.seed}" for t in split.tried],
+        "split_cpu_seconds": round(seconds, 2),
     }
 
 
 def _ran(graph: fx.Graph, split: str):  # noqa: ANN202
     trial = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
     return run_passes(trial.graph, PassOptions(topology=TOPOLOGY, split=split))
+
+
+def _seconds(graph: fx.Graph) -> float:
+    """Processor time of the pass alone, the second time in this process."""
+    trial = copy.deepcopy(graph)
+    start = time.process_time()
+    run_pass(SplitRegions(COST), trial)
+    return time.process_time() - start
+
+
+def _limit(graph: fx.Graph) -> float:
+    return limit_us(ScheduleGraph(COST).extract(graph).problem)
 
 
 def main() -> None:
@@ -194,7 +220,7 @@ def main() -> None:
         result = {
             "question": __doc__.split("\n")[0],
             "command": "python tools/bench/split.py",
-            "kind": "simulated on h100x8; seconds by the clock of a loaded machine",
+            "kind": "simulated on h100x8; processor time on a machine with other work",
             "torch": torch.__version__,
             "summary": summary,
             "rows": rows,

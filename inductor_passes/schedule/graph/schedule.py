@@ -41,6 +41,10 @@ class _Room:
     extra_bytes: int
     extra_ratio: float
 
+    def cap_bytes(self, peak_bytes: int) -> int:
+        """Return the cap, given the peak of the program's order."""
+        return peak_bytes + max(int(self.extra_ratio * peak_bytes), self.extra_bytes)
+
 
 class ScheduleGraph(GraphPass):
     """Choose the order of compute, launches and waits, and which launches to merge, all at once.
@@ -158,23 +162,34 @@ class ScheduleGraph(GraphPass):
     def plan(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
         """Return a solution, and why it is not worth being applied, or ""; the graph stays as it is."""
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
-        if (cap := graph.output_node().meta.get(CAP_BYTES)) is not None:
-            extra, ratio = cap - before().peak_bytes, -1.0
-        elif extra is None:
-            runtime = runtime_bytes(graph, before)
-            extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
-        room = _Room(extra, ratio)
+        room = self._room(graph, before)
         solution = self._merged(graph, extracted, room, before) if self.options.bucket else None
         if solution is None:
             solution = self.solve(
-                extracted.problem, bucket=False, extra_bytes=extra, extra_ratio=ratio
+                extracted.problem,
+                bucket=False,
+                extra_bytes=room.extra_bytes,
+                extra_ratio=room.extra_ratio,
             )
             check_schedule(extracted.problem, solution.schedule)
         gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
         if gain < LEAST_GAIN:
             return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
         return solution, ""
+
+    def cap_bytes(self, graph: fx.Graph) -> int:
+        """Return the peak memory that a schedule of the graph may have."""
+        before = functools.cache(functools.partial(simulate, graph, self.cost))
+        return self._room(graph, before).cap_bytes(before().peak_bytes)
+
+    def _room(self, graph: fx.Graph, before: Callable[[], Timeline]) -> _Room:
+        extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
+        if (cap := graph.output_node().meta.get(CAP_BYTES)) is not None:
+            return _Room(cap - before().peak_bytes, -1.0)
+        if extra is None:
+            runtime = runtime_bytes(graph, before)
+            extra = EXTRA_BYTES if runtime is None else max(runtime, LEAST_BYTES)
+        return _Room(extra, ratio)
 
     def _merged(
         self, graph: fx.Graph, extracted: Extracted, room: _Room, before: Callable[[], Timeline]
@@ -196,7 +211,7 @@ class ScheduleGraph(GraphPass):
             after = self._applied(graph, extracted, solution)
             if not self._pays(solution, after):
                 return None
-            if after.peak_bytes <= peak + max(room.extra_bytes, room.extra_ratio * peak):
+            if after.peak_bytes <= room.cap_bytes(peak):
                 return solution
         return None
 

@@ -27,6 +27,8 @@ RULES: dict[object, Rule] = {
     **attention.RULES,
     **collectives.RULES,
 }
+# What adds a part of a sum to the parts before it, in one kernel.
+ADDING = products.ADDING | indexing.ADDING
 
 
 def rule_of(target: object) -> Rule:

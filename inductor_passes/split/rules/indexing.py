@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import argument
-from inductor_passes.graph.edit import aten
+from inductor_passes.graph.edit import aten, tensor
 from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, sizes
-from inductor_passes.split.rules.rule import Rule, dims_of, keeps_apart
+from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart, source_of
 
 Places = Mapping[fx.Node, Place]
+# What adds to its first argument, for the parts of a sum.
+ADDING = {
+    target: target
+    for target in (
+        aten.index_put.default,
+        aten._unsafe_index_put.default,
+        aten.scatter_add.default,
+    )
+}
 
 
 def embedding(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -50,7 +60,83 @@ def gather(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, dict.fromkeys(read, cut))
 
 
+def index(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Look up by one tensor of places along one dimension: parts lie along the look-ups, or along another dimension."""
+    at, by = _looked_up_by(node)
+    source = source_of(node)
+    cut = places.get(by)
+    if isinstance(cut, Cut):
+        if source in places:
+            raise EndsError("its table lies in parts")
+        return InParts(cut.moved(at), {by: cut})
+    _, cut = cut_of(node, places)
+    keeps_apart(cut, [at])
+    return InParts(_behind(cut, at, by), {source: cut})
+
+
+def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Put or add values at places along one dimension: what is added at the places of a part adds to what parts before it made."""
+    at, by = _looked_up_by(node)
+    into, values = source_of(node), argument(node, "values")
+    assert isinstance(values, fx.Node)
+    found = sizes(into)[:at] + sizes(by) + sizes(into)[at + 1 :]
+    short = len(found) - len(sizes(values))
+    cuts = set()  # along the dimensions of what a look-up at these places would find
+    if isinstance(cut := places.get(by), Cut):
+        cuts.add(cut.moved(at))
+    if isinstance(cut := places.get(values), Cut):
+        cuts.add(cut.moved(short))
+    if isinstance(cut := places.get(into), Cut):
+        keeps_apart(cut, [at])
+        cuts.add(_behind(cut, at, by))
+    if len(cuts) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = cuts
+    own = cut.moved(-short)
+    reads = {values: own} if own.dim >= 0 and sizes(values)[own.dim] > 1 else {}
+    if at <= cut.dim < at + len(sizes(by)):
+        if not argument(node, "accumulate"):
+            raise EndsError("a later part may put where an earlier one did")
+        return InParts(SUM, {by: cut.moved(-at), **reads})
+    cut = cut if cut.dim < at else cut.moved(1 - len(sizes(by)))
+    return InParts(cut, {into: cut, **reads})
+
+
+def scatter_add(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Add along one dimension: in parts of it, one after another, or as ``gather`` along another."""
+    into, by, values = source_of(node), argument(node, "index"), argument(node, "src")
+    assert isinstance(by, fx.Node) and isinstance(values, fx.Node)
+    cuts = {places.get(by), places.get(values)} - {None}
+    (along,) = dims_of(node, len(sizes(by)))
+    if into in places or not any(isinstance(c, Cut) and c.dim == along for c in cuts):
+        return gather(node, places, parts)
+    if len(cuts) > 1 or sizes(by) != sizes(values):
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = cuts
+    assert isinstance(cut, Cut)
+    return InParts(SUM, {by: cut, values: cut})
+
+
+def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
+    """Return the dimension that is looked up in, and by what."""
+    indices = argument(node, "indices")
+    assert isinstance(indices, (list, tuple))
+    (at, by), *others = [(at, each) for at, each in enumerate(indices) if each is not None]
+    found = tensor(by)
+    if others or not isinstance(by, fx.Node) or found is None or found.dtype == torch.bool:
+        raise EndsError("it looks up by several tensors, or by a mask")
+    return at, by
+
+
+def _behind(cut: Cut, at: int, by: fx.Node) -> Cut:
+    """Return where a dimension of a table lies once dimension ``at`` has given way to those of the look-ups."""
+    return cut if cut.dim < at else cut.moved(len(sizes(by)) - 1)
+
+
 RULES: dict[object, Rule] = {
+    aten.index.Tensor: index,
+    **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), index_put),
+    aten.scatter_add.default: scatter_add,
     aten.embedding.default: embedding,
     aten.embedding_dense_backward.default: embedding_backward,
     **dict.fromkeys((aten.gather.default, aten.scatter.value, aten.scatter.src), gather),

@@ -18,6 +18,7 @@ ADDING = {
     aten.bmm.default: aten.baddbmm.default,
     aten.baddbmm.default: aten.baddbmm.default,
 }
+AS_BIAS = "one value is an operand and the bias, and they lie in unlike parts"
 
 
 def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
@@ -45,7 +46,10 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
     bias = node.args[0] if len(node.args) > 2 else None
     if isinstance(bias, fx.Node) and is_tensor(bias):
         own = cut.moved(len(sizes(bias)) - rank)
-        if own.dim >= 0 and sizes(bias)[own.dim] > 1:
+        in_parts = own.dim >= 0 and sizes(bias)[own.dim] > 1
+        if bias in (a, b) and reads.get(bias) != (own if in_parts else None):
+            raise EndsError(AS_BIAS)
+        if in_parts:
             reads[bias] = own
     return InParts(cut, reads)
 
@@ -62,6 +66,8 @@ def _summed(node: fx.Node, a: fx.Node, b: fx.Node, places: Mapping[fx.Node, Plac
         raise EndsError("its sum is scaled")
     if a is b or len(set(found)) > 1:
         raise EndsError("its operands lie in unlike parts")
+    if len(node.args) > 2 and node.args[0] in (a, b):
+        raise EndsError(AS_BIAS)
     return InParts(SUM, {a: Cut(rank - 1, found[0]), b: Cut(rank - 2, found[0])})
 
 

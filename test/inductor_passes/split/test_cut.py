@@ -1,6 +1,7 @@
 """Whole programs, cut: a golden graph, drawn programs, and faults that are found."""
 
-import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,20 +16,15 @@ from inductor_passes.pipeline import run_pass
 from inductor_passes.split.regions import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
+sys.path.append(str(Path(__file__).parents[3] / "tools"))
+
+from fuzzing.parts import RANKS, SHAPES, drawn
+
 c10d = torch.ops._c10d_functional
-RANKS, N = 2, 8
 
 
 def reduced(x):
     return c10d.wait_tensor(c10d.all_reduce(x, "sum", "0"))
-
-
-def gathered(x):
-    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, RANKS, "0"))
-
-
-def scattered(x):
-    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", RANKS, "0"))
 
 
 def layers(x, a, b):
@@ -180,45 +176,11 @@ def test_planted_faults_are_found(cls):
         run_pass(cls(ByRows(), 2), trace(layers, *LAYERS))
 
 
-def program(seed):
-    """Products, sums, views and collectives of a drawn order on values of N x N and their kin; all exact."""
-
-    def run(*inputs):
-        choose = random.Random(seed)
-        pool = list(inputs)
-        for _ in range(choose.randint(6, 18)):
-            x, y = choose.choice(pool), choose.choice(pool)
-            # Small numbers stay small: whole, and exact in float64.
-            small = x.clamp(-4, 4)
-            new = (
-                lambda small=small, y=y: small @ y.clamp(-4, 4),
-                lambda small=small, y=y: small + y.sum(0, keepdim=True).clamp(-9, 9),
-                lambda small=small, y=y: torch.where(y > 0, small, y.clamp(-3, 3)),
-                lambda small=small: reduced(small),
-                lambda small=small: scattered(gathered(small)),
-                lambda small=small: gathered(scattered(small)),
-                lambda small=small: torch.cat(gathered(small).chunk(RANKS, 0), 1)[:, :N],
-                lambda small=small: c10d.wait_tensor(
-                    c10d.all_to_all_single(small.contiguous(), [4, 4], [4, 4], "0")
-                ),
-                lambda small=small: small.t().reshape(2, 4, N).transpose(0, 1).reshape(N, N),
-                lambda small=small: small.amax(1, keepdim=True) + small.view(4, 2, N).sum(1).repeat(2, 1),
-                lambda small=small, y=y: torch.bmm(small.view(2, 4, N), y.clamp(-4, 4).view(2, 4, N).transpose(1, 2)).reshape(4, N).repeat(2, 1),
-                lambda small=small: small.flip(0),
-                lambda small=small: small.sort(1)[0].cumsum(1).clamp(-9, 9),
-            )  # fmt: skip
-            pool.append(choose.choice(new)())
-        return pool[-4:]
-
-    return run
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([2, 4]), st.integers(0, 1), st.integers(0, 2))
-def test_drawn_programs_keep_every_bit_on_all_ranks(seed, parts, dim, source):
-    shapes = [[N, N]] * 3
+def test_drawn_programs_keep_every_bit_on_all_ranks(number, parts, dim, source):
     with fake_group(RANKS):
-        graph = trace(program(seed), *shapes, dtype=torch.float64)
+        graph = trace(drawn(number, exact=True), *SHAPES, dtype=torch.float64)
         graph.eliminate_dead_code()
         cut, _, _ = cut_behind(graph, parts, dim, source)
-        same(graph, cut, whole_numbers(shapes, most=2))
+        same(graph, cut, whole_numbers(SHAPES, most=2))

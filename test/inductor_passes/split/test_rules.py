@@ -105,6 +105,15 @@ CASES = [
     (c10d.reduce_scatter_tensor.default, lambda x: wait(c10d.reduce_scatter_tensor(torch.cat([x, x + 1]), "sum", 2, "0")), [X], 0, Cut(0)),
     (c10d.all_to_all_single.default, lambda x: wait(c10d.all_to_all_single(x, [2, 2], [2, 2], "0")), [X], 1, Cut(1)),
     (c10d.all_to_all_single.default, lambda x: wait(c10d.all_to_all_single(torch.cat([x, x + 1]), [4, 4], [4, 4], "0")), [X], 0, Cut(0, 2)),
+    (aten.index.Tensor, lambda x: aten.index.Tensor(x, [None, (torch.arange(4) // 2).view(2, 2)]), [X], 0, Cut(0)),
+    (aten.index.Tensor, lambda x: aten.index.Tensor(x, [None, (torch.arange(4) // 2).view(2, 2)]), [X], 2, Cut(3)),
+    (aten.index.Tensor, lambda x, t: aten.index.Tensor(t, [None, x[0, 0].long().abs()]), [X, [3, 5, 2]], 2, Cut(1)),
+    (aten.index_put.default, lambda x: aten.index_put.default(x, [None, torch.arange(4) // 2], x[:, 1:5] + 1, True), [X], 0, Cut(0)),
+    (aten.index_put.default, lambda x: aten.index_put.default(x, [None, torch.arange(2) * 3], x[:, 1:3] + 1), [X], 2, Cut(2)),
+    (aten.index_put.default, lambda x, t: aten.index_put.default(t, [x[0, 0].long().abs()], x[1, :5].t(), True), [X, [5, 5]], 2, SUM),
+    (aten._unsafe_index_put.default, lambda x, t: aten._unsafe_index_put.default(t, [None, x[0, 0].long().abs()], x[1, :5], True), [X, [5, 5]], 2, SUM),
+    (aten.scatter_add.default, lambda x, t: aten.scatter_add.default(t, 1, x[0].long().abs(), x[1]), [X, [6, 5]], 2, SUM),
+    (aten.scatter_add.default, lambda x: aten.scatter_add.default(x[0], 1, x[1].long().abs(), x[1]), [X], 1, Cut(0)),
 ]  # fmt: skip
 # Vectors end elsewhere in a part: the last bit of what is not exact may differ.
 ROUNDED = ("softmax", "var", "attention", "mean")
@@ -148,6 +157,11 @@ ENDS = [
     (lambda x: aten.embedding.default(x[0], torch.zeros(3, dtype=torch.long)), 2, "table lies in parts"),
     (lambda x: aten.bernoulli.default(x.abs() * 0), 0, "draws random numbers"),
     (lambda x: aten.addmm.default(x[0, :, 0], x[0], x[0].t(), beta=2), 2, "its sum is scaled"),
+    (lambda x: aten.addmm.default(y := x[0, :, :6], x[1, :, :6], y), 1, "is an operand and the bias"),
+    (lambda x: aten.index.Tensor(x, [torch.arange(2)]), 0, "mixes what the parts hold"),
+    (lambda x: aten.index.Tensor(x, [torch.arange(2), torch.arange(2)]), 2, "looks up by several"),
+    (lambda x: aten.index_put.default(x[0, 0], [x[0, 1].long().abs()], x[0, 2]), 2, "mixes what the parts hold"),
+    (lambda x: aten.index_put.default(torch.zeros(5).double(), [x[0, 1].long().abs()], x[0, 2]), 2, "a later part may put"),
     (lambda x: aten.flip.default(x, [1]), 0, "it has no rule"),
     (lambda x: aten.gather.default(x, 0, torch.zeros(1, 3, 8, dtype=torch.long)), 1, "it picks fewer than there are"),
     (lambda x: wait(c10d.reduce_scatter_tensor(x, "sum", 2, "0")), 0, "shares of all ranks"),

@@ -1,0 +1,37 @@
+"""The fuzzer of cut graphs: clean programs pass, and each planted fault is found."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def fuzz(*arguments):
+    done = subprocess.run(
+        [sys.executable, "tools/fuzz_split.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == (1 if found["failed"] else 0)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--floats",)], ids=["exact", "floats"])
+def test_programs_in_parts_have_the_numbers(more):
+    found = fuzz("--programs", "60", *more)
+    assert found["failures"] == []
+    assert found["cut"] > 30 and found["launches_cut"] > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["joins", "sums", "gathers"])
+def test_a_planted_fault_is_found(fault):
+    assert fuzz("--programs", "40", "--plant", fault)["failed"] > 0

@@ -1,0 +1,160 @@
+"""Question: is a forward pass in parts as much faster by the clock as the model says?
+
+    python tools/bench/split_timed.py --out tools/bench/results/split_timed.json
+
+One process claims to be rank 0 of eight. Kernels are real, on one core; links are modelled: an all_reduce takes its time on its group's
+channel and burns no processor time (timed_group.py). A stack of Llama-like blocks, tensor parallel as Megatron has it, in inference, at three
+ratios of link time to compute. Baseline: our order of the whole graph. The two take turns; ratios are within one round. The
+model's compute is scaled once, so that the step without link time is as long as measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import timed  # sets threads before torch is there
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+from timed_group import ThreadClock, WallClock, link_time, timed_group
+from torch import Tensor
+
+import inductor_passes
+from inductor_passes.machine import load_topology
+from inductor_passes.machine.topology.rescale import write_rescaled
+from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import recorder
+
+BLOCKS, BATCH, TOKENS, WIDTH, HEADS, INNER = 4, 4, 128, 512, 4, 512
+LOADS = (0.5, 1.0, 2.0)  # link time as a multiple of compute
+SHAPES = [[WIDTH, 3 * WIDTH // 2], [WIDTH // 2, WIDTH], [WIDTH, 2 * INNER], [INNER, WIDTH]]
+
+
+def reduced(x: Tensor) -> Tensor:
+    """The sum over the ranks."""
+    return fc.all_reduce(x, "sum", dist.group.WORLD)
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMSNorm without a weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def forward(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """The blocks of this rank: heads and columns are local."""
+    for i in range(0, len(weights), len(SHAPES)):
+        qkv, out, up, down = weights[i : i + len(SHAPES)]
+        q, k, v = (
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (norm(x) @ qkv).chunk(3, -1)
+        )
+        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + reduced(seen.transpose(1, 2).flatten(2) @ out)
+        gate, value = (norm(x) @ up).chunk(2, -1)
+        x = x + reduced(torch.nn.functional.silu(gate) * value @ down)
+    return x
+
+
+def step_of(options: dict) -> tuple[Callable[[], None], list[GraphRecord]]:
+    """One compiled pass, warmed up, and the records of its graph."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.rand(BATCH, TOKENS, WIDTH)
+    weights = [torch.rand(shape) / WIDTH for shape in SHAPES * BLOCKS]
+    compiled = torch.compile(forward, fullgraph=True, options=inductor_passes.options(options))
+
+    def step() -> None:
+        with torch.no_grad():
+            compiled(x, weights)
+
+    with recorder.records_of_block() as records:
+        for _ in range(timed.WARM_UP):
+            step()
+    return step, list(records)
+
+
+def measure(rounds: int, work: Path, clock: WallClock) -> dict:
+    """Both at each ratio, in turn."""
+    local = {"schedule": "local", "disable": ["pin_order"], "topology": "cpu-gloo"}
+    _, records = step_of(local)
+    predicted_us = sum(r.before.compute_us for r in records)
+    link_us = sum(r.before.communication_us for r in records)
+    free, _ = step_of({"schedule": "off", "topology": "cpu-gloo"})
+    measured_us = statistics.median(timed.timed(free, clock) for _ in range(9))
+    rows = []
+    for load in LOADS:
+        factor = load * measured_us / link_us
+        path = work / f"split{load}.json"
+        write_rescaled(
+            "cpu-gloo",
+            path,
+            name=f"split-{load}",
+            compute=measured_us / predicted_us,
+            links=factor,
+        )
+        whole, of_whole = step_of({"topology": str(path), "split": "off"})
+        parts, of_parts = step_of({"topology": str(path), "split": "auto"})
+        with (
+            recorder.records_of_block()
+        ):  # Dynamo was reset since: compiled again, and not the next ratio's record
+            whole()
+        ratios, alone = [], []
+        with link_time(timed.link_of(load_topology(path))):
+            for _ in range(rounds):
+                took = timed.timed(whole, clock)
+                ratios.append(took / timed.timed(parts, clock))
+                alone.append(took)
+        gain = statistics.median(ratios)
+        predicted = sum(r.after.makespan_us for r in of_whole) / sum(
+            r.after.makespan_us for r in of_parts
+        )
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        rows.append(
+            {
+                "link_over_compute": load,
+                "decision": [r.split.decision for r in of_parts if r.split is not None],
+                "gain_measured": round(gain, 4),
+                "quartiles": [round(low, 4), round(high, 4)],
+                "gain_predicted": round(predicted, 4),
+                "error": round(predicted / gain - 1, 4),
+                "whole_over_step_without_link": round(statistics.median(alone) / measured_us, 4),
+            }
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return {"step_without_link_ms": round(measured_us / 1e3, 3), "rows": rows}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
+    parser.add_argument("--out", help="JSON file to write")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    clocks = {"thread": ThreadClock, "wall": WallClock}
+    with (
+        timed_group(
+            timed.WORLD, lambda kind, payloads, ranks: 0.0, clock=clocks[options.clock]()
+        ) as clock,
+        tempfile.TemporaryDirectory() as work,
+    ):
+        found = measure(options.rounds, Path(work), clock)
+    if options.out:
+        result = {
+            "question": __doc__.split("\n")[0],
+            "command": "python tools/bench/split_timed.py",
+            "kind": "real kernels on one core, modelled links; time of the computing thread plus what it waits",
+            "torch": torch.__version__,
+            **found,
+        }
+        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Question: does a graph that is cut into parts compute, on all ranks, what it did whole?
+
+    python tools/fuzz_split.py --programs 3000               # small whole numbers in float64: every bit
+    python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
+    python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
+
+A program, its inputs, and where and in how many parts it is cut, are drawn from its number alone. All ranks run in this process,
+in lockstep. Prints one JSON object and exits with 1 if a program failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+from collections.abc import Callable
+
+import torch
+from fuzzing.parts import RANKS, SHAPES, drawn
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from inductor_passes.split import rules
+from inductor_passes.split.candidates import regions
+from inductor_passes.split.cut import Cutter
+from inductor_passes.split.rules.places import SUM, Cut, InParts
+from inductor_passes.testing import fake_group, trace
+from inductor_passes.testing.lockstep import run_in_lockstep
+
+TOLERANCE = (
+    1e-5  # of the largest element or of 1, whichever is more, beside what float32 loses uncut
+)
+
+
+def joins() -> None:
+    """Parts are joined the last first."""
+    whole = Cutter._joined
+    Cutter._joined = lambda self, node, cut, parts: whole(self, node, cut, parts[::-1])  # type: ignore[method-assign]
+
+
+def sums() -> None:
+    """A sum over the parts lacks the last."""
+    whole = Cutter._compute
+
+    def wrong(self: Cutter, node: fx.Node, step: InParts) -> None:
+        whole(self, node, step)
+        if step.out == SUM:
+            self._wholes[node] = self._wholes[node].all_input_nodes[0]  # what the last was added to
+
+    Cutter._compute = wrong  # type: ignore[method-assign]
+
+
+def gathers() -> None:
+    """A gathered value is taken to lie in one block."""
+    target = torch.ops._c10d_functional.all_gather_into_tensor.default
+    rule = rules.RULES[target]
+
+    def wrong(*given: object) -> InParts:
+        step = rule(*given)  # type: ignore[arg-type]
+        return InParts(Cut(step.out.dim), step.reads)  # type: ignore[union-attr]
+
+    rules.RULES[target] = wrong  # type: ignore[assignment]
+
+
+FAULTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (joins, sums, gathers)}
+
+
+def tried(number: int, exact: bool) -> tuple[int, str]:
+    """Cut one program in two and four parts behind a drawn input; how many launches were cut, and what is wrong."""
+    choose = random.Random(number)
+    dtype = torch.float64 if exact else torch.float32
+    graph = trace(drawn(number, exact), *SHAPES, dtype=dtype)
+    graph.eliminate_dead_code()
+    inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
+    expected = _run(graph, inputs)
+    truth = None
+    if not exact:
+        wide = trace(drawn(number, exact), *SHAPES, dtype=torch.float64)
+        truth = _run(wide, [[x.double() for x in given] for given in inputs])
+    launches = 0
+    for parts in (2, 4):
+        listed = list(regions(graph, parts))
+        if not listed:
+            continue
+        at = choose.randrange(len(listed))
+        made = copy.deepcopy(graph)
+        region = list(regions(made, parts))[at]
+        launches += len(region.launches)
+        try:
+            Cutter(made, region).run()
+            made.lint()
+            found = _run(made, inputs)
+        except Exception as error:
+            return launches, f"{parts} parts along {region.cut} of %{region.seed}: {error!r:.300}"
+        if wrong := _wrong(found, expected, truth):
+            return launches, f"{parts} parts along {region.cut} of %{region.seed}: {wrong}"
+    return launches, ""
+
+
+def _inputs(choose: random.Random, exact: bool, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(choose.randrange(2**31))
+    if exact:
+        return [torch.randint(-2, 3, s, generator=generator).to(dtype) for s in SHAPES]
+    return [torch.randn(s, generator=generator).to(dtype) for s in SHAPES]
+
+
+def _run(graph: fx.Graph, inputs: list[list[Tensor]]) -> list[Tensor]:
+    return pytree.tree_leaves(run_in_lockstep([graph] * RANKS, inputs))
+
+
+def _wrong(found: list[Tensor], expected: list[Tensor], truth: list[Tensor] | None) -> str:
+    for at, (a, b) in enumerate(zip(found, expected, strict=True)):
+        if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
+            return f"value {at} is another kind of tensor"
+        if truth is None:
+            if not torch.equal(a, b):
+                return f"value {at} differs in {int((a != b).sum())} elements"
+            continue
+        scale = max(1.0, float(truth[at].abs().max()))
+        lost = float((b - truth[at]).abs().max())
+        if float((a - truth[at]).abs().max()) > lost + TOLERANCE * scale:
+            return f"value {at} is {float((a - truth[at]).abs().max()):.1e} from float64, uncut {lost:.1e}"
+    return ""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run programs; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="number of the first program")
+    parser.add_argument("--programs", type=int, default=200)
+    parser.add_argument("--floats", action="store_true", help="any numbers, in float32")
+    parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
+    options = parser.parse_args(argv)
+    if options.plant:
+        FAULTS[options.plant]()
+    launches, cut_programs, failures = 0, 0, []
+    with fake_group(RANKS):
+        for number in range(options.seed, options.seed + options.programs):
+            found, wrong = tried(number, not options.floats)
+            launches, cut_programs = launches + found, cut_programs + (found > 0)
+            if wrong:
+                failures.append(f"program {number}: {wrong}")
+    result = {
+        "programs": options.programs,
+        "cut": cut_programs,
+        "launches_cut": launches,
+        "failures": failures[:20],
+        "failed": len(failures),
+    }
+    print(json.dumps(result))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,148 @@
+"""Programs for cutting into parts, drawn from a number: products, sums, norms, views, look-ups and collectives, forward and backward.
+
+``exact`` ones keep to small whole numbers, of which every sum is exact in any order; the others take what numbers come.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+N, RANKS = 8, 2
+SHAPES = [[N, N]] * 4
+c10d, added = torch.ops._c10d_functional, torch.ops.aten.index_put.default
+Program = Callable[..., list[Tensor]]
+
+
+def reduced(x: Tensor) -> Tensor:
+    """The sum over the ranks."""
+    return c10d.wait_tensor(c10d.all_reduce(x.contiguous(), "sum", "0"))
+
+
+def gathered(x: Tensor) -> Tensor:
+    """Rows of all ranks."""
+    return c10d.wait_tensor(c10d.all_gather_into_tensor(x.contiguous(), RANKS, "0"))
+
+
+def scattered(x: Tensor) -> Tensor:
+    """This rank's rows of the sum."""
+    return c10d.wait_tensor(c10d.reduce_scatter_tensor(x.contiguous(), "sum", RANKS, "0"))
+
+
+def exchanged(x: Tensor) -> Tensor:
+    """Half of the rows for the half of the other rank."""
+    half = [N // RANKS] * RANKS
+    return c10d.wait_tensor(c10d.all_to_all_single(x.contiguous(), half, half, "0"))
+
+
+class Reduced(torch.autograd.Function):
+    """A sum over the ranks, and of the gradient too: rows are a share of the batch."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return reduced(grad)
+
+
+def drawn(number: int, exact: bool) -> Program:
+    """The program of a number: some of its values, and in half of the programs gradients as well."""
+
+    def program(*inputs: Tensor) -> list[Tensor]:
+        choose = random.Random(number)
+        if choose.random() < 0.5:
+            return _step(choose, inputs, _smooth(choose, exact))
+        pool = list(inputs)
+        for _ in range(choose.randint(6, 18)):
+            x, y = choose.choice(pool), choose.choice(pool)
+            new = _whole(x.clamp(-4, 4), y.clamp(-4, 4), choose.randrange(RANKS * 2))
+            if not exact:
+                new += _rounded(x, y)
+            pool.append(choose.choice(new)())
+        return pool[-4:]
+
+    return program
+
+
+def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
+    """Operators that leave small whole numbers whole and small."""
+    index = (x.long() % N).abs()
+    return [
+        lambda: (x @ y).clamp(-9, 9),
+        lambda: torch.addmm(y, x, y),
+        lambda: x + y.sum(0, keepdim=True).clamp(-9, 9),
+        lambda: torch.where(y > 0, x, y.clamp(-3, 3)),
+        lambda: reduced(x),
+        lambda: scattered(gathered(x)),
+        lambda: gathered(scattered(x)),
+        lambda: torch.cat(gathered(x).chunk(RANKS, 0), 1)[:, :N],
+        lambda: exchanged(x),
+        lambda: x.t().reshape(2, 4, N).transpose(0, 1).reshape(N, N),
+        lambda: x.amax(1, keepdim=True) + x.view(4, 2, N).sum(1).repeat(2, 1),
+        lambda: torch.bmm(x.view(2, 4, N), y.view(2, 4, N).mT).reshape(4, N).repeat(2, 1),
+        lambda: x.flip(0),
+        lambda: x.sort(1)[0].cumsum(1).clamp(-9, 9),
+        lambda: torch.nn.functional.embedding(index[:, 0], y),
+        lambda: y.gather(1, index),
+        lambda: torch.scatter(x, 1, index[:, :1], y[:, :1]),
+        lambda: y[index[:, 1]],
+        lambda: y[:, index[0]],
+        lambda: y.index_put((index[:, 0],), x, accumulate=True).clamp(-9, 9),
+        lambda: added(y, [None, index[0, :4]], x[:, :4], True).clamp(-9, 9),
+        lambda: torch.scatter_add(y, at % 2, index, x).clamp(-9, 9),
+        lambda: torch.cat([x[:, 4:], y[:, :4]], 1),
+        lambda: torch.nn.functional.pad(x[:, : 4 + at], (0, 4 - at)),
+        lambda: torch.select_scatter(x, y[at], 0, at),
+        lambda: torch.slice_scatter(x, y[:, :4], 1, at, at + 4),
+        lambda: x.topk(4, 1)[0].repeat(1, 2),
+        lambda: torch.stack(x.split(4, 0), 1).reshape(N, N),
+        lambda: x.argmax(1, keepdim=True).to(x.dtype) + y,
+    ]
+
+
+def _rounded(x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
+    """Operators whose results are rounded."""
+    return [
+        lambda: torch.softmax(x, 1) @ y,
+        lambda: torch.log_softmax(x, 0),
+        lambda: x * torch.rsqrt(x.square().mean(1, keepdim=True) + 1),
+        lambda: torch.nn.functional.layer_norm(x, [N]),
+        lambda: torch.nn.functional.silu(x) * y.sigmoid(),
+        lambda: x - y.var(1, keepdim=True),
+    ]
+
+
+def _smooth(choose: random.Random, exact: bool) -> list[Callable[[Tensor, Tensor], Tensor]]:
+    """Operators with gradients that stay whole and small, or do not."""
+    found: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda x, w: (x @ w).clamp(-4, 4),
+        lambda x, w: Reduced.apply(x @ w).clamp(-4, 4),
+        lambda x, w: x.relu() + w,
+        lambda x, w: x.view(2, 4, N).transpose(0, 1).reshape(N, N) * w.clamp(-1, 1),
+        lambda x, w: torch.nn.functional.embedding((w.detach().long() % N).abs()[:, 0], x),
+    ]
+    if not exact:
+        found += [
+            lambda x, w: torch.softmax(x @ w, 1),
+            lambda x, w: torch.nn.functional.layer_norm(x, [N]) @ w,
+        ]
+    return found
+
+
+def _step(
+    choose: random.Random,
+    inputs: Sequence[Tensor],
+    operators: Sequence[Callable[[Tensor, Tensor], Tensor]],
+) -> list[Tensor]:
+    """A few layers and the gradients of all inputs."""
+    given = [x.detach().requires_grad_() for x in inputs]
+    x = given[0]
+    for _ in range(choose.randint(2, 5)):
+        x = choose.choice(operators)(x, choose.choice(given[1:]))
+    grads = torch.autograd.grad((x * given[1].detach()).sum(), given, allow_unused=True)
+    return [x.detach(), *(grad for grad in grads if grad is not None)]
