@@ -43,7 +43,9 @@ def _said(given: Any) -> object:
     if isinstance(given, fx.Node):
         return _said(value(given))
     if isinstance(given, torch.Tensor):
-        return given.dtype, tuple(given.shape), given.stride(), given.device
+        return given.dtype, _said(tuple(given.shape)), _said(given.stride()), given.device
+    if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(given), given.node.expr
     if isinstance(given, (list, tuple)):
         return tuple(map(_said, given))
     if isinstance(given, dict):

@@ -9,9 +9,9 @@ from inductor_passes.testing import trace
 aten = torch.ops.aten
 
 
-def emitted(calls):
-    graph = trace(lambda x, y: x + y, [4, 8], [4, 8])
-    x, _ = graph.find_nodes(op="placeholder")
+def emitted(calls, dynamic=False):
+    graph = trace(lambda x, y: x + y, [4, 8], [4, 8], dynamic=dynamic)
+    x = next(n for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
     like = next(n for n in graph.nodes if n.op == "call_function")
     values = Values()
     with graph.inserting_before(like):
@@ -43,3 +43,13 @@ def test_views_share_the_memory_of_what_they_view():
     a, b = emitted([(aten.view.default, [32])] * 2)
     base = a.args[0].meta["val"].untyped_storage()._cdata
     assert {n.meta["val"].untyped_storage()._cdata for n in (a, b)} == {base}
+
+
+def test_symbols_of_sizes_are_told_by_their_names():
+    rows, columns = (
+        each.meta["val"] for each in emitted([(aten.sum.dim_IntList, [d]) for d in (1, 0)], True)
+    )
+    again, _ = emitted([(aten.sum.dim_IntList, [1])] * 2, True)
+    assert rows.shape != columns.shape and all(
+        isinstance(s, torch.SymInt) for s in (*rows.shape, *again.meta["val"].shape)
+    )
