@@ -11,6 +11,7 @@ def snapshot():
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._inductor.codecache import FxGraphCachePickler
     from torch._inductor.output_code import CompiledFxGraph
     from torch._library import opaque_object
     from torch.distributed import device_mesh, distributed_c10d
@@ -34,6 +35,7 @@ def snapshot():
         torch._TorchCompileInductorWrapper,
         guards.GuardBuilder,
         CompiledFxGraph,
+        FxGraphCachePickler,
         DTensor,
         PyCodegen,
         VariableBuilder,
