@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inductor_passes.torch_compat.c10d import default_group, global_rank, moves_data, world_size
+from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 
 
 def cache_dir() -> str:
@@ -49,7 +49,7 @@ def keyed_by_rank() -> Iterator[None]:
     ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15.
     """
     config: Any = torch.compiler.config
-    if (default := default_group()) is None or not moves_data(default):
+    if default_group() is None:
         yield
         return
     tag = f"{config.cache_key_tag} rank {global_rank()} of {world_size()}"

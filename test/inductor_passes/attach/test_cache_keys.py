@@ -1,0 +1,29 @@
+"""The rank in the keys of torch's caches."""
+
+import contextlib
+
+import pytest
+import torch
+
+from inductor_passes.testing import fake_group
+from inductor_passes.torch_compat.caches import keyed_by_rank
+
+
+def tag(group=None):
+    with group or contextlib.nullcontext(), keyed_by_rank():
+        return torch.compiler.config.cache_key_tag
+
+
+def test_each_rank_of_each_number_of_ranks_has_keys_of_its_own():
+    tags = [tag(), tag(fake_group(4, 0)), tag(fake_group(4, 1)), tag(fake_group(8, 1))]
+    assert len(set(tags)) == len(tags)
+    assert tag(fake_group(4, 1)) == tags[2]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_tag_is_the_programs_own_again_afterwards(failing):
+    with torch.compiler.config.patch(cache_key_tag="mine"), fake_group(4):
+        with contextlib.suppress(ZeroDivisionError), keyed_by_rank():
+            assert torch.compiler.config.cache_key_tag.startswith("mine")
+            1 / (not failing)
+        assert torch.compiler.config.cache_key_tag == "mine"
