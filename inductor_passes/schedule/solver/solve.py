@@ -16,7 +16,7 @@ from inductor_passes.schedule.model.solution import Solution
 from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
-from inductor_passes.schedule.solver.explore import explore
+from inductor_passes.schedule.solver.explore import BEST, explore
 from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
 from inductor_passes.schedule.solver.search import Search
 
@@ -63,7 +63,7 @@ def solve(
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
     tasks = Tasks(problem)
-    search = Search(tasks, cap, bound.us, merges=bucket)
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=BEST if effort == "high" else JUDGED)
     search.run()
     if effort == "high":
         explore(search)
