@@ -95,7 +95,8 @@ class _ListScheduler:
         self.room_for = self.limits.cap_bytes - self.limits.rises[self.progress.frontier]
         for number in self.arrivals.due(self.history.now):
             self._arrive(number)
-        self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
+        if self.collector.enough:
+            self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
         self.ready.update()
 
     def _arrive(self, number: int) -> None:

@@ -35,9 +35,17 @@ class Search:
     """Everything that is computed once a problem, and the drafts found so far."""
 
     def __init__(
-        self, tasks: Tasks, cap_bytes: int, scale_us: float, merges: bool, kept: int = IMPROVED
+        self,
+        tasks: Tasks,
+        cap_bytes: int,
+        scale_us: float,
+        merges: bool,
+        kept: int = IMPROVED,
+        least_us: float = 0.0,
     ) -> None:
-        """``kept``: how many of the best drafts are asked for; one that cannot be among them is given up."""
+        """``kept``: how many of the best drafts are asked for; one that cannot be among them is given up.
+        ``least_us``: no draft is shorter; the search ends with one that is as short.
+        """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
         self._scale_us = scale_us
@@ -46,22 +54,32 @@ class Search:
         self._rises: dict[float, list[int]] = {}
         self._latest: dict[tuple[str, float], list[float]] = {}
         self._enough: dict[float, Enough] = {}
-        self._merges, self._kept = merges, kept
+        self._merges, self._kept, self._least_us = merges, kept, least_us
         self.found: list[Found] = []
 
     def run(self) -> None:
         """Fill ``found``: a few drafts more where launches are held back, the same number otherwise."""
         for rules in PORTFOLIO:
+            if self._is_done():
+                return
             if not rules.busy or self._enough_by(rules):
                 self._draft(rules, self._latest_by(rules), 0, worth_us=self._worth_us())
         self._slim()
         for better in (self.latest_from, self._urged):
             for found in self.best(IMPROVED):
+                if self._is_done():
+                    return
                 for _ in range(ROUNDS - 1):
                     found = self.draft_from(found, better(found))
-                self._draft(
-                    found.rules, better(found), found.rounds + 1, worth_us=self._worth_us()
-                )
+                self._draft(found.rules, better(found), found.rounds + 1, worth_us=self._worth_us())
+
+    def _is_done(self) -> bool:
+        best = [found.draft for found in self.best(1)]
+        return any(
+            draft.peak_bytes <= self.cap_bytes
+            and draft.makespan_us <= self._least_us * (1 + ROUNDING)
+            for draft in best
+        )
 
     def _worth_us(self) -> float:
         """Makespan of the last draft that is kept; what is longer is not even one of the best."""

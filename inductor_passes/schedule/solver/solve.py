@@ -63,7 +63,9 @@ def solve(
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
     tasks = Tasks(problem)
-    search = Search(tasks, cap, bound.us, merges=bucket, kept=BEST if effort == "high" else JUDGED)
+    own = max(bound.us, own_bound(tasks, effort).us)
+    kept = BEST if effort == "high" else JUDGED
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=kept, least_us=own)
     search.run()
     if effort == "high":
         explore(search)
@@ -75,7 +77,6 @@ def solve(
     candidates = [("program order", program_order(problem), original)]
     candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
     strategy, schedule, judged = min(candidates, key=rank)
-    own = max(bound.us, own_bound(tasks, effort).us)
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
