@@ -1,6 +1,7 @@
 """The rank in the keys of torch's caches."""
 
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -27,3 +28,19 @@ def test_the_tag_is_the_programs_own_again_afterwards(failing):
             assert torch.compiler.config.cache_key_tag.startswith("mine")
             1 / (not failing)
         assert torch.compiler.config.cache_key_tag == "mine"
+
+
+def test_what_the_user_has_not_set_stays_unset(monkeypatch):
+    # dynamo_dist.disable() puts the default back, which a value that is set would hide.
+    seen = []
+
+    def compile_and_look():
+        tag(fake_group(4))
+        default = torch.compiler.config._config["cache_key_tag"]
+        monkeypatch.setattr(default, "default", "another")
+        seen.append(torch.compiler.config.cache_key_tag)
+
+    thread = threading.Thread(target=compile_and_look)  # where nothing has been set yet
+    thread.start()
+    thread.join()
+    assert seen == ["another"]
