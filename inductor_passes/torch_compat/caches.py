@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inductor_passes.torch_compat.c10d import default_group, global_rank, moves_data, world_size
+from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 
 
 def cache_dir() -> str:
@@ -46,15 +46,19 @@ def keyed_by_rank() -> Iterator[None]:
     """Compiles in the block share no cache entry with other ranks.
 
     AOTAutograd's key holds a mesh, not where in it this process stands, but its graphs have that burnt in.
-    ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15.
+    ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15, and so was that ``config.patch`` leaves the value that it
+    found as one that the user has set.
     """
     config: Any = torch.compiler.config
-    if (default := default_group()) is None or not moves_data(default):
+    if default_group() is None:
         yield
         return
     tag = f"{config.cache_key_tag} rank {global_rank()} of {world_size()}"
-    with config.patch(cache_key_tag=tag):
+    restore = config._make_closure_patcher(cache_key_tag=tag)()
+    try:
         yield
+    finally:
+        restore()
 
 
 def torch_version() -> str:

@@ -11,6 +11,8 @@ def snapshot():
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+    from torch._inductor import codecache
+    from torch._inductor.cpu_vec_isa import VecISA
     from torch._inductor.output_code import CompiledFxGraph
     from torch._library import opaque_object
     from torch.distributed import device_mesh, distributed_c10d
@@ -34,6 +36,8 @@ def snapshot():
         torch._TorchCompileInductorWrapper,
         guards.GuardBuilder,
         CompiledFxGraph,
+        codecache.FxGraphCachePickler,
+        VecISA,
         DTensor,
         PyCodegen,
         VariableBuilder,
@@ -75,7 +79,7 @@ def snapshot():
         ),
         **{
             module.__name__: identities(vars(module))
-            for module in (device_mesh, distributed_c10d, placement_types, guards)
+            for module in (device_mesh, distributed_c10d, placement_types, guards, codecache)
         },
     }
 

@@ -41,3 +41,22 @@ def test_a_training_step_from_the_cache_adds_its_gradients_itself(tmp_path):
     assert (first["hits"], again["hits"]) == (0, 1)
     assert first["added_at_once"] == again["added_at_once"] == 1
     assert first["checksum"] == again["checksum"]
+
+
+def halve(folder, kind):
+    """Leave half of each file of a kind, as a killed process or a full disk does."""
+    files = [each for each in folder.rglob(kind) if each.is_file()]
+    assert files
+    for each in files:
+        os.truncate(each, each.stat().st_size // 2)
+
+
+def test_half_a_file_counts_as_none(tmp_path):
+    whole = run("enabled", tmp_path)
+    for kind in ("*.so", "*.py", "*.cpp"):
+        halve(tmp_path, kind)
+        again = run("enabled", tmp_path)
+        assert (again["hits"], again["checksum"]) == (1, whole["checksum"]), kind
+    halve(tmp_path, "*")
+    again = run("enabled", tmp_path)
+    assert (again["misses"], again["checksum"]) == (1, whole["checksum"])

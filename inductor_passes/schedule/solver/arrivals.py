@@ -34,13 +34,16 @@ class Arrivals:
 
     def complete(self, t: int, at: float) -> None:
         """Task t ends at some time (us): it keeps those behind it no longer than that."""
+        missing, ready_at = self._missing, self._ready_at
         for s in self._tasks.succs[t]:
-            self._missing[s] -= 1
-            self._ready_at[s] = max(self._ready_at[s], at)
-            if not self._missing[s]:
-                self.add(s, self._ready_at[s])
+            missing[s] -= 1
+            if at > ready_at[s]:
+                ready_at[s] = at
+            if not missing[s]:
+                self.add(s, ready_at[s])
 
     def due(self, now: float) -> Iterator[int]:
         """Take those that are ready by now."""
-        while self._coming and self._coming[0][0] <= now:
-            yield heappop(self._coming)[1]
+        coming = self._coming
+        while coming and coming[0][0] <= now:
+            yield heappop(coming)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from inductor_passes.schedule.solver.collect import Enough
@@ -12,7 +13,7 @@ from inductor_passes.schedule.solver.expand import Step
 class Draft:
     """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes).
 
-    ``stalls``: per launch, how long the compute stream stood still for it.
+    ``stalls``: per launch, how long the compute stream stood still for it. One that was given up has no end.
     """
 
     steps: list[Step]
@@ -27,10 +28,11 @@ class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
     ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which launches
-    wait for one another (``collect.py``).
+    wait for one another (``collect.py``). ``worth_us``: a draft that will end later than that is given up.
     """
 
     cap_bytes: int
     rises: list[int]
     scale_us: float
     enough: Enough
+    worth_us: float = math.inf

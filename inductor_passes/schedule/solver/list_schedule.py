@@ -64,10 +64,13 @@ class _ListScheduler:
         self.ready = ReadyCompute(tasks, latest, self.progress, rules.window, ahead)
         self.by_need: list[Entry] = []  # everything that has arrived, by the compute that needs it
         self.waits: list[_Wait] = []
+        self.left_us = sum(tasks.us)  # of compute
 
     def run(self) -> Draft:
         history = self.history
         while self.progress.left or self.arrivals or self.ready:
+            if history.now + self.left_us > self.limits.worth_us:
+                return Draft([], {}, [], math.inf, self.memory.peak)
             self._update()
             chosen = self._pick()
             if self._fill_channels(chosen) and chosen < 0:
@@ -92,7 +95,8 @@ class _ListScheduler:
         self.room_for = self.limits.cap_bytes - self.limits.rises[self.progress.frontier]
         for number in self.arrivals.due(self.history.now):
             self._arrive(number)
-        self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
+        if self.collector.enough:
+            self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
         self.ready.update()
 
     def _arrive(self, number: int) -> None:
@@ -228,8 +232,7 @@ class _ListScheduler:
             self.memory.hold(bucket.payload, beside=sum(tasks.transient[t] for t in members))
         for t in members:
             history.compute(tasks.us[t])
-            self.memory.run(t)
-            self.progress.mark(t)
+            self._done(t)
         end = history.launch(members, bucket.link_us)
         if not merged and not self.memory.keeps(members[0]):
             self.arrivals.complete(members[0], end)
@@ -252,9 +255,13 @@ class _ListScheduler:
         history.compute(tasks.us[number], tasks.blocks[number])
         history.finish[number] = history.now
         history.steps.append(Step((number,)))
-        self.memory.run(number)
-        self.progress.mark(number)
+        self._done(number)
         self.arrivals.complete(number, history.now)
+
+    def _done(self, t: int) -> None:
+        self.memory.run(t)
+        self.progress.mark(t)
+        self.left_us -= self.tasks.us[t]
 
     def _finish(self, wait: _Wait) -> None:
         members = wait.bucket.members

@@ -29,9 +29,9 @@ class LiveMemory:
         tasks = self._tasks
         self.peak = max(self.peak, self.live + tasks.transient[t])
         self.live += tasks.alloc[t] + tasks.kept_inside[t]
-        kept = tasks.kept[t]
+        uses, kept = tasks.uses[t], tasks.kept[t]
         self.keeping += self.keeps(t)
-        self._release(v for v in tasks.uses[t] if v not in kept)
+        self._release([v for v in uses if v not in kept] if kept else uses)
 
     def waited(self, t: int) -> None:
         """The launch of task t is done: it holds nothing any more."""
@@ -44,10 +44,11 @@ class LiveMemory:
         return bool(self._tasks.kept[t] or self._tasks.kept_inside[t])
 
     def _release(self, values: Iterable[int]) -> None:
+        users, size = self._users, self._tasks.value_bytes
         for v in values:
-            self._users[v] -= 1
-            if not self._users[v]:
-                self.live -= self._tasks.value_bytes[v]
+            users[v] -= 1
+            if not users[v]:
+                self.live -= size[v]
 
     def hold(self, size: int, beside: int = 0) -> None:
         """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""

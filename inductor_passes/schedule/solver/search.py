@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from inductor_passes.schedule.model.tasks import Tasks
@@ -16,6 +17,7 @@ from inductor_passes.schedule.solver.rules import PORTFOLIO, Rules
 IMPROVED, ROUNDS = 2, 2  # how many of the best drafts are improved in each way, and how often each
 SLIMMED = 4  # how many drafts that are too large are tried again
 
+ROUNDING = 1e-9  # times are summed in another order than they pass
 URGE = 2.0  # by how much of the time lost a launch moves ahead
 
 
@@ -32,7 +34,18 @@ class Found:
 class Search:
     """Everything that is computed once a problem, and the drafts found so far."""
 
-    def __init__(self, tasks: Tasks, cap_bytes: int, scale_us: float, merges: bool) -> None:
+    def __init__(
+        self,
+        tasks: Tasks,
+        cap_bytes: int,
+        scale_us: float,
+        merges: bool,
+        kept: int = IMPROVED,
+        least_us: float = 0.0,
+    ) -> None:
+        """``kept``: how many of the best drafts are asked for; one that cannot be among them is given up.
+        ``least_us``: no draft is shorter; the search ends with one that is as short.
+        """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
         self._scale_us = scale_us
@@ -41,21 +54,39 @@ class Search:
         self._rises: dict[float, list[int]] = {}
         self._latest: dict[tuple[str, float], list[float]] = {}
         self._enough: dict[float, Enough] = {}
-        self._merges = merges
+        self._merges, self._kept, self._least_us = merges, kept, least_us
         self.found: list[Found] = []
 
     def run(self) -> None:
         """Fill ``found``: a few drafts more where launches are held back, the same number otherwise."""
         for rules in PORTFOLIO:
+            if self._is_done():
+                return
             if not rules.busy or self._enough_by(rules):
-                self.draft_by(rules)
+                self._draft(rules, self._latest_by(rules), 0, worth_us=self._worth_us())
         self._slim()
-        for found in self.best(IMPROVED):
-            for _ in range(ROUNDS):
-                found = self.draft_from(found, self.latest_from(found))
-        for found in self.best(IMPROVED):
-            for _ in range(ROUNDS):
-                found = self.draft_from(found, self._urged(found))
+        for better in (self.latest_from, self._urged):
+            for found in self.best(IMPROVED):
+                if self._is_done():
+                    return
+                for _ in range(ROUNDS - 1):
+                    found = self.draft_from(found, better(found))
+                self._draft(found.rules, better(found), found.rounds + 1, worth_us=self._worth_us())
+
+    def _is_done(self) -> bool:
+        best = [found.draft for found in self.best(1)]
+        return any(
+            draft.peak_bytes <= self.cap_bytes
+            and draft.makespan_us <= self._least_us * (1 + ROUNDING)
+            for draft in best
+        )
+
+    def _worth_us(self) -> float:
+        """Makespan of the last draft that is kept; what is longer is not even one of the best."""
+        best = [found.draft for found in self.best(self._kept)]
+        if len(best) < self._kept or best[-1].peak_bytes > self.cap_bytes:
+            return math.inf
+        return best[-1].makespan_us * (1 + ROUNDING)
 
     def _slim(self) -> None:
         """Try again, with less memory, the shortest drafts that missed the cap but beat all within it."""
@@ -96,17 +127,25 @@ class Search:
         return self._draft(found.rules, latest, found.rounds + 1)
 
     def _draft(
-        self, rules: Rules, latest: list[float], rounds: int, cap_bytes: int | None = None
+        self,
+        rules: Rules,
+        latest: list[float],
+        rounds: int,
+        cap_bytes: int | None = None,
+        worth_us: float = math.inf,
     ) -> Found:
         rules = rules if self._merges else replace(rules, merge=0.0)
         horizon = rules.rise_ahead * self._scale_us
         if horizon not in self._rises:
             self._rises[horizon] = self._ahead.within(horizon)
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
-        limits = Limits(cap_bytes, self._rises[horizon], self._scale_us, self._enough_by(rules))
+        rises, enough = self._rises[horizon], self._enough_by(rules)
+        limits = Limits(cap_bytes, rises, self._scale_us, enough, worth_us)
         draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
-        self.found.append(Found(draft, latest, rules, rounds))
-        return self.found[-1]
+        found = Found(draft, latest, rules, rounds)
+        if draft.makespan_us < math.inf:
+            self.found.append(found)
+        return found
 
     def latest_from(self, found: Found) -> list[float]:
         """Latest starts of a draft run backwards."""

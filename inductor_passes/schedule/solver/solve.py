@@ -16,7 +16,7 @@ from inductor_passes.schedule.model.solution import Solution
 from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
-from inductor_passes.schedule.solver.explore import explore
+from inductor_passes.schedule.solver.explore import BEST, explore
 from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
 from inductor_passes.schedule.solver.search import Search
 
@@ -63,7 +63,9 @@ def solve(
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
     tasks = Tasks(problem)
-    search = Search(tasks, cap, bound.us, merges=bucket)
+    own = max(bound.us, own_bound(tasks, effort).us)
+    kept = BEST if effort == "high" else JUDGED
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=kept, least_us=own)
     search.run()
     if effort == "high":
         explore(search)
@@ -75,7 +77,6 @@ def solve(
     candidates = [("program order", program_order(problem), original)]
     candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
     strategy, schedule, judged = min(candidates, key=rank)
-    own = max(bound.us, own_bound(tasks, effort).us)
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,

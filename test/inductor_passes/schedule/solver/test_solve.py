@@ -1,9 +1,11 @@
 import dataclasses
 import gc
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +61,38 @@ def test_every_solution_keeps_its_promises(of):
 def test_small_problems_come_close_to_the_exact_optimum(of):
     solution = solve(of, extra_memory_bytes=1 << 40)
     assert solution.makespan_us <= 1.35 * optimum(of, 1 << 60) + 1e-6
+
+
+@settings(max_examples=50)
+@given(problems(most=12))
+def test_drafts_that_are_given_up_change_no_solution(of):
+    found = solve(of)
+    with mock.patch.object(Search, "_worth_us", lambda self: math.inf):
+        assert solve(of) == found
+
+
+def test_a_draft_is_given_up_once_it_is_longer_than_it_may_be():
+    tasks = Tasks(layers(8))
+    search = Search(tasks, 1 << 40, 100.0, merges=False)
+    rules = Rules("program", launch_ahead=0.005)
+    whole = search.draft_by(rules).draft.makespan_us
+    latest = search._latest_by(rules)
+    for worth, kept in ((whole, True), (whole - 1, False)):
+        found = search._draft(rules, latest, 0, worth_us=worth)
+        assert (found in search.found) == (found.draft.makespan_us == whole) == kept
+
+
+def test_a_search_ends_with_a_draft_that_none_can_beat():
+    tasks = Tasks(layers(8))
+
+    def found(least_us):
+        search = Search(tasks, 1 << 40, 100.0, merges=True, least_us=least_us)
+        search.run()
+        return [each.draft.makespan_us for each in search.found]
+
+    best = min(found(0.0))
+    assert min(found(best)) == best
+    assert len(found(best)) < len(found(best - 1))
 
 
 def test_a_launch_is_hoisted_behind_what_blocks_its_channel_and_no_further():

@@ -1,0 +1,100 @@
+"""Inductor's trials of the CPU's vector units."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.inductor.artefacts import is_whole
+from dynamo_dist.torch_compat.inductor.code import cache_dir
+
+
+def probed_once_a_host() -> list[Change]:
+    """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
+
+    Each process builds a library for each unit and starts a Python that loads it: six of them before the first graph, and
+    none of torch's caches holds what came out. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.13.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    name = "check_build"
+    if not hasattr(VecISA, name):
+        return []
+
+    def changed(stock: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(stock)
+        def check_build(self: Any, code: str) -> bool:
+            kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
+            if kept.exists():
+                return True
+            _drop_half_a_library(code, _fingerprint(self))
+            if stock(self, code):
+                with contextlib.suppress(
+                    OSError
+                ):  # a folder that cannot be written costs the trial
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    kept.touch()
+                return True
+            return False
+
+        return check_build
+
+    return [WrapAttribute(VecISA, name, changed)]
+
+
+def _name(unit: Any, code: str) -> str:
+    """Return a digest of all that a trial depends on: its code and flags, compiler, loader, torch, Python, this host's CPU."""
+    return hashlib.sha256("\0".join((code, _fingerprint(unit), *_host())).encode()).hexdigest()[:32]
+
+
+def _fingerprint(unit: Any) -> str:
+    from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
+
+    return str(_get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+
+
+def _drop_half_a_library(code: str, fingerprint: str) -> None:
+    """Remove what a killed trial left, which would rule the unit out for good."""
+    from torch._inductor import codecache
+    from torch.utils._filelock import FileLock
+
+    key, source = codecache.write(code, "cpp", extra=fingerprint)
+    library = Path(source).with_suffix(".so")
+    lock = Path(codecache.get_lock_dir(), f"{key}.lock")
+    with FileLock(str(lock), timeout=codecache.LOCK_TIMEOUT):
+        if library.exists() and not is_whole(str(library)):
+            library.unlink()
+
+
+@functools.cache
+def _host() -> tuple[str, ...]:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    state = library.stat() if library.exists() else None
+    return (
+        f"{library} {state and (state.st_size, state.st_mtime_ns)}",
+        sys.executable,
+        sys.version,
+        os.environ.get("LD_LIBRARY_PATH", ""),
+        *platform.libc_ver(),
+        platform.machine(),
+        _cpu(),
+    )
+
+
+def _cpu() -> str:
+    """Return what Linux says of the first processor that does not vary from one to the next, or as it runs."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        fixed = ("flags", "Features", "model name", "vendor_id", "stepping", "microcode", "CPU")
+        return "\n".join(line for line in lines if line.startswith(fixed))
+    return platform.processor()

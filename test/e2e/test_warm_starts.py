@@ -1,0 +1,77 @@
+"""Ranks that share one cache folder: in a second job each finds what it compiled in the first, and no other's."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).with_name("warm_worker.py")
+RANKS = 2
+
+
+def job(folder, **variables):
+    """What each rank of a new job says, all with ``folder``'s caches. Processes hash with seeds of their own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = [folder / f"{rank}.json" for rank in range(RANKS)]
+    processes = []
+    for rank, file in enumerate(said):
+        file.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            **variables,
+        }
+        environment.pop("PYTHONHASHSEED", None)
+        with (folder / f"{rank}.log").open("w") as log:
+            command = [sys.executable, str(WORKER), str(folder)]
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    try:
+        for rank, process in enumerate(processes):
+            assert process.wait(300) == 0, (folder / f"{rank}.log").read_text()[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads(file.read_text()) for file in said]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    return job(folder), job(folder)
+
+
+def what(found, field):
+    return [{name: each[field] for name, each in rank.items()} for rank in found]
+
+
+def test_numbers_are_eagers_in_both(jobs):
+    assert all(all(rank.values()) for found in jobs for rank in what(found, "right"))
+
+
+def test_the_second_finds_all_that_the_first_compiled(jobs):
+    first, second = jobs
+    graphs = {"tensor_parallel": 2, "rows_of_its_own": 2, "uneven_rows": 2}
+    compiled = {name: [1, of] for name, of in {**graphs, "a_dtensor_that_leaves": 1}.items()}
+    nothing = {name: [0, 0] for name in compiled}
+    assert what(first, "misses") == what(second, "hits") == [compiled] * RANKS
+    assert what(first, "hits") == what(second, "misses") == [nothing] * RANKS
+
+
+def test_without_the_rank_in_keys_one_rank_takes_the_graph_of_the_other(tmp_path):
+    planted = [job(tmp_path, PLANTED="1") for _ in range(2)][-1]
+    assert what(planted, "misses") == [{"rows_of_its_own": [0, 0]}] * RANKS
+    assert not all(rank["rows_of_its_own"] for rank in what(planted, "right"))

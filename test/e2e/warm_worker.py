@@ -1,0 +1,132 @@
+"""One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
+
+Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
+its caches, is written to ``<rank>.json`` in the folder of the first argument. Kernels are Python
+(``tools/fuzzing/without_cpp.py``); all else is Inductor's.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from dynamo_dist.torch_compat.inductor import keys
+from inductor_passes.attach import compile as attached
+from inductor_passes.testing import leave_process
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from fuzzing.without_cpp import without_cpp
+
+
+def step(function, *inputs):
+    """Outputs and gradients of the inputs."""
+    leaves = [each.detach().requires_grad_() for each in inputs]
+    outs = function(*leaves)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    sum(out.square().sum() for out in outs).backward()
+    return [*outs, *(leaf.grad for leaf in leaves)]
+
+
+def same(function, *inputs):
+    found = step(torch.compile(function, backend="dynamo_dist", fullgraph=True), *inputs)
+    return all(
+        torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(found, step(function, *inputs), strict=True)
+    )
+
+
+def tensor_parallel(mesh):
+    mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return same(mlp, torch.randn(4, 16))
+
+
+def rows_of_its_own(mesh, rows=4):
+    """Which rows a rank has is a number in its graph."""
+
+    def function(x):
+        whole = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(0)]).to_local() * 2
+
+    return same(function, torch.randn(rows, 3))
+
+
+def uneven_rows(mesh):
+    return rows_of_its_own(mesh, 5)
+
+
+def a_dtensor_that_leaves(mesh):
+    """Its mesh works as the program's own: beside other DTensors, with its groups, and sliced."""
+
+    def function(x):
+        return (x * 2).redistribute(placements=[Replicate(), Shard(0)])
+
+    mesh = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "tp"))
+    x = DTensor.from_local(torch.randn(4, 4), mesh, [Replicate(), Shard(1)], run_check=False)
+    with torch.no_grad():
+        out = torch.compile(function, backend="dynamo_dist", fullgraph=True)(x)
+        summed = torch.ones(1)
+        dist.all_reduce(summed, group=out.device_mesh["tp"].get_group())
+        return (
+            torch.allclose((out + x).full_tensor(), (function(x) + x).full_tensor())
+            and out.device_mesh == mesh
+            and summed.item() == mesh["tp"].size()
+        )
+
+
+CASES = (tensor_parallel, rows_of_its_own, uneven_rows, a_dtensor_that_leaves)
+
+
+def ran(case, mesh):
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    right = case(mesh)
+    hits, misses = (
+        [
+            counters["aot_autograd"][f"autograd_cache_{what}"],
+            counters["inductor"][f"fxgraph_cache_{what}"],
+        ]
+        for what in ("hit", "miss")
+    )
+    return {"right": bool(right), "hits": hits, "misses": misses}
+
+
+@contextlib.contextmanager
+def no_rank_in_keys():
+    """The fault that tests plant."""
+    rank = {"_rank", "_coordinate_on_dim", "_dim_group_names"}
+    with (
+        mock.patch.object(attached.caches, "keyed_by_rank", contextlib.nullcontext),
+        mock.patch.object(keys, "_NOT_CONTENT", (*keys._NOT_CONTENT, *rank)),
+    ):
+        yield
+
+
+def main(folder, planted):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    with without_cpp(), no_rank_in_keys() if planted else contextlib.nullcontext():
+        cases = [rows_of_its_own] if planted else CASES
+        found = {case.__name__: ran(case, mesh) for case in cases}
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.barrier()
+    leave_process()
+
+
+main(sys.argv[1], os.environ.get("PLANTED") == "1")

@@ -1,0 +1,163 @@
+#!/usr/bin/env python
+"""How much does a program's first step take, cold and from caches, beside stock?
+
+    python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--json FILE]
+
+Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
+in fresh processes: once with an empty cache folder that they share, then again with what is in it. Printed are processor
+seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
+and ``init_process_group``; what passed by the clock, which others on the machine lengthen; and what torch counted of its
+caches on the first rank: graphs that AOTAutograd and Inductor found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+BACKENDS = {"stock": "inductor", "ours": "dynamo_dist"}
+WIDTH = 128
+
+
+def processor_seconds() -> float:
+    """Seconds of this process and of those that it started and has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def worker(backend: str, layers: int) -> None:
+    """One rank: its first step, as a line of JSON."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch._dynamo.utils import counters
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    from inductor_passes.testing import leave_process
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.between = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+            for name in "qkvo":
+                self.add_module(name, nn.Linear(WIDTH, WIDTH, bias=False))
+            self.gate, self.up = (nn.Linear(WIDTH, 4 * WIDTH, bias=False) for _ in range(2))
+            self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.before(x)
+            batch, length, _ = h.shape
+            q, k, v = (
+                each(h).view(batch, length, -1, 16).transpose(1, 2)
+                for each in (self.q, self.k, self.v)
+            )
+            mixed = torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
+            x = x + self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
+            h = self.between(x)
+            return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(layers)])
+    plan: dict[str, Any] = {}
+    for layer in range(layers):
+        plan |= {f"{layer}.{name}": ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
+        plan |= {f"{layer}.{name}": RowwiseParallel() for name in ("o", "down")}
+    parallelize_module(model, mesh, plan)
+    x = torch.randn(2, 32, WIDTH)
+    dist.barrier()
+    clock, processor = time.perf_counter(), processor_seconds()
+    torch.compile(model, backend=BACKENDS[backend])(x).square().mean().backward()
+    found = {
+        "processor_s": processor_seconds() - processor,
+        "clock_s": time.perf_counter() - clock,
+        "aot_hits": counters["aot_autograd"]["autograd_cache_hit"],
+        "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
+    }
+    print(json.dumps(found) + "\n", end="", flush=True)  # at once: ranks share the pipe
+    dist.barrier()
+    leave_process()
+
+
+def first_step(backend: str, layers: int, ranks: int, cache: str) -> dict[str, Any]:
+    """A job's first step, in fresh processes."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *(f"--nproc-per-node={ranks}", "--standalone", __file__),
+            *("--worker", backend, "--layers", str(layers)),
+        ],
+        env={
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a rank waits for each compiler it starts
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {
+        "processor_s": round(mean(each["processor_s"] for each in found), 2),
+        "clock_s": round(max(each["clock_s"] for each in found), 1),
+        "aot_hits": found[0]["aot_hits"],
+        "inductor_hits": found[0]["inductor_hits"],
+    }
+
+
+def main() -> None:
+    """Measure, print a line a job and write them as JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 8])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker, *options.layers)
+        return
+    import torch
+
+    rows = []
+    for layers in options.layers:
+        for backend in BACKENDS:
+            with tempfile.TemporaryDirectory() as cache:
+                for start in ("cold", "warm"):
+                    found = first_step(backend, layers, options.ranks, cache)
+                    rows.append({"layers": layers, "backend": backend, "start": start, **found})
+                    print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+    if options.json:
+        document = {
+            "measured": "first training step of real gloo ranks on one host: processor seconds of a rank and its children",
+            "command": " ".join(["python", "tools/bench/cold_start.py", *sys.argv[1:]]),
+            "torch": torch.__version__,
+            "ranks": options.ranks,
+            "cores": os.cpu_count(),
+            "processes_running": round(os.getloadavg()[1], 2),
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
