@@ -21,7 +21,7 @@ def meshes_by_content() -> list[Change]:
 
     Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is another number in each
     process: no such graph is ever found again. ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.11 to
-    2.13; in 2.11 meshes are not among a graph's inputs.
+    2.14; in 2.11 meshes are not among a graph's inputs.
     """
     from torch._inductor.codecache import FxGraphCachePickler
 

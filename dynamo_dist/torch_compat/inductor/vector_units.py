@@ -23,7 +23,7 @@ def probed_once_a_host() -> list[Change]:
     """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
 
     Each process builds a library for each unit and starts a Python that loads it: six of them before the first graph, and
-    none of torch's caches holds what came out. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.13.
+    none of torch's caches holds what came out. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.14.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
