@@ -22,6 +22,7 @@ from inductor_passes.errors import (
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
 from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.graph.identity import digest_of_graph, operator_of
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
@@ -73,6 +74,7 @@ def run_passes(
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
     before = simulate(graph, cost)
+    original, digest = {n.name: operator_of(n) for n in graph.nodes}, digest_of_graph(graph)
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
@@ -95,6 +97,8 @@ def run_passes(
         passes=records,
         phase=phase,
         graph_id=graph_id,
+        original=original,
+        digest=digest,
     )
 
 

@@ -214,6 +214,25 @@ class FigureRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node of the final graph that takes time, launches or waits.
+
+    ``event``: ``compute``, ``kernel`` for one that has a kernel of its own, ``launch`` or ``wait``. ``number``: of the
+    launch, counted in the graph's order, and of the one waited for; -1 for others. ``original``: whether the node was
+    there before the passes. ``product``: batch, m, k and n of a matrix product of ``dtype``; empty for others.
+    """
+
+    name: str
+    event: str
+    operator: str
+    predicted_us: float = 0.0
+    number: int = -1
+    original: bool = True
+    dtype: str = ""
+    product: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CacheRecord:
     """Where a graph's passes were looked for: ``status`` is ``hit``, ``miss`` or ``off``.
 
@@ -233,6 +252,8 @@ class GraphRecord:
 
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
+    ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
+    program; "" where ranks settle nothing. ``nodes``: in the order in which the passes left them.
     """
 
     graph_id: str
@@ -248,6 +269,9 @@ class GraphRecord:
     warnings: tuple[str, ...] = ()
     figures: tuple[FigureRecord, ...] = ()
     cache: CacheRecord | None = None
+    graph: str = ""
+    place: str = ""
+    nodes: tuple[NodeRecord, ...] = ()
 
     @property
     def key(self) -> str:

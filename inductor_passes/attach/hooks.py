@@ -78,7 +78,7 @@ class Attachment:
         record = self._run(graph, phase, graph_id, cost)
         if record is None:
             return
-        record = dataclasses.replace(record, cache=looked_up)
+        record = dataclasses.replace(record, cache=looked_up, place=self.place)
         if lowers:
             self._pin(graph, cost)
         if recorder.compiled(record):

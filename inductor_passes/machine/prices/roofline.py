@@ -133,17 +133,17 @@ def _compute_us(node: fx.Node, traffic: Traffic, machine: Machine) -> float:
     operations = 0.0 if node.op != "call_function" else flops(node)
     shape = product_shape(node) if operations else None
     if shape is not None:
-        return machine.product_us(_dtype_name(node), shape, moved)
+        return machine.product_us(dtype_name(node), shape, moved)
     return machine.kernel_us(
         moved,
         operations,
-        _dtype_name(node) if operations else "",
+        dtype_name(node) if operations else "",
         attention=is_attention(node),
         starts=traffic.starts_kernel,
     )
 
 
-def _dtype_name(node: fx.Node) -> str:
+def dtype_name(node: fx.Node) -> str:
     """The type that a product is computed in: that of its first tensor."""
     for source in node.all_input_nodes:
         value = source.meta.get("val")
