@@ -10,7 +10,7 @@ from torch import fx
 from inductor_passes.graph import collectives as c
 from inductor_passes.graph.identity import operator_of
 from inductor_passes.graph.source_lines import cause, user_line
-from inductor_passes.machine import CostModel
+from inductor_passes.machine import CostModel, TopologyCostModel
 from inductor_passes.machine.prices.flops import product_shape
 from inductor_passes.machine.prices.roofline import dtype_name
 from inductor_passes.pin import has_own_kernel
@@ -71,7 +71,9 @@ def describe(
 
 
 def _nodes(graph: fx.Graph, cost: CostModel, original: Mapping[str, str]) -> Iterator[NodeRecord]:
-    """Nodes that take time, launch or wait."""
+    """Nodes that take time, launch or wait; priced by the topology alone, to be held against measured times."""
+    if isinstance(cost, TopologyCostModel):
+        cost = cost.untimed
     number: dict[fx.Node, int] = {}
     for node in graph.nodes:
         operator = operator_of(node)
