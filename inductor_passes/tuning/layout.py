@@ -46,7 +46,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CodeLayout:
     """``events``: of the generated code. ``syncs``: those that launch or wait, by index; ``numbers``: of which launch.
 
     One segment stands before each of ``syncs``, and one behind the last.
@@ -67,7 +67,7 @@ class Layout:
         }
 
 
-def layout_of(nodes: Sequence[NodeRecord], events: Sequence[str]) -> Layout | None:
+def layout_of(nodes: Sequence[NodeRecord], events: Sequence[str]) -> CodeLayout | None:
     """Lay the nodes of a graph beside the events of its code; None where these are not in one order."""
     wanted = without_second_waits(_word(node) for node in nodes if _is_sync(node))
     found = without_second_waits(event for event in events if event != "kernel")
@@ -93,7 +93,7 @@ def layout_of(nodes: Sequence[NodeRecord], events: Sequence[str]) -> Layout | No
         numbers.append(number)
         kernels.append([])
     segments = _segments(nodes, kernels)
-    return Layout(tuple(events), tuple(syncs), tuple(numbers), segments)
+    return CodeLayout(tuple(events), tuple(syncs), tuple(numbers), segments)
 
 
 def _segments(nodes: Sequence[NodeRecord], kernels: Sequence[Sequence[int]]) -> tuple[Segment, ...]:
