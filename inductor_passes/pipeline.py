@@ -156,9 +156,17 @@ def cost_model(
         return TopologyCostModel(topology)
     digest = digest_of_graph(graph)
     timed = times.graphs.get(digest)
+    untimed = TopologyCostModel(topology)
+    other = ""
     if timed is None or not timed.fits({n.name: operator_of(n) for n in graph.nodes}):
-        log.info("Measured times are not used for graph %s: they are of other graphs.", digest)
-        return TopologyCostModel(topology)
+        other = "graphs"
+    elif times.machine != untimed.machine_name:
+        other = f"machines ({times.machine}, and this is {untimed.machine_name})"
+    if other:
+        log.warning(
+            "Measured times are not used for graph %s: they are of other %s.", digest, other
+        )
+        return untimed
     return TopologyCostModel(topology, times, digest)
 
 

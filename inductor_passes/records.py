@@ -220,6 +220,7 @@ class NodeRecord:
     ``event``: ``compute``, ``kernel`` for one that has a kernel of its own, ``launch`` or ``wait``. ``number``: of the
     launch, counted in the graph's order, and of the one waited for; -1 for others. ``original``: whether the node was
     there before the passes. ``product``: batch, m, k and n of a matrix product of ``dtype``; empty for others.
+    ``hosts``: on which the group of a launch lies, as the topology has it; 0 for others.
     """
 
     name: str
@@ -230,6 +231,7 @@ class NodeRecord:
     original: bool = True
     dtype: str = ""
     product: tuple[int, ...] = ()
+    hosts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,8 @@ class GraphRecord:
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
     ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
-    program; "" where ranks settle nothing. ``nodes``: in the order in which the passes left them.
+    program; "" where ranks settle nothing. ``machine``: the topology's name and figures, and the device, as tables of
+    measured times name them. ``nodes``: in the order in which the passes left them.
     """
 
     graph_id: str
@@ -271,6 +274,7 @@ class GraphRecord:
     cache: CacheRecord | None = None
     graph: str = ""
     place: str = ""
+    machine: str = ""
     nodes: tuple[NodeRecord, ...] = ()
 
     @property

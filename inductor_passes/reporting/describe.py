@@ -12,6 +12,7 @@ from inductor_passes.graph.identity import operator_of
 from inductor_passes.graph.source_lines import cause, user_line
 from inductor_passes.machine import CostModel, TopologyCostModel
 from inductor_passes.machine.prices.flops import product_shape
+from inductor_passes.machine.prices.group_shape import shape_of
 from inductor_passes.machine.prices.roofline import dtype_name
 from inductor_passes.pin import has_own_kernel
 from inductor_passes.records import (
@@ -66,6 +67,7 @@ def describe(
         warnings=tuple(warnings),
         figures=figures_of(PlannedGraph(graph, cost, before, after)),
         graph=digest,
+        machine=cost.machine_name if isinstance(cost, TopologyCostModel) else cost.name,
         nodes=tuple(_nodes(graph, cost, original)),
     )
 
@@ -77,10 +79,12 @@ def _nodes(graph: fx.Graph, cost: CostModel, original: Mapping[str, str]) -> Ite
     number: dict[fx.Node, int] = {}
     for node in graph.nodes:
         operator = operator_of(node)
-        us, which, product = 0.0, -1, None
+        us, which, product, hosts = 0.0, -1, None, 0
         if c.is_launch(node):
             event, us, which = "launch", cost.launch_us(node), len(number)
             number[node] = which
+            if isinstance(cost, TopologyCostModel):
+                hosts = shape_of(node, cost.topology.ranks_per_node).nodes
         elif c.is_wait(node):
             launch = c.launch_of(node)
             event, which = "wait", -1 if launch is None else number[launch]
@@ -99,6 +103,7 @@ def _nodes(graph: fx.Graph, cost: CostModel, original: Mapping[str, str]) -> Ite
             original=original.get(node.name) == operator,
             dtype="" if product is None else dtype_name(node),
             product=product or (),
+            hosts=hosts,
         )
 
 

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Sequence
 
 import torch
@@ -50,6 +52,15 @@ class TopologyCostModel:
     def name(self) -> str:
         """The topology's name, and whether its figures or measured times count."""
         return self.topology.name if self.times is None else f"{self.topology.name}, measured"
+
+    @functools.cached_property
+    def machine_name(self) -> str:
+        """The topology's name and figures, and this host's processor: tables of measured times are of one machine."""
+        figures = dataclasses.asdict(self.topology)
+        del figures["sources"]
+        digest = hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:8]
+        host = f"{platform.machine()} of {os.cpu_count()} cores"
+        return f"{self.topology.name} {digest} on {host}"
 
     @functools.cached_property
     def untimed(self) -> TopologyCostModel:

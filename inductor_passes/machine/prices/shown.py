@@ -37,7 +37,7 @@ def topology_of(base: Topology, times: Times) -> Topology:
     kernels = _ratio(others) if others else of_all
     of_dtype = {dtype: _ratio(found) for dtype, found in products.items()}
     launches = list(times.launched())
-    links = _ratio(launches)
+    links = _ratio(launches) * times.launch_stretch
     scaled = dataclasses.replace(
         base,
         matmul=tuple(
@@ -70,7 +70,9 @@ def topology_of(base: Topology, times: Times) -> Topology:
             for c in base.collectives
         ),
     )  # fmt: skip
-    return dataclasses.replace(scaled, collectives=_with_curves(scaled, launches))
+    return dataclasses.replace(
+        scaled, collectives=_with_curves(scaled, launches, times.launch_stretch)
+    )
 
 
 def _ratio(found: Sequence[NodeTime] | Sequence[LaunchTime]) -> float:
@@ -86,13 +88,17 @@ def _slower(products: MeasuredProducts, factor: float) -> MeasuredProducts:
 
 
 def _with_curves(
-    topology: Topology, launches: Iterable[LaunchTime]
+    topology: Topology, launches: Iterable[LaunchTime], stretch: float
 ) -> tuple[MeasuredCollective, ...]:
-    """The topology's collectives; those of a kind and group of which something was measured, by that."""
+    """The topology's collectives; those of a kind and group of which something was measured, by that.
+
+    ``stretch``: how many times as long a launch takes beside compute as alone, as it was measured.
+    """
     found: dict[tuple[str, int, int], dict[int, list[float]]] = {}
     for launch in launches:
         key = launch.kind, launch.ranks, launch.nodes
-        found.setdefault(key, {}).setdefault(launch.payload_bytes, []).append(launch.us)
+        us = launch.us * stretch
+        found.setdefault(key, {}).setdefault(launch.payload_bytes, []).append(us)
     kept = [c for c in topology.collectives if (c.kind, c.ranks, c.nodes) not in found]
     for (kind, ranks, nodes), by_payload in sorted(found.items()):
         measured = [(float(size), statistics.median(us)) for size, us in by_payload.items()]

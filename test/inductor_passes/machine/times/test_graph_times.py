@@ -1,5 +1,6 @@
 """A graph's own nodes are priced as measured; the table of another graph counts as none."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -31,7 +32,8 @@ def table(graph, us, name=None):
         node.name: NodeTime(operator_of(node), us, 1.0) for node in graph.nodes if "mm" in node.name
     }
     found = GraphTimes("forward", nodes, {})
-    return Times("m", "t", 8, 20, {name or digest_of_graph(graph): found})
+    machine = cost_model(graph, PassOptions()).machine_name
+    return Times(machine, "t", 8, 20, {name or digest_of_graph(graph): found})
 
 
 def test_nodes_take_what_they_took(graph):
@@ -63,6 +65,14 @@ def test_times_of_another_graph_count_as_none(graph, caplog, spoil):
     assert cost.digest() == cost_model(graph, PassOptions()).digest()
     (line,) = [m for m in caplog.messages if "not used" in m]
     assert "other graphs" in line
+
+
+def test_times_of_another_machine_count_as_none(graph, caplog):
+    times = dataclasses.replace(table(graph, SLOW_US), machine="another")
+    cost = cost_model(graph, PassOptions(), times)
+    assert max(cost.compute_us(node) for node in graph.nodes) < SLOW_US
+    (line,) = [m for m in caplog.messages if "not used" in m]
+    assert "of other machines (another, and this is cpu-gloo" in line
 
 
 def test_two_tables_are_two_keys(graph):
