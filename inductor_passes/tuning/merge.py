@@ -177,6 +177,11 @@ def computed_us(layout: CodeLayout, marks: Marks) -> float:
     return 1e6 * (marks[-1] - marks[0]) - syncs
 
 
+def launching_us(layout: CodeLayout, marks: Marks) -> float:
+    """Microseconds of a scheduled call that the host takes for launching."""
+    return sum(_event_us(marks, at) for at in layout.launches.values())
+
+
 def stragglers(
     layout: CodeLayout, ranks: Mapping[int, RankCalls], least: float = 1.15
 ) -> dict[int, float]:
