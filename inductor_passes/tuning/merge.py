@@ -51,7 +51,7 @@ def graph_times(
     ranks: Mapping[int, RankCalls],
     launched: Sequence[LaunchTime],
 ) -> GraphTimes:
-    """Times of one graph from the calls of all ranks that run it.
+    """Times of one graph from the calls of all ranks that run it: of nodes that it had before the passes, and launches.
 
     ``launched``: the graph's launches in order; of each, all but its time counts.
     """
@@ -95,7 +95,9 @@ def graph_times(
         if node.event == "launch"
         for launch in (launched[node.number],)
     }
-    return GraphTimes(record.phase, nodes, launches, _waited_us(layout, ranks))
+    # What a pass made may bear another node's name in the next schedule.
+    own = {name: us for name, us in nodes.items() if known[name].original}
+    return GraphTimes(record.phase, own, launches, _waited_us(layout, ranks))
 
 
 def _total(segment: tuple[float, list[float]]) -> float:

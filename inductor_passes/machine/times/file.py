@@ -92,8 +92,11 @@ def of_text(text: str, file: str = "") -> Times:
     return times
 
 
-def read(path: str | os.PathLike[str], *, machine: str, torch: str, world: int) -> Times | None:
-    """The table of a file that was measured under these; None, with one line in the log, for any other file."""
+def read(path: str | os.PathLike[str], *, torch: str, world: int) -> Times | None:
+    """The table of a file that was measured under these; None, with one line in the log, for any other file.
+
+    Whether it is of the graph and the machine is looked at where a graph is priced (``pipeline.cost_model``).
+    """
     file = os.fspath(path)
     try:
         times = of_text(text_of(file, FORM), file)
@@ -101,7 +104,6 @@ def read(path: str | os.PathLike[str], *, machine: str, torch: str, world: int) 
         log.warning("Measured times are not used: %s", error)
         return None
     for what, theirs, ours in (
-        ("machine", times.machine, machine),
         ("torch", times.torch, torch),
         ("number of ranks", times.world, world),
     ):

@@ -1,5 +1,7 @@
 """Clocks of several ranks, made up so that the truth is known."""
 
+import dataclasses
+
 import pytest
 
 from inductor_passes.machine.times.times import LaunchTime
@@ -101,3 +103,10 @@ def test_a_straggler_is_named_by_rank_and_nobody_else():
     (rank, factor), *others = stragglers(LAYOUT, ranks(100 * US, 150 * US, 101 * US)).items()
     assert rank == 1 and not others
     assert factor == pytest.approx(1.46, abs=0.05)
+
+
+def test_what_a_pass_made_has_no_row(record):
+    made = dataclasses.replace(NODES[-1], original=False)
+    of_passes = dataclasses.replace(record, nodes=(*NODES[:-1], made))
+    times = graph_times(of_passes, LAYOUT, ranks(100 * US, 100 * US), LAUNCHED)
+    assert set(times.nodes) == {"mm", "mm_1", "mm_2"}
