@@ -60,36 +60,54 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
     return _Tuning(job, step, steps, f"tune/{next(_calls)}").run()
 
 
+class _StoppedError(Exception):
+    """Another rank cannot go on."""
+
+
 class _Tuning:
     def __init__(self, job: Orders, step: Callable[[], object], steps: int, name: str) -> None:
         self.job, self.step, self.steps, self.name = job, step, steps, name
         self.rank, self.world = c10d.global_rank(), c10d.world_size() or 1
         self.recompiles, self.recompile_s = 0, 0.0
+        self.meetings = 0
 
     def run(self) -> TuneReport:
-        with self._told("costs"):
-            self._warm_up()
-            clocks, walls = self._timed(self.steps, alone=True)
-            mine = json.dumps({"walls": walls, "graphs": pack(clocks.calls())})
-        found = self._share("costs", mine, self._tables)
-        if found.text is None:
-            log.warning("tune() leaves the schedules as they were: %s.", found.why)
-            return TuneReport("left", found.why)
-        said = json.loads(found.text)
-        tables = {place: of_text(text) for place, text in said["tables"].items()}
         old = dict(measured.adopted())
-        error_before = _error(clocks)
-        self._switch(tables, "tuned")
-        with self._told("result"):
-            clocks, walls = self._timed(max(2, self.steps // 2), alone=False)
-        result = self._share("result", json.dumps(walls), _slowest)
-        before, after = said["before_us"], float(result.text or "inf")
-        error_after, decision = _error(clocks), "tuned"
-        if after > NOISE * before:
-            self._switch(old, "back")
-            decision, after = "put back", before
-        else:
-            measured.keep(tables)
+        switched = False
+        try:
+            with self._told("costs"):
+                self._warm_up()
+                clocks, walls = self._timed(self.steps, alone=True)
+                mine = json.dumps({"walls": walls, "graphs": pack(clocks.calls())})
+            found = self._share("costs", mine, self._tables)
+            if found.text is None:
+                return _left(found.why)
+            said = json.loads(found.text)
+            tables = {place: of_text(text) for place, text in said["tables"].items()}
+            error_before = _error(clocks)
+            switched = True
+            self._switch(tables, "tuned")
+            with self._told("result"):
+                self._compile()
+                clocks, walls = self._timed(max(2, self.steps // 2), alone=False)
+            result = self._share("result", json.dumps(walls), _slowest)
+            before, after = said["before_us"], float(result.text or "inf")
+            error_after, decision = _error(clocks), "tuned"
+            if after > NOISE * before:
+                self._switch(old, "back")
+                with self._told("back"):
+                    self._compile()
+                decision, after, error_after = "put back", before, error_before
+            else:
+                measured.keep(tables)
+        except _StoppedError as error:
+            if switched:
+                self._switch(old, "stopped")
+            return _left(str(error))
+        except BaseException:
+            if switched:
+                self._switch(old, "stopped")
+            raise
         a_table = next(iter(tables.values()))
         report = TuneReport(
             decision,
@@ -107,10 +125,24 @@ class _Tuning:
         log.info("%s", report)
         return report
 
+    def _step(self) -> float:
+        """Run one step, as all ranks do now, and return its seconds; not if one of them cannot."""
+        met = self._share(self._meeting, "", lambda _: "")
+        self.meetings += 1
+        if met.text is None:
+            raise _StoppedError(met.why)
+        start = time.perf_counter()
+        self.step()
+        return time.perf_counter() - start
+
+    @property
+    def _meeting(self) -> str:
+        return f"step {self.meetings}"
+
     def _warm_up(self) -> None:
         for _ in range(WARM_UP):
             before = codes.compiles()
-            self.step()
+            self._step()
             if codes.compiles() == before:
                 return
         raise TuneError(
@@ -122,29 +154,32 @@ class _Tuning:
     def _timed(self, steps: int, *, alone: bool) -> tuple[codes.Clocks, list[float]]:
         """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled."""
         clocks, walls = codes.Clocks(), []
-        for number in range(steps * 2 if alone and steps == 1 else steps):
+        for number in range(steps + 1 if alone and steps == 1 else steps):
             way = codes.WAYS[number % 2 if alone else 1]
             clocks.start(way)
             try:
-                start = time.perf_counter()
-                self.step()
-                end = time.perf_counter()
+                took = self._step()
             finally:
                 clocks.stop(way)
             if way == "scheduled":
-                walls.append(1e6 * (end - start))
+                walls.append(1e6 * took)
         return clocks, walls
 
     def _switch(self, tables: Mapping[str, Times], word: str) -> None:
-        """Compile the step anew under other costs, as all ranks do now."""
+        """Price by other costs from the next call on, as all ranks do now."""
         measured.adopt(tables)
-        self.job.begin_anew(f"{self.name}/{word}")
-        with self._told("result"):
-            before, start = codes.compiles(), time.perf_counter()
-            self.step()
-            if codes.compiles() > before:
-                self.recompiles += 1
-                self.recompile_s += time.perf_counter() - start
+        try:
+            self.job.begin_anew(f"{self.name}/{word}")
+        except StoreFailedError as error:
+            log.warning("Schedules could not be settled anew: the job's store failed (%s).", error)
+
+    def _compile(self) -> None:
+        """Run a step that compiles."""
+        before = codes.compiles()
+        took = self._step()
+        if codes.compiles() > before:
+            self.recompiles += 1
+            self.recompile_s += took
 
     def _tables(self, of_ranks: Mapping[int, str]) -> str:
         data = {rank: json.loads(text) for rank, text in of_ranks.items()}
@@ -174,11 +209,19 @@ class _Tuning:
         """Let the other ranks know if the block fails here, so that they do not wait for this one."""
         try:
             yield
-        except BaseException as error:
-            with contextlib.suppress(StoreFailedError):
-                why = f"{type(error).__name__}: {error}"
-                self.job.ask(fail(self.rank, f"{self.name}/{what}", why))
+        except _StoppedError:
             raise
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+            for where in (what, self._meeting):
+                with contextlib.suppress(StoreFailedError):
+                    self.job.ask(fail(self.rank, f"{self.name}/{where}", why))
+            raise
+
+
+def _left(why: str) -> TuneReport:
+    log.warning("tune() leaves the schedules as they were: %s.", why)
+    return TuneReport("left", why)
 
 
 def _slowest(of_ranks: Mapping[int, str]) -> str:
