@@ -41,7 +41,8 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
     the program's steps do: it is called up to ``2 * steps + 6`` times, and nothing else changes the program's state. In
     every other timed call launches are waited for at once, so that each is timed by itself. All ranks switch together or
     none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
-    ``options={"costs": "measured"}``.
+    ``options={"costs": "measured"}``. Graphs on the CPU are timed; those on other devices, whose kernels run on when their
+    launch returns, are left as they are.
 
     Raises TuneError for ``steps`` below 1 and where there are no ranks to agree with; what ``step`` raises leaves the
     schedules as they were, on all ranks.

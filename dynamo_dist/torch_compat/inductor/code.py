@@ -46,9 +46,9 @@ def wrap_compiled_code(
 def note_compiled_code(
     note: Callable[[object, Callable[..., Any], str, Iterable[str]], None],
 ) -> list[Change]:
-    """Call ``note`` with each graph that Inductor has compiled or loaded, its own function, source and counts.
+    """Call ``note`` with each graph that Inductor has compiled or loaded for the CPU alone, its function, source and counts.
 
-    ``CompiledFxGraph.post_compile``, ``current_callable``, ``source_code`` and ``counter_deltas``
+    ``CompiledFxGraph.post_compile``, ``current_callable``, ``source_code``, ``device_types`` and ``counter_deltas``
     were seen in 2.11 to 2.15.
     """
     from torch._inductor import config
@@ -62,7 +62,8 @@ def note_compiled_code(
         def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
             source, call = getattr(self, "source_code", None), self.current_callable
             stock(self, *args, **kwargs)
-            if isinstance(source, str) and call and not config.cpp_wrapper:
+            on_cpu = set(getattr(self, "device_types", ("unknown",))) <= {"cpu"}
+            if isinstance(source, str) and call and on_cpu and not config.cpp_wrapper:
                 note(self, call, source, tuple(getattr(self, "counter_deltas", None) or ()))
 
         return post_compile
