@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
     from dynamo_dist.switch import is_enabled
+    from dynamo_dist.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "is_enabled",
     "localize",
     "localized_dtensors",
+    "tune",
     "verify",
 ]
 
@@ -40,6 +42,7 @@ _HOME = {
     "explain": "dynamo_dist.reporting",
     "localize": "dynamo_dist.parallel",
     "localized_dtensors": "dynamo_dist.parallel",
+    "tune": "dynamo_dist.tuning",
     "verify": "dynamo_dist.numerics",
 }
 

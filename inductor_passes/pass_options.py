@@ -15,6 +15,7 @@ from inductor_passes.torch_compat import config
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
+COSTS = ("model", "measured")
 ON_PASS_ERROR = ("raise", "skip")
 # What ``disable`` takes beside passes.
 _switches = [pin.NAME]
@@ -47,6 +48,8 @@ class PassOptions:
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
+    costs: ``model``, by the topology; or ``measured``: by what earlier steps took where ``dynamo_dist.tune`` has timed
+        them, in this job or in one before on the same machine, and by the topology where it has not.
     exact: only passes that keep every bit.
     on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """
@@ -58,6 +61,7 @@ class PassOptions:
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
     split: int | str = "off"
     plan: str = "off"
+    costs: str = "model"
     exact: bool = False
     on_pass_error: str = "raise"
 
@@ -71,6 +75,7 @@ class PassOptions:
         _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
+        _one_of("costs", self.costs, COSTS)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
             load_topology(self.topology)

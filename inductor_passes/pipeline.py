@@ -22,9 +22,11 @@ from inductor_passes.errors import (
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
 from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.graph.identity import digest_of_graph, operator_of
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
+from inductor_passes.machine.times.times import Times
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
@@ -73,6 +75,7 @@ def run_passes(
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
     before = simulate(graph, cost)
+    original, digest = {n.name: operator_of(n) for n in graph.nodes}, digest_of_graph(graph)
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
@@ -95,6 +98,8 @@ def run_passes(
         passes=records,
         phase=phase,
         graph_id=graph_id,
+        original=original,
+        digest=digest,
     )
 
 
@@ -138,13 +143,39 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
     return allowed
 
 
-def cost_model(graph: fx.Graph, options: PassOptions) -> TopologyCostModel:
-    """The model of the topology asked for, or of the default for the device that communicates."""
-    name = options.topology
-    if name is None:
-        devices = (t.device.type for n in graph.nodes if is_launch(n) for t in input_tensors(n))
-        name = default_topology(next(devices, "cpu"))
-    return TopologyCostModel(load_topology(name))
+def cost_model(
+    graph: fx.Graph, options: PassOptions, times: Times | None = None
+) -> TopologyCostModel:
+    """The model of the topology asked for, or of the default for the device that communicates.
+
+    ``times``: what steps of the job took. They count for the graphs that they are of; another graph is priced by the
+    topology alone, and a line says so.
+    """
+    topology = load_topology(topology_name(graph, options))
+    if times is None:
+        return TopologyCostModel(topology)
+    digest = digest_of_graph(graph)
+    timed = times.graphs.get(digest)
+    untimed = TopologyCostModel(topology)
+    other = ""
+    if timed is None or not timed.fits({n.name: operator_of(n) for n in graph.nodes}):
+        other = "graphs"
+    elif times.machine != untimed.machine_name:
+        other = f"machines ({times.machine}, and this is {untimed.machine_name})"
+    if other:
+        log.warning(
+            "Measured times are not used for graph %s: they are of other %s.", digest, other
+        )
+        return untimed
+    return TopologyCostModel(topology, times, digest)
+
+
+def topology_name(graph: fx.Graph, options: PassOptions) -> str:
+    """Name of the topology asked for, or of the default for the device that communicates."""
+    if options.topology is not None:
+        return options.topology
+    devices = (t.device.type for n in graph.nodes if is_launch(n) for t in input_tensors(n))
+    return default_topology(next(devices, "cpu"))
 
 
 def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> PassRecord:

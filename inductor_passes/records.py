@@ -217,6 +217,27 @@ class FigureRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node of the final graph that takes time, launches or waits.
+
+    ``event``: ``compute``, ``kernel`` for one that has a kernel of its own, ``launch`` or ``wait``. ``number``: of the
+    launch, counted in the graph's order, and of the one waited for; -1 for others. ``original``: whether the node was
+    there before the passes. ``product``: batch, m, k and n of a matrix product of ``dtype``; empty for others.
+    ``hosts``: on which the group of a launch lies, as the topology has it; 0 for others.
+    """
+
+    name: str
+    event: str
+    operator: str
+    predicted_us: float = 0.0
+    number: int = -1
+    original: bool = True
+    dtype: str = ""
+    product: tuple[int, ...] = ()
+    hosts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheRecord:
     """Where a graph's passes were looked for: ``status`` is ``hit``, ``miss`` or ``off``.
 
@@ -236,6 +257,9 @@ class GraphRecord:
 
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
+    ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
+    program; "" where ranks settle nothing. ``machine``: the topology's name and figures, and the device, as tables of
+    measured times name them. ``nodes``: in the order in which the passes left them.
     """
 
     graph_id: str
@@ -251,6 +275,10 @@ class GraphRecord:
     warnings: tuple[str, ...] = ()
     figures: tuple[FigureRecord, ...] = ()
     cache: CacheRecord | None = None
+    graph: str = ""
+    place: str = ""
+    machine: str = ""
+    nodes: tuple[NodeRecord, ...] = ()
 
     @property
     def key(self) -> str:

@@ -58,6 +58,7 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
         "run/recompiles.py",
         "trace/lowering/ops.py",
         "sharding/plan",
+        "tuning",
         "sharding/registration.py",  # a hash of sources, as of plugins
     )
     for path in sources("dynamo_dist"):

@@ -11,17 +11,20 @@ import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Register
-from inductor_passes.agree.store import StoreFailedError, run
+from inductor_passes.agree.settle import Settling
+from inductor_passes.agree.store import Steps, StoreFailedError, run
 from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import OptionError
 from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SECONDS = "DYNAMO_DIST_AGREEMENT_SECONDS"
 PREFIX = "dynamo_dist/order/"
@@ -56,6 +59,7 @@ class Orders:
         self._store, self._rank = store, rank
         self._default_group = default_group
         self._register = Register()
+        self._prefix = PREFIX
         self._given_up = 0
         self._frames_unlike_python: set[int] = set()
         self._left_to_python: set[tuple[str, types.CodeType]] = set()
@@ -89,7 +93,7 @@ class Orders:
             stream = replace(stream, callers=dynamo.callers())
         steps = decide(self._rank, stream, offer, self._register, around)
         try:
-            decision = run(steps, self._store, PREFIX, deadline_s)
+            decision = run(steps, self._store, self._prefix, deadline_s)
         except StoreFailedError as error:
             log.warning(
                 "The job's store failed while ranks settled the launches of graph %s (%s): it keeps the program's "
@@ -121,7 +125,7 @@ class Orders:
             return
         steps = leave_to_python(self._rank, root, dynamo.callers(), self._register, _groups())
         try:
-            given_up = run(steps, self._store, PREFIX, deadline_s)
+            given_up = run(steps, self._store, self._prefix, deadline_s)
         except StoreFailedError as error:
             log.warning(
                 "The job's store failed while this rank left %s to Python (%s): if other ranks compile it, "
@@ -132,6 +136,27 @@ class Orders:
             return
         self._given_up += given_up
         self._left_to_python.add((code.co_filename, code))
+
+    def ask(self, steps: Steps[T]) -> T:
+        """Carry out steps of another protocol of the job's ranks. Raises StoreFailedError, also without a store."""
+        deadline_s = seconds()
+        if self._store is None or deadline_s == 0:
+            raise StoreFailedError("ranks cannot meet")
+        return run(steps, self._store, PREFIX, deadline_s)
+
+    def begin_anew(self, name: str) -> None:
+        """Settle all streams anew, under ``name``; what was compiled before is compiled again when it is called next.
+
+        All ranks do so at the same call, once all have come to it and by one word. Where ranks cut functions, and what
+        they run in Python, stays known. Raises StoreFailedError.
+        """
+        here = Stream(tuple(_groups()), ())
+        if self._store is not None:
+            steps = Settling(self._rank, here, "", self._register).look_around()
+            run(steps, self._store, self._prefix, seconds())
+        self._register = self._register.successor()
+        self._prefix = f"{PREFIX}{name}/"
+        self._given_up += 1
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
         """Return whether this rank has left a function to Python, as its peers know for as long as the job lasts."""

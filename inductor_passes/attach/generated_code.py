@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from inductor_passes.graph.collectives import KINDS
 
@@ -39,14 +39,18 @@ def read_order(source: str) -> list[str]:
 
     ``launch KIND``, ``wait N`` (of the N-th launch) and ``kernel``.
     """
-    events: list[str] = []
+    return [event for _, event, _ in events_by_line(source)]
+
+
+def events_by_line(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Events with the lines that they stand on, counted from 1, and the variables that a launch writes into."""
     buffer_of: dict[str, int] = {}
     count = 0
-    for line in source.splitlines():
+    for number, line in enumerate(source.splitlines(), 1):
         call = _CALL.match(line)
         if call is None:
             if _is_kernel(line):
-                events.append("kernel")
+                yield number, "kernel", ()
             alias = _ALIAS.match(line)
             if alias is not None and alias["old"] in buffer_of:
                 buffer_of[alias["new"]] = buffer_of[alias["old"]]
@@ -54,18 +58,18 @@ def read_order(source: str) -> list[str]:
         names = _NAME.findall(call["args"])
         if call["op"].startswith("wait_tensor"):
             if names and names[0] in buffer_of:
-                events.append(f"wait {buffer_of[names[0]]}")
+                yield number, f"wait {buffer_of[names[0]]}", ()
             continue
         kind = next((k for k in KINDS if call["op"].startswith(k)), "")
         if not kind:
             continue
-        events.append(f"launch {kind}")
         outputs = _NAME.findall(call["out"] or "")
         in_place = call["op"].endswith(("_", "_out"))
-        for name in (*outputs, *(names if in_place or not outputs else ())):
+        written = (*outputs, *(names if in_place or not outputs else ()))
+        yield number, f"launch {kind}", tuple(dict.fromkeys(written))
+        for name in written:
             buffer_of[name] = count
         count += 1
-    return events
 
 
 def order_kept(expected: Sequence[str], source: str | None) -> bool | None:
@@ -80,7 +84,7 @@ def order_kept(expected: Sequence[str], source: str | None) -> bool | None:
     if not any(event.startswith("launch") for event in found):
         return None
     found, wanted = (
-        _without_second_waits(events) for events in (found, map(_without_group, expected))
+        without_second_waits(events) for events in (found, map(_without_group, expected))
     )
     if found.count("kernel") != wanted.count("kernel"):
         found = [event for event in found if event != "kernel"]
@@ -95,7 +99,7 @@ def _is_kernel(line: str) -> bool:
     return match["op"] is None or any(name in match["op"] for name in _OPERATORS)
 
 
-def _without_second_waits(events: Iterable[str]) -> list[str]:
+def without_second_waits(events: Iterable[str]) -> list[str]:
     """A launch that was waited for is there: to wait again does nothing."""
     kept: list[str] = []
     waited: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inductor_passes.attach import measured
 from inductor_passes.attach.hooks import Attachment, attach
 from inductor_passes.attach.owner import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
@@ -62,6 +63,7 @@ def config_patches(
             and bool(value("reorder_for_locality_in_training")),
             uneven=uneven,
             place=place,
+            times=measured.times_of(place, own.costs) if place else None,
         )
     )
     patches["post_grad_custom_pre_pass"] = pre

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,34 @@ def wrap_compiled_code(
             source = getattr(self, "source_code", None)
             if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
                 self.current_callable = wrap(self.current_callable, source)
+
+        return post_compile
+
+    return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
+
+
+def note_compiled_code(
+    note: Callable[[object, Callable[..., Any], str, Iterable[str]], None],
+) -> list[Change]:
+    """Call ``note`` with each graph that Inductor has compiled or loaded for the CPU alone, its function, source and counts.
+
+    ``CompiledFxGraph.post_compile``, ``current_callable``, ``source_code``, ``device_types`` and ``counter_deltas``
+    were seen in 2.11 to 2.15.
+    """
+    from torch._inductor import config
+    from torch._inductor.output_code import CompiledFxGraph
+
+    if not hasattr(CompiledFxGraph, "post_compile"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
+            source, call = getattr(self, "source_code", None), self.current_callable
+            stock(self, *args, **kwargs)
+            on_cpu = set(getattr(self, "device_types", ("unknown",))) <= {"cpu"}
+            if isinstance(source, str) and call and on_cpu and not config.cpp_wrapper:
+                note(self, call, source, tuple(getattr(self, "counter_deltas", None) or ()))
 
         return post_compile
 

@@ -13,17 +13,23 @@ from collections.abc import Sequence
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.amount import largest
 from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.machine.prices.shown import topology_of
+from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.measured import Product
 from inductor_passes.machine.topology.topology import Topology
 
 
 class Machine:
-    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds."""
+    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds.
 
-    __slots__ = ("topology",)
+    ``times``: what steps of the job took, which counts before the topology's figures; those become what ``times`` show.
+    """
 
-    def __init__(self, topology: Topology) -> None:
-        self.topology = topology
+    __slots__ = ("_products", "topology")
+
+    def __init__(self, topology: Topology, times: Times | None = None) -> None:
+        self.topology = topology if times is None else topology_of(topology, times)
+        self._products = {} if times is None else times.products()
 
     @property
     def compute_stretch(self) -> float:
@@ -78,10 +84,12 @@ class Machine:
         return us + (self.kernel_start_us if starts else 0.0)
 
     def product_us(self, dtype: str, shape: Product, moved_bytes: float) -> float:
-        """A matrix product, by what was measured of its dtype or else as any kernel.
+        """A matrix product, by what was measured of it, or of its dtype, or else as any kernel.
 
         shape: batch, m, k and n of [m, k] x [k, n]. moved_bytes: of both operands and the result.
         """
+        if (known := self._products.get((dtype, shape))) is not None:
+            return known
         measured = self.topology.measured_product_us(dtype, shape, self.memory_us(moved_bytes))
         if measured is not None:
             return measured

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import payloads, role
+from inductor_passes.graph.identity import operator_of
 from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
 from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
 from inductor_passes.machine.prices.launches import node_us
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
+from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.torch_compat.c10d import known_groups, world_size
 
@@ -29,23 +34,43 @@ class TopologyCostModel:
     takes what was measured, and others of its dtype what products of as many operations did: so tile and
     wave effects of small ones are seen where there are measurements, and nowhere else. A kernel
     beside a collective takes as many times as long as the topology says.
+
+    ``times``: what steps took; a node of the graph of that name counts as measured, and all else is priced by
+    the machine that they show.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, times: Times | None = None, graph: str = "") -> None:
         self.topology = topology
-        self.machine = Machine(topology)
+        self.times = times
+        self.graph = graph
+        self.machine = Machine(topology, times)
+        self._timed = None if times is None else times.graphs.get(graph)
         self._seen: _Analysis | None = None
         self._shapes: dict[object, GroupShape] = {}
 
     @property
     def name(self) -> str:
-        """The topology's name."""
-        return self.topology.name
+        """The topology's name, and whether its figures or measured times count."""
+        return self.topology.name if self.times is None else f"{self.topology.name}, measured"
 
-    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Topology]]:
+    @functools.cached_property
+    def machine_name(self) -> str:
+        """The topology's name and figures, and this host's processor: tables of measured times are of one machine."""
+        figures = dataclasses.asdict(self.topology)
+        del figures["sources"]
+        digest = hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:8]
+        host = f"{platform.machine()} of {os.cpu_count()} cores"
+        return f"{self.topology.name} {digest} on {host}"
+
+    @functools.cached_property
+    def untimed(self) -> TopologyCostModel:
+        """The model of the topology alone."""
+        return self if self.times is None else TopologyCostModel(self.topology)
+
+    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Topology, Times | None, str]]:
         # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
         # was analysed belongs to a graph of this process and stays behind.
-        return type(self), (self.topology,)
+        return type(self), (self.topology, self.times, self.graph)
 
     def __repr__(self) -> str:
         return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
@@ -60,6 +85,10 @@ class TopologyCostModel:
             return 0.0
         if PREDICTED_US in node.meta:
             return float(node.meta[PREDICTED_US])
+        if self._timed is not None:
+            measured = self._timed.node_us(node.name, operator_of(node))
+            if measured is not None:
+                return measured
         if self._seen is None or not self._seen.holds_for(node):
             self._seen = _Analysis(node.graph, self.machine)
         return self._seen.us[node]
@@ -86,7 +115,8 @@ class TopologyCostModel:
         return self.machine.compute_stretch
 
     def digest(self) -> str:
-        return digest_of(self.topology)
+        figures = digest_of(self.topology)
+        return figures if self.times is None else f"{figures} {self.times.digest}"
 
 
 def digest_of(topology: Topology) -> str:
@@ -133,17 +163,17 @@ def _compute_us(node: fx.Node, traffic: Traffic, machine: Machine) -> float:
     operations = 0.0 if node.op != "call_function" else flops(node)
     shape = product_shape(node) if operations else None
     if shape is not None:
-        return machine.product_us(_dtype_name(node), shape, moved)
+        return machine.product_us(dtype_name(node), shape, moved)
     return machine.kernel_us(
         moved,
         operations,
-        _dtype_name(node) if operations else "",
+        dtype_name(node) if operations else "",
         attention=is_attention(node),
         starts=traffic.starts_kernel,
     )
 
 
-def _dtype_name(node: fx.Node) -> str:
+def dtype_name(node: fx.Node) -> str:
     """The type that a product is computed in: that of its first tensor."""
     for source in node.all_input_nodes:
         value = source.meta.get("val")

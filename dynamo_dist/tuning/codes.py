@@ -1,0 +1,100 @@
+"""Compiled graphs of this process that launch, with the clocks that can be put into their code."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.inductor import code
+from inductor_passes.attach.clocked import ClockedCode, Way, clocked
+from inductor_passes.records import GraphRecord
+from inductor_passes.reporting.recorder import PREFIX, load_record
+from inductor_passes.torch_compat.c10d import real_group_ranks
+from inductor_passes.tuning.merge import RankCalls
+from inductor_passes.tuning.table import GraphCalls
+
+
+@dataclass(slots=True)
+class _Noted:
+    owner: weakref.ref[Any]
+    call: Callable[..., Any]
+    source: str
+    record: str
+
+
+WAYS: tuple[Way, Way] = ("alone", "scheduled")
+_noted: list[_Noted] = []
+_compiled = 0
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes: code of graphs that is made or loaded is noted, to be timed on request."""
+    return code.note_compiled_code(_note)
+
+
+def _note(owner: object, call: Callable[..., Any], source: str, counted: Iterable[str]) -> None:
+    global _compiled  # noqa: PLW0603 - of this process
+    _compiled += 1
+    _noted[:] = [each for each in _noted if each.owner() is not None]
+    if "_c10d_functional" in source:
+        record = next(
+            (name.removeprefix(PREFIX) for name in counted if name.startswith(PREFIX)), ""
+        )
+        _noted.append(_Noted(weakref.ref(owner), call, source, record))
+
+
+def compiles() -> int:
+    """Graphs that were compiled, or loaded from a cache, so far."""
+    return _compiled
+
+
+class Clocks:
+    """Clocks on all graphs of the process that launch between ranks; ``stop`` takes them off."""
+
+    def __init__(self) -> None:
+        self._on: list[tuple[ClockedCode, GraphRecord]] = []
+        self._calls: dict[int, dict[Way, list[list[float]]]] = {}
+        seen: set[int] = set()
+        for each in _noted:
+            record = load_record(each.record) if each.owner() is not None and each.record else None
+            made = clocked(each.call, each.source) if record is not None and record.graph else None
+            if made is None or record is None or id(made.function) in seen:
+                continue
+            seen.add(id(made.function))
+            self._on.append((made, record))
+
+    def start(self, way: Way) -> None:
+        """Time calls from now on. Sends and receives are waited for where the code does: partners wait for both."""
+        for made, record in self._on:
+            one_sided = any(not c.agreed() for c in record.collectives)
+            made.start("scheduled" if one_sided else way)
+
+    def stop(self, way: Way) -> None:
+        """Take the clocks off and note what they showed."""
+        for number, (made, _) in enumerate(self._on):
+            self._calls.setdefault(number, {}).setdefault(way, []).extend(made.stop())
+
+    def calls(self) -> list[GraphCalls]:
+        """Calls of each graph that ran, by the way in which it launched."""
+        found = []
+        for number, (made, record) in enumerate(self._on):
+            calls = self._calls.get(number, {})
+            alone, scheduled = (tuple(calls.get(way, ())) for way in ("alone", "scheduled"))
+            if alone or scheduled:
+                members = tuple(real_group_ranks(c.group_name) or () for c in record.collectives)
+                found.append(GraphCalls(record, made.events, RankCalls(alone, scheduled, members)))
+        return found
+
+    def us(self, way: Way) -> dict[str, list[float]]:
+        """Microseconds of whole calls by graph."""
+        return {
+            record.graph: [1e6 * (m[-1] - m[0]) for m in self._calls.get(n, {}).get(way, ())]
+            for n, (_, record) in enumerate(self._on)
+        }
+
+    def predicted_us(self) -> dict[str, float]:
+        """Predicted time of a call of each graph, as scheduled."""
+        return {record.graph: record.after.makespan_us for _, record in self._on}

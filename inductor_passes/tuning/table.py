@@ -1,0 +1,158 @@
+"""Calls of all graphs on all ranks -> tables of times, one for each place in the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, Times
+from inductor_passes.records import GraphRecord
+from inductor_passes.torch_compat.caches import torch_version
+from inductor_passes.tuning.layout import CodeLayout, layout_of
+from inductor_passes.tuning.merge import (
+    RankCalls,
+    computed_us,
+    graph_times,
+    launching_us,
+    stragglers,
+)
+from inductor_passes.tuning.stretch import stretches
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCalls:
+    """A graph and its calls on one rank."""
+
+    record: GraphRecord
+    events: tuple[str, ...]
+    calls: RankCalls
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; of the record, what a table is made of. Marks are whole nanoseconds."""
+        empty = dataclasses.replace(self.record.after, spans=(), memory=())
+        record = dataclasses.replace(self.record, passes=(), before=empty, after=empty, order=())
+        return {
+            "record": record.to_json(),
+            "events": self.events,
+            "alone": [[round(1e9 * t) for t in marks] for marks in self.calls.alone],
+            "scheduled": [[round(1e9 * t) for t in marks] for marks in self.calls.scheduled],
+            "members": self.calls.members,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GraphCalls:
+        """Inverse of ``to_json``."""
+        alone, scheduled = (
+            tuple(tuple(t / 1e9 for t in marks) for marks in data[way])
+            for way in ("alone", "scheduled")
+        )
+        members = tuple(tuple(each) for each in data["members"])
+        return cls(
+            GraphRecord.from_json(data["record"]),
+            tuple(data["events"]),
+            RankCalls(alone, scheduled, members),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """``tables`` by place; ``slow``: ranks whose compute takes longer than that of others, and how many times."""
+
+    tables: Mapping[str, Times]
+    slow: Mapping[int, float]
+
+
+def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int) -> Merged:
+    """Make one table for each place from the calls of all ranks. A graph whose code is in another order is left out."""
+    by_graph: dict[str, dict[int, GraphCalls]] = {}
+    for rank, graphs in of_ranks.items():
+        for each in graphs:
+            by_graph.setdefault(each.record.graph, {})[rank] = each
+    places: dict[str, dict[str, GraphTimes]] = {}
+    machines: dict[str, str] = {}
+    slow: dict[int, float] = {}
+    beside = []
+    for name, ranks in by_graph.items():
+        record = ranks[min(ranks)].record
+        calls = {rank: each.calls for rank, each in ranks.items() if each.calls.alone}
+        layout = layout_of(record.nodes, ranks[min(ranks)].events)
+        alike = {(each.events, each.record.nodes) for each in ranks.values()}
+        if layout is None or not calls or len(alike) > 1:
+            log.warning("Graph %s is not timed: %s.", record.graph_id, _why_not(layout, calls))
+            continue
+        times = graph_times(record, layout, calls, _launched(record))
+        places.setdefault(record.place, {})[name] = times
+        machines[record.place] = record.machine
+        for rank, factor in stragglers(layout, calls).items():
+            slow[rank] = max(factor, slow.get(rank, 1.0))
+        beside.append((record.nodes, _channels(record), times, _beside_us(layout, calls)))
+    of_compute, of_launch = stretches(beside)
+    launches = [
+        launch
+        for graphs in places.values()
+        for g in graphs.values()
+        for launch in g.launches.values()
+    ]
+    tables = {}
+    for place, timed in places.items():
+        own = {id(launch) for g in timed.values() for launch in g.launches.values()}
+        tables[place] = Times(
+            machine=machines[place],
+            torch=torch_version(),
+            world=world,
+            steps=steps,
+            graphs=timed,
+            probes=tuple(launch for launch in launches if id(launch) not in own),
+            compute_stretch=of_compute,
+            launch_stretch=of_launch,
+        )
+    return Merged(tables, slow)
+
+
+def _why_not(layout: CodeLayout | None, calls: Mapping[int, RankCalls]) -> str:
+    if layout is None:
+        return "its code launches in another order than the graph"
+    return "ranks have other code for it" if calls else "it was not called"
+
+
+def _launched(record: GraphRecord) -> list[LaunchTime]:
+    hosts = [node.hosts for node in record.nodes if node.event == "launch"]
+    return [
+        LaunchTime(c.kind, c.group_size, max(1, on), c.payload_bytes, 0.0, c.predicted_us)
+        for c, on in zip(record.collectives, hosts, strict=True)
+    ]
+
+
+def _channels(record: GraphRecord) -> list[str]:
+    return [collective.group_name for collective in record.collectives]
+
+
+def _beside_us(layout: CodeLayout, calls: Mapping[int, RankCalls]) -> float:
+    """Compute of a call as scheduled, on the slowest rank of each: the median over calls, host's time included."""
+    count = min(len(each.scheduled) for each in calls.values())
+    if not count:
+        return 0.0
+    return statistics.median(
+        max(
+            computed_us(layout, each.scheduled[call]) + launching_us(layout, each.scheduled[call])
+            for each in calls.values()
+        )
+        for call in range(count)
+    )
+
+
+def pack(graphs: Sequence[GraphCalls]) -> str:
+    """One rank's calls as text."""
+    return json.dumps([each.to_json() for each in graphs])
+
+
+def unpack(text: str) -> list[GraphCalls]:
+    """Inverse of ``pack``."""
+    return [GraphCalls.from_json(each) for each in json.loads(text)]

@@ -1,0 +1,112 @@
+"""Clocks of several ranks, made up so that the truth is known."""
+
+import dataclasses
+
+import pytest
+
+from inductor_passes.machine.times.times import LaunchTime
+from inductor_passes.records import NodeRecord
+from inductor_passes.tuning.layout import layout_of
+from inductor_passes.tuning.merge import RankCalls, graph_times, offsets, stragglers
+
+EVENTS = ("kernel", "launch all_reduce", "kernel", "wait 0", "kernel")
+NODES = (
+    NodeRecord("mm", "kernel", "mm", 1.0),
+    NodeRecord("reduce", "launch", "all_reduce", 5.0, 0),
+    NodeRecord("mm_1", "kernel", "mm", 1.0),
+    NodeRecord("wait", "wait", "wait", 0.0, 0),
+    NodeRecord("mm_2", "kernel", "mm", 1.0),
+    NodeRecord("relu", "compute", "relu", 1.0),
+)
+LAYOUT = layout_of(NODES, EVENTS)
+LINK = 400e-6
+US = 1e-6
+
+
+@pytest.fixture
+def record(graph):
+    return graph(nodes=NODES)
+
+
+def call(compute, came_last, start=0.0):
+    """One call with launches alone: ``compute`` seconds of each product, then 10 us of relu."""
+    t, marks = start, [start]
+    for event in EVENTS:
+        marks.append(t)
+        if event == "kernel":
+            t += compute
+        elif event.startswith("launch"):
+            t = came_last + start + LINK
+        marks.append(t)
+    return [*marks, t + 10 * US]
+
+
+def scheduled(start=0.0):
+    """One call as scheduled: launching takes 30 us of the host, waiting 100 us."""
+    t, marks = start, [start]
+    for event in EVENTS:
+        marks.append(t)
+        t += {"kernel": 50, "launch": 30, "wait": 100}[event.split()[0]] * US
+        marks.append(t)
+    return [*marks, t]
+
+
+def ranks(*computes, clocks=(0.0, 0.0, 0.0, 0.0)):
+    last, members = max(computes), tuple(range(len(computes)))
+    return {
+        rank: RankCalls(
+            tuple(call(us, last, start=clocks[rank] + step) for step in range(5)),
+            tuple(scheduled() for _ in range(5)),
+            (members,),
+        )
+        for rank, us in enumerate(computes)
+    }
+
+
+LAUNCHED = [LaunchTime("all_reduce", 2, 1, 4096, 0.0, 0.0)]
+
+
+def test_compute_is_the_slowest_ranks_and_a_launch_begins_with_the_last(record):
+    times = graph_times(record, LAYOUT, ranks(100 * US, 300 * US), LAUNCHED)
+    found = {name: node.us for name, node in times.nodes.items()}
+    # The host's 30 us of launching are compute of what comes next.
+    assert found == pytest.approx({"mm": 300.0, "mm_1": 330.0, "mm_2": 300.0, "relu": 10.0})
+    assert times.launches["reduce"].us == pytest.approx(1e6 * LINK)
+    assert times.launches["reduce"].payload_bytes == 4096
+    assert times.launches["reduce"].predicted_us == 5.0
+    assert times.waited_us == pytest.approx(100.0)
+
+
+def test_clocks_of_other_hosts_do_not_matter(record):
+    apart = ranks(100 * US, 300 * US, clocks=(0.0, 12345.678))
+    times = graph_times(record, LAYOUT, apart, LAUNCHED)
+    # The rank that came first knows no better than that the other came in between.
+    assert 1e6 * LINK <= times.launches["reduce"].us <= 1e6 * LINK + 101
+
+
+def test_offsets_of_one_host_are_none_and_of_others_lie_between_bounds():
+    here = {(0, 0): (1.0, 2.0)}
+    assert offsets({0: here, 1: {(0, 0): (1.5, 2.0)}}) == {0: 0.0, 1: 0.0}
+    found = offsets({0: here, 1: {(0, 0): (101.0, 102.0)}})
+    assert found[1] == pytest.approx(-100.0)
+
+
+def test_a_step_that_stood_still_once_does_not_count(record):
+    given = ranks(100 * US, 100 * US)
+    given[0].alone[2][1:] = [mark + 1.0 for mark in given[0].alone[2][1:]]
+    times = graph_times(record, LAYOUT, given, LAUNCHED)
+    assert times.nodes["mm"].us == pytest.approx(100.0)
+
+
+def test_a_straggler_is_named_by_rank_and_nobody_else():
+    assert stragglers(LAYOUT, ranks(100 * US, 102 * US, 101 * US)) == {}
+    (rank, factor), *others = stragglers(LAYOUT, ranks(100 * US, 150 * US, 101 * US)).items()
+    assert rank == 1 and not others
+    assert factor == pytest.approx(1.46, abs=0.05)
+
+
+def test_what_a_pass_made_has_no_row(record):
+    made = dataclasses.replace(NODES[-1], original=False)
+    of_passes = dataclasses.replace(record, nodes=(*NODES[:-1], made))
+    times = graph_times(of_passes, LAYOUT, ranks(100 * US, 100 * US), LAUNCHED)
+    assert set(times.nodes) == {"mm", "mm_1", "mm_2"}
