@@ -29,6 +29,7 @@ def test_public_names_load_when_used():
         "is_enabled",
         "localize",
         "localized_dtensors",
+        "tune",
         "verify",
     ]
     assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)
