@@ -172,7 +172,7 @@ class _Tuning:
         try:
             self.job.begin_anew(f"{self.name}/{word}")
         except StoreFailedError as error:
-            log.warning("Schedules could not be settled anew: the job's store failed (%s).", error)
+            log.warning("Schedules are settled anew by a store that fails (%s).", error)
 
     def _compile(self) -> None:
         """Run a step that compiles."""

@@ -148,15 +148,17 @@ class Orders:
         """Settle all streams anew, under ``name``; what was compiled before is compiled again when it is called next.
 
         All ranks do so at the same call, once all have come to it and by one word. Where ranks cut functions, and what
-        they run in Python, stays known. Raises StoreFailedError.
+        they run in Python, stays known. Raises StoreFailedError, having begun anew, if what others have left to Python since cannot be read.
         """
         here = Stream(tuple(_groups()), ())
-        if self._store is not None:
-            steps = Settling(self._rank, here, "", self._register).look_around()
-            run(steps, self._store, self._prefix, seconds())
-        self._register = self._register.successor()
-        self._prefix = f"{PREFIX}{name}/"
-        self._given_up += 1
+        try:
+            if self._store is not None:
+                steps = Settling(self._rank, here, "", self._register).look_around()
+                run(steps, self._store, self._prefix, seconds())
+        finally:  # a rank that stayed behind would run what was settled before, beside others that do not
+            self._register = self._register.successor()
+            self._prefix = f"{PREFIX}{name}/"
+            self._given_up += 1
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
         """Return whether this rank has left a function to Python, as its peers know for as long as the job lasts."""
