@@ -1,9 +1,10 @@
 """One rank of ``test_sharded_models.py``: models of transformers under their own tensor parallel plan, then sharded.
 
-A case is ``model:way:layers``, the way ``fully_shard`` or ``data_parallel``. Each writes ``<rank>.json`` in the folder of the first
-argument: "ok", or what went wrong.
+A case is ``model:way:layers:end``: the way ``fully_shard`` or ``data_parallel``, the end ``graphs``, which then run as they are, or
+``code``. Each writes ``<rank>.json`` in the folder of the first argument: "ok", or what went wrong.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import dynamo_dist
+from inductor_passes.attach.compile import graph_passes_only
 from inductor_passes.testing import leave_process
 
 SIZES = {
@@ -73,7 +75,7 @@ def gradients(model, call, tokens):
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
 
 
-def check(name, way, layers, mesh):
+def check(mesh, name, way, layers):
     tokens = torch.randint(3, 120, (4, 12), generator=torch.Generator().manual_seed(1))
     one, model = build(name, int(layers)), spread(build(name, int(layers)), mesh["tp"])
     if way == "fully_shard":
@@ -104,7 +106,9 @@ def main():
     for case in cases:
         busy = time.process_time()
         try:
-            check(*case.split(":"), mesh)
+            *case_of, end = case.split(":")
+            with graph_passes_only() if end == "graphs" else contextlib.nullcontext():
+                check(mesh, *case_of)
             results[case] = "ok"
         except Exception:
             results[case] = traceback.format_exc()

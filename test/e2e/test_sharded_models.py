@@ -7,9 +7,9 @@ import pytest
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("sharded_models_worker.py")
 CASES = [
-    "qwen3_moe:fully_shard:1",
+    "qwen3_moe:fully_shard:1:graphs",
     *(
-        pytest.param(f"{case}:2", marks=pytest.mark.sweep)
+        pytest.param(f"{case}:2:code", marks=pytest.mark.sweep)
         for case in (
             "qwen3_moe:fully_shard",
             "llama:fully_shard",

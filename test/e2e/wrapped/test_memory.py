@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("memory_worker.py")
 
 
-@pytest.mark.parametrize("nets", ["blocks", pytest.param("linears", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("nets", ["linears", pytest.param("blocks", marks=pytest.mark.sweep)])
 def test_memory(nets):
     """Parameters that are freed behind forward are so in a graph: with default options its peak is 1.05 times eager mode's, at most."""
     worker = [sys.executable, WORKER, nets]
