@@ -45,7 +45,7 @@ def synchronised_last():
     resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED, again=True)
 
 
-@program(2)
+@program(2, sweep=True)
 def synchronised_last_eager_first():
     resharding().train(micro_batches(sync_last, "ec"), again=True)
 

@@ -141,7 +141,7 @@ def static():
     train(wrap, mixed=(0, 1, 7), unequal=True, dtype=torch.float64)
 
 
-@program(2)
+@program(2, sweep=True)
 def frozen_and_recomputed():
     def net():
         model = nets.Recomputes()

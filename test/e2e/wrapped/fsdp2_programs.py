@@ -142,7 +142,7 @@ def sequence_parallel_inside():
     )
 
 
-@program(2)
+@program(2, sweep=True)
 def sharded_on_the_last_dimension():
     train(sharded(shard_placement_fn=lambda p: Shard(p.ndim - 1)), unequal=True, mixed=MIXED)
 
@@ -244,7 +244,7 @@ def ignored():
     train(wrap, optimizer=on_shards)
 
 
-@program(2)
+@program(2, sweep=True)
 def a_list_of_modules_in_one_group():
     def wrap(model):
         fully_shard(list(model.blocks), mesh=line())

@@ -77,7 +77,7 @@ def all_ranks_log_later():
     trained(by_fsdp2, 2)
 
 
-@program(2)
+@program(2, sweep=True)
 def one_rank_logs_later():
     """It is told, before it launches anything; the other is then at the mercy of gloo's time-out."""
     torch._dynamo.reset()

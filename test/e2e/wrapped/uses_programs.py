@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.utils.checkpoint import checkpoint
 
 
-@program(2)
+@program(2, sweep=True)
 def another_method_as_forward():
     class Encoder(nets.Net):
         def encode(self, x):
