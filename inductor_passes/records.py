@@ -251,6 +251,10 @@ class CacheRecord:
         return f"{self.status}: {', '.join(self.why)}" if self.why else self.status
 
 
+# Behind a topology's name where measured times count.
+MEASURED = ", measured"
+
+
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
@@ -284,6 +288,11 @@ class GraphRecord:
     def key(self) -> str:
         """Which graph this is: a later record of the same key replaces an earlier one."""
         return self.graph_id
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether it was scheduled by what steps of a job took."""
+        return self.topology.endswith(MEASURED)
 
     @property
     def schedule(self) -> ScheduleRecord | None:

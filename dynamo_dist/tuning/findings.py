@@ -52,14 +52,22 @@ class Findings:
         )
 
 
-def evidence(clocks: Clocks, walls: list[float]) -> str:
-    """What this rank's clocks show, and microseconds on the wall of the steps that ran as scheduled."""
-    return json.dumps({"walls": walls, "graphs": pack(clocks.calls())})
+COMPILED = "a step compiled while steps were timed"
+
+
+def evidence(clocks: Clocks, walls: list[float], *, compiled: bool = False) -> str:
+    """What this rank's clocks show, and microseconds on the wall of the steps that ran as scheduled.
+
+    ``compiled``: whether one of the steps compiled.
+    """
+    return json.dumps({"walls": walls, "graphs": pack(clocks.calls()), "compiled": compiled})
 
 
 def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
     """Make one text of all ranks' evidence. Raises ValueError where it shows nothing."""
     data = {rank: json.loads(text) for rank, text in of_ranks.items()}
+    if any(each["compiled"] for each in data.values()):
+        raise ValueError(COMPILED)
     found = merged({rank: unpack(each["graphs"]) for rank, each in data.items()}, steps, world)
     if not found.tables:
         raise ValueError("the step runs no compiled graph whose launches can be timed")

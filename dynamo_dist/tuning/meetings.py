@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dynamo_dist.errors import TuneError
 from inductor_passes.agree.orders import Orders
 from inductor_passes.agree.share import Shared, fail, share
-from inductor_passes.agree.store import StoreFailedError
+from inductor_passes.agree.store import ReadAll, Steps, StoreFailedError, Write
 from inductor_passes.attach import measured
 from inductor_passes.machine.times.times import Times
 from inductor_passes.torch_compat import c10d
@@ -20,6 +20,15 @@ class StoppedError(Exception):
 
 class LostError(TuneError):
     """This rank does not know what the others do."""
+
+
+def _write(key: str, text: str) -> Steps[None]:
+    yield Write(((key, text),))
+
+
+def _read(keys: tuple[str, ...]) -> Steps[list[str] | None]:
+    found: list[str] | None = yield ReadAll(keys)
+    return found
 
 
 class Meetings:
@@ -67,11 +76,28 @@ class Meetings:
         except (StoppedError, LostError):
             raise
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            for where in (what, self._next):
-                with contextlib.suppress(StoreFailedError):  # then they wait in vain, and stop
-                    self.job.ask(fail(self.rank, f"{self.name}/{where}", why))
+            self.tell(what, f"{type(error).__name__}: {error}")
             raise
+
+    def tell(self, what: str, why: str) -> None:
+        """Tell the others that this rank does not come to ``what``, nor to the next step."""
+        for where in (what, self._next):
+            with contextlib.suppress(StoreFailedError):  # then they wait in vain, and stop
+                self.job.ask(fail(self.rank, f"{self.name}/{where}", why))
+
+    def say(self, what: str, text: str) -> None:
+        """Put down a word of this rank's."""
+        with contextlib.suppress(StoreFailedError):  # others find it missing
+            self.job.ask(_write(f"{self.name}/{what}/{self.rank}", text))
+
+    def all_say(self, what: str, text: str) -> bool:
+        """Return whether all ranks have put down this word; waits for none."""
+        keys = tuple(f"{self.name}/{what}/{rank}" for rank in range(self.world))
+        try:
+            found = self.job.ask(_read(keys))
+        except StoreFailedError as error:
+            raise self._lost(error) from error
+        return found is not None and set(found) == {text}
 
     def switch(self, tables: Mapping[str, Times]) -> None:
         """Price by these tables from the next call on, as all ranks do now. Raises LostError."""

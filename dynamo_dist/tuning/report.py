@@ -5,6 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# A tuned step that takes longer than this share of the untuned one is put back.
+NOISE = 1.03
+
+
+def is_slower(after_us: float, before_us: float) -> bool:
+    """Return whether a step became slower, by more than noise."""
+    return after_us > NOISE * before_us
+
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:

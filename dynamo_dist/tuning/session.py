@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from dynamo_dist.errors import TuneError
 from dynamo_dist.switch import is_enabled
-from dynamo_dist.tuning import codes
+from dynamo_dist.tuning import by_itself, codes
 from dynamo_dist.tuning.findings import Findings, error_of, evidence, findings, slowest
 from dynamo_dist.tuning.meetings import LostError, Meetings, StoppedError
-from dynamo_dist.tuning.report import TuneReport
+from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 # Steps that may compile before those that are timed.
 WARM_UP = 3
-# A tuned step that takes longer than this share of the untuned one is put back.
-NOISE = 1.03
 _calls = itertools.count()
 
 
@@ -57,6 +55,7 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
         return _left(
             "ranks cannot meet: the job has no store, or DYNAMO_DIST_AGREEMENT_SECONDS is 0"
         )
+    by_itself.give_up()
     return _Tuning(job, step, steps, f"tune/{next(_calls)}").run()
 
 
@@ -92,7 +91,7 @@ class _Tuning:
             clocks, walls = self._timed(max(2, self.steps // 2), alone=False)
         after = float(ranks.agreed("result", json.dumps(walls), slowest))
         error_after, decision = error_of(clocks), "tuned"
-        if after > NOISE * said.before_us:
+        if is_slower(after, said.before_us):
             ranks.back()
             with ranks.told("back"):
                 self._compile()

@@ -21,6 +21,7 @@ _NONE = "-"
 # Tables by place, of the job whose orders stand beside them.
 _tables: dict[str, Times] = {}
 _kept: dict[str, Times | None] = {}
+_asked: list[bool] = []
 _job: list[object] = []
 
 
@@ -43,6 +44,8 @@ def times_of(place: str, costs: str) -> Times | None:
     The rank that comes first with a place says what all use there, whatever files they have.
     """
     _of_this_job()
+    if costs == "measured":
+        _asked[:] = [True]
     if place in _tables:
         return _tables[place]
     if costs != "measured":
@@ -50,6 +53,12 @@ def times_of(place: str, costs: str) -> Times | None:
     if place not in _kept:
         _kept[place] = _agreed(place)
     return _kept[place]
+
+
+def is_asked() -> bool:
+    """Return whether a graph of this job was compiled with ``costs="measured"``."""
+    _of_this_job()
+    return bool(_asked)
 
 
 def keep(tables: Mapping[str, Times]) -> None:
@@ -78,6 +87,7 @@ def forget() -> None:
     """Price by the topology again; files stay."""
     _tables.clear()
     _kept.clear()
+    _asked.clear()
 
 
 def _agreed(place: str) -> Times | None:

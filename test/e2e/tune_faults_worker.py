@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
 import dynamo_dist
-from dynamo_dist.tuning import session
+from dynamo_dist.tuning import report
 from inductor_passes.agree import orders
 from inductor_passes.attach import measured
 from inductor_passes.testing import leave_process
@@ -124,7 +124,7 @@ def run(number, case):
         wrong.append(f"{case}: left, and costs are adopted")
 
 
-session.NOISE = 1e9  # what these steps take says nothing
+report.NOISE = 1e9  # what these steps take says nothing
 for number, case in enumerate(sys.argv[1:]):
     run(number, case)
     if case.startswith(("end:", "kill:")):

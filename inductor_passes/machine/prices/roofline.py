@@ -23,6 +23,7 @@ from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
 from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.topology import Topology
+from inductor_passes.records import MEASURED
 from inductor_passes.torch_compat.c10d import known_groups, world_size
 
 
@@ -51,7 +52,7 @@ class TopologyCostModel:
     @property
     def name(self) -> str:
         """The topology's name, and whether its figures or measured times count."""
-        return self.topology.name if self.times is None else f"{self.topology.name}, measured"
+        return self.topology.name + (MEASURED if self.times is not None else "")
 
     @functools.cached_property
     def machine_name(self) -> str:
