@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ def run_passes(
         told.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
-    return describe(
+    record = describe(
         graph,
         cost,
         before=before,
@@ -101,6 +102,9 @@ def run_passes(
         original=original,
         digest=digest,
     )
+    if not isinstance(cost, TopologyCostModel) or cost.untimed is cost:
+        return record
+    return dataclasses.replace(record, predicted=simulate(graph, cost.untimed).record())
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:

@@ -263,7 +263,8 @@ class GraphRecord:
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
     ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
     program; "" where ranks settle nothing. ``machine``: the topology's name and figures, and the device, as tables of
-    measured times name them. ``nodes``: in the order in which the passes left them.
+    measured times name them. ``nodes``: in the order in which the passes left them. ``predicted``: the same order by the
+    topology alone, where ``before`` and ``after`` stand on measured times; else None.
     """
 
     graph_id: str
@@ -283,6 +284,7 @@ class GraphRecord:
     place: str = ""
     machine: str = ""
     nodes: tuple[NodeRecord, ...] = ()
+    predicted: TimelineRecord | None = None
 
     @property
     def key(self) -> str:

@@ -31,7 +31,9 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
 from inductor_passes.attach.clocked import ClockedCode, Way, clocked
+from inductor_passes.machine.times.times import Outcome
 from inductor_passes.records import GraphRecord
+from inductor_passes.tuning.changes import changes
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +178,7 @@ class ByItself:
         if found.text is None:
             raise StoppedError(found.why)
         self._said = Findings.of_text(found.text)
-        self._error_before = error_of(clocks)
+        self._error_before, self._was = error_of(clocks), clocks.records()
         self._ranks.switch(self._said.tables)
         self._on_beat = self._compiled_anew
 
@@ -200,7 +202,10 @@ class ByItself:
             self._ranks.back()
             self._on_beat = self._put_back
             return
-        measured.keep(self._said.tables)
+        outcome = Outcome(
+            self._said.before_us, after, self._recompile_s, changes(self._was, clocks.records())
+        )
+        measured.keep(self._said.tables, outcome)
         self._finish("tuned", after, error_of(clocks))
 
     def _put_back(self, took: float) -> None:

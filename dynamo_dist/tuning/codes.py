@@ -112,6 +112,10 @@ class Clocks:
             for n, (_, record) in enumerate(self._on)
         }
 
+    def records(self) -> list[GraphRecord]:
+        """Records of the graphs that are clocked."""
+        return [record for _, record in self._on]
+
     def predicted_us(self) -> dict[str, float]:
         """Predicted time of a call of each graph, as scheduled."""
         return {record.graph: record.after.makespan_us for _, record in self._on}

@@ -18,6 +18,8 @@ from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
+from inductor_passes.machine.times.times import Outcome
+from inductor_passes.tuning.changes import changes
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +86,7 @@ class _Tuning:
             mine = evidence(clocks, walls)
         make = functools.partial(findings, steps=self.steps, world=ranks.world)
         said = Findings.of_text(ranks.agreed("costs", mine, make))
-        error_before = error_of(clocks)
+        error_before, was = error_of(clocks), clocks.records()
         ranks.switch(said.tables)
         with ranks.told("result"):
             self._compile()
@@ -97,7 +99,8 @@ class _Tuning:
                 self._compile()
             decision, after, error_after = "put back", said.before_us, error_before
         else:
-            measured.keep(said.tables)
+            lines = changes(was, clocks.records())
+            measured.keep(said.tables, Outcome(said.before_us, after, self.recompile_s, lines))
         report = said.report(
             decision,
             after_us=after,

@@ -12,7 +12,7 @@ from inductor_passes.agree.store import Steps, StoreFailedError, Swap
 from inductor_passes.errors import TimesError
 from inductor_passes.files.whole import write_whole
 from inductor_passes.machine.times.file import of_text, read, to_text
-from inductor_passes.machine.times.times import Times
+from inductor_passes.machine.times.times import Outcome, Times
 from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)
@@ -61,12 +61,12 @@ def is_asked() -> bool:
     return bool(_asked)
 
 
-def keep(tables: Mapping[str, Times]) -> None:
-    """Write tables beside the cache, for the next job."""
+def keep(tables: Mapping[str, Times], outcome: Outcome | None = None) -> None:
+    """Write tables beside the cache, for the next job, and what they were good for."""
     for place, times in tables.items():
         path = path_of(place)
         try:
-            write_whole(path, to_text(times))
+            write_whole(path, to_text(times, outcome))
         except OSError as error:
             log.warning("Measured times could not be kept in %s: %s.", path, error)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from inductor_passes.errors import TimesError
 from inductor_passes.files import Form, checked, parsed, text_of
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Outcome, Times
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,11 @@ def _all(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def _with_optional(optional: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    form = _all(properties)
+    return {**form, "properties": {**properties, **optional}}
+
+
 def _table_of(row: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": _all(row)}
 
@@ -46,11 +51,20 @@ def _table_of(row: dict[str, Any]) -> dict[str, Any]:
 _GRAPH = _all(
     {"phase": _TEXT, "nodes": _table_of(_NODE), "launches": _table_of(_LAUNCH), "waited_us": _US}
 )
+_OUTCOME = _all(
+    {
+        "before_us": _US,
+        "after_us": _US,
+        "recompile_s": _US,
+        "changes": {"type": "array", "items": _TEXT},
+    }
+)
 FORM = Form(
     name="table of times",
     error=TimesError,
     fix="`dynamo_dist.tune(step)` writes one; remove the file to have none.",
-    schema=_all(
+    schema=_with_optional(
+        {"outcome": _OUTCOME},
         {
             "version": {"const": VERSION, "type": "integer"},
             "rows": {"type": "integer", "minimum": 1},
@@ -62,16 +76,24 @@ FORM = Form(
             "probes": {"type": "array", "items": _all(_LAUNCH)},
             "compute_stretch": {"type": "number", "minimum": 1},
             "launch_stretch": {"type": "number", "minimum": 1},
-        }
+        },
     ),
 )
 
 
-def to_text(times: Times) -> str:
-    """A table as JSON."""
+def to_text(times: Times, outcome: Outcome | None = None) -> str:
+    """A table as JSON, and what it was good for."""
     content = dataclasses.asdict(times)
     del content["digest"]
+    if outcome is not None:
+        content["outcome"] = dataclasses.asdict(outcome)
     return json.dumps({"version": VERSION, "rows": _rows(times), **content})
+
+
+def outcome_of(text: str, file: str = "") -> Outcome | None:
+    """What the table of a text was good for; None where nobody wrote it. Raises TimesError."""
+    data = checked(parsed(text, file, FORM), FORM, file).get("outcome")
+    return None if data is None else Outcome(**{**data, "changes": tuple(data["changes"])})
 
 
 def of_text(text: str, file: str = "") -> Times:

@@ -65,6 +65,19 @@ class GraphTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a table was good for, in the job that measured it: of a step, the median of the slowest rank.
+
+    ``changes``: what is otherwise in the schedules of the rank that wrote it, a line for each graph.
+    """
+
+    before_us: float
+    after_us: float
+    recompile_s: float
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """Medians of one job's steps. Two tables of equal digest price everything alike.
 
