@@ -31,7 +31,7 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
 from inductor_passes.attach.clocked import ClockedCode, Way, clocked
-from inductor_passes.machine.times.times import Outcome
+from inductor_passes.machine.times.times import TunedStep
 from inductor_passes.records import GraphRecord
 from inductor_passes.tuning.changes import changes
 
@@ -202,7 +202,7 @@ class ByItself:
             self._ranks.back()
             self._on_beat = self._put_back
             return
-        outcome = Outcome(
+        outcome = TunedStep(
             self._said.before_us, after, self._recompile_s, changes(self._was, clocks.records())
         )
         measured.keep(self._said.tables, outcome)

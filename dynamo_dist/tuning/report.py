@@ -1,4 +1,4 @@
-"""Outcome of a tuning: what it found, what it changed, and what that cost and saves."""
+"""TunedStep of a tuning: what it found, what it changed, and what that cost and saves."""
 
 from __future__ import annotations
 

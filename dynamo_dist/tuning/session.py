@@ -18,7 +18,7 @@ from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
-from inductor_passes.machine.times.times import Outcome
+from inductor_passes.machine.times.times import TunedStep
 from inductor_passes.tuning.changes import changes
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class _Tuning:
             decision, after, error_after = "put back", said.before_us, error_before
         else:
             lines = changes(was, clocks.records())
-            measured.keep(said.tables, Outcome(said.before_us, after, self.recompile_s, lines))
+            measured.keep(said.tables, TunedStep(said.before_us, after, self.recompile_s, lines))
         report = said.report(
             decision,
             after_us=after,

@@ -21,7 +21,7 @@ from inductor_passes.attach.measured import folder
 from inductor_passes.errors import PassesError
 from inductor_passes.files import text_of
 from inductor_passes.machine.times.file import FORM, of_text, outcome_of
-from inductor_passes.machine.times.times import Outcome, Times
+from inductor_passes.machine.times.times import Times, TunedStep
 
 _SHOWN = 20
 
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(file: str, times: Times, outcome: Outcome | None) -> dict[str, Any]:
+def _table(file: str, times: Times, outcome: TunedStep | None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for graph, timed in times.graphs.items():
         of = {"graph": graph, "phase": timed.phase}

@@ -10,7 +10,7 @@ from typing import Any
 
 from inductor_passes.errors import TimesError
 from inductor_passes.files import Form, checked, parsed, text_of
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Outcome, Times
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times, TunedStep
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ FORM = Form(
 )
 
 
-def to_text(times: Times, outcome: Outcome | None = None) -> str:
+def to_text(times: Times, outcome: TunedStep | None = None) -> str:
     """A table as JSON, and what it was good for."""
     content = dataclasses.asdict(times)
     del content["digest"]
@@ -90,10 +90,10 @@ def to_text(times: Times, outcome: Outcome | None = None) -> str:
     return json.dumps({"version": VERSION, "rows": _rows(times), **content})
 
 
-def outcome_of(text: str, file: str = "") -> Outcome | None:
+def outcome_of(text: str, file: str = "") -> TunedStep | None:
     """What the table of a text was good for; None where nobody wrote it. Raises TimesError."""
     data = checked(parsed(text, file, FORM), FORM, file).get("outcome")
-    return None if data is None else Outcome(**{**data, "changes": tuple(data["changes"])})
+    return None if data is None else TunedStep(**{**data, "changes": tuple(data["changes"])})
 
 
 def of_text(text: str, file: str = "") -> Times:

@@ -65,7 +65,7 @@ class GraphTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TunedStep:
     """What a table was good for, in the job that measured it: of a step, the median of the slowest rank.
 
     ``changes``: what is otherwise in the schedules of the rank that wrote it, a line for each graph.

@@ -4,7 +4,7 @@ import json
 
 from inductor_passes.__main__ import main
 from inductor_passes.machine.times.file import to_text
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Outcome, Times
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times, TunedStep
 
 GRAPH = GraphTimes(
     "forward",
@@ -37,7 +37,7 @@ def test_a_damaged_table_is_one_line(tmp_path, capsys):
 
 def test_what_changed_because_of_the_costs_is_said(tmp_path, capsys):
     path = tmp_path / "times.json"
-    outcome = Outcome(2000.0, 1500.0, 2.5, ("forward: 3 launches instead of 6",))
+    outcome = TunedStep(2000.0, 1500.0, 2.5, ("forward: 3 launches instead of 6",))
     path.write_text(to_text(TIMES, outcome))
     assert main(["costs", "show", str(path)]) == 0
     said = capsys.readouterr().out
