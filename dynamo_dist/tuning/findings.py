@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dynamo_dist.tuning.codes import Clocks
 from dynamo_dist.tuning.report import TuneReport
 from inductor_passes.machine.times.file import of_text, to_text
 from inductor_passes.machine.times.times import Times
+from inductor_passes.tuning.outliers import Outlier
 from inductor_passes.tuning.table import merged, pack, unpack
 
 
@@ -26,6 +28,7 @@ class Findings:
     slow: Mapping[int, float]
     before_us: float
     steps: int
+    outliers: tuple[Outlier, ...] = ()
 
     @classmethod
     def of_text(cls, text: str) -> Findings:
@@ -36,6 +39,7 @@ class Findings:
             {int(rank): factor for rank, factor in data["slow"].items()},
             data["before_us"],
             data["steps"],
+            tuple(Outlier(*each) for each in data["outliers"]),
         )
 
     def report(self, decision: str, **figures: Any) -> TuneReport:
@@ -46,8 +50,10 @@ class Findings:
             steps=self.steps,
             before_us=self.before_us,
             compute_stretch=a_table.compute_stretch,
+            inter_stretch=a_table.inter_stretch,
             launch_stretch=a_table.launch_stretch,
             slow=self.slow,
+            outliers=self.outliers,
             **figures,
         )
 
@@ -76,6 +82,7 @@ def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
         {
             "tables": {place: to_text(times) for place, times in found.tables.items()},
             "slow": found.slow,
+            "outliers": [dataclasses.astuple(each) for each in found.outliers],
             "before_us": float(slowest(walls)),
             "steps": steps,
         }

@@ -17,7 +17,7 @@ from torch import fx
 from inductor_passes.graph.collectives import payloads, role
 from inductor_passes.graph.identity import operator_of, value_of
 from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
-from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
+from inductor_passes.machine.prices.group_shape import GroupShape, shape_of, shape_of_ranks
 from inductor_passes.machine.prices.launches import node_us
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
@@ -123,6 +123,11 @@ class TopologyCostModel:
     def compute_stretch(self) -> float:
         """Factor on a kernel's time while a collective is on its way."""
         return self.machine.compute_stretch
+
+    def stretch_beside(self, launch: fx.Node) -> float:
+        """Factor on a kernel's time while this collective is on its way: of the link that its group has."""
+        shape = shape_of(launch, self.topology.ranks_per_node)
+        return self.machine.topology.stretch_on(shape.nodes)
 
     def digest(self) -> str:
         figures = digest_of(self.topology)

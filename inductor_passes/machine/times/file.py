@@ -64,7 +64,10 @@ FORM = Form(
     error=TimesError,
     fix="`dynamo_dist.tune(step)` writes one; remove the file to have none.",
     schema=_with_optional(
-        {"outcome": _OUTCOME},
+        {
+            "outcome": _OUTCOME,
+            "inter_stretch": {"type": "array", "items": {"type": "number", "minimum": 1}},
+        },
         {
             "version": {"const": VERSION, "type": "integer"},
             "rows": {"type": "integer", "minimum": 1},
@@ -85,6 +88,8 @@ def to_text(times: Times, outcome: TunedStep | None = None) -> str:
     """A table as JSON, and what it was good for."""
     content = dataclasses.asdict(times)
     del content["digest"]
+    if times.inter_stretch is None:
+        del content["inter_stretch"]
     if outcome is not None:
         content["outcome"] = dataclasses.asdict(outcome)
     return json.dumps({"version": VERSION, "rows": _rows(times), **content})
@@ -99,6 +104,9 @@ def outcome_of(text: str, file: str = "") -> TunedStep | None:
 def of_text(text: str, file: str = "") -> Times:
     """Inverse of ``to_text``. Raises TimesError for anything else, NaN and lost rows among it."""
     data = checked(parsed(text, file, FORM), FORM, file)
+    inter = tuple(data.get("inter_stretch", ()))
+    if len(inter) not in (0, 2):
+        raise FORM.not_this(file, f"has {len(inter)} factors in inter_stretch, not 2.")
     times = Times(
         machine=data["machine"],
         torch=data["torch"],
@@ -108,6 +116,7 @@ def of_text(text: str, file: str = "") -> Times:
         probes=tuple(LaunchTime(**_only(_LAUNCH, row)) for row in data["probes"]),
         compute_stretch=data["compute_stretch"],
         launch_stretch=data["launch_stretch"],
+        inter_stretch=(inter[0], inter[1]) if inter else None,
     )
     if _rows(times) != data["rows"]:
         raise FORM.not_this(file, f"has {_rows(times)} rows, not the {data['rows']} that it says.")

@@ -84,7 +84,8 @@ class Times:
     ``machine``: name of the topology, digest of its figures, and device. ``world``: ranks of the job. ``steps``: how
     many were timed. ``graphs``: by ``graph/identity.py``'s digest. ``probes``: collectives of other payloads, launched
     between steps. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
-    ``launch_stretch``: a collective while kernels ran.
+    ``launch_stretch``: a collective while kernels ran. ``inter_stretch``: both, of collectives between nodes, where the job has
+    others too; None: the same.
     """
 
     machine: str
@@ -95,11 +96,17 @@ class Times:
     probes: tuple[LaunchTime, ...] = ()
     compute_stretch: float = 1.0
     launch_stretch: float = 1.0
+    inter_stretch: tuple[float, float] | None = None
     digest: str = field(init=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def launch_stretch_on(self, nodes: int) -> float:
+        """Of a collective of a group on so many nodes."""
+        own = self.inter_stretch if nodes > 1 else None
+        return self.launch_stretch if own is None else own[1]
 
     def computed(self) -> Iterator[NodeTime]:
         """All nodes that compute."""
