@@ -106,16 +106,23 @@ class Clocks:
         return found
 
     def us(self, way: Way) -> dict[str, list[float]]:
-        """Microseconds of whole calls by graph."""
+        """Microseconds of whole calls by graph, of those that ran."""
         return {
-            record.graph: [1e6 * (m[-1] - m[0]) for m in self._calls.get(n, {}).get(way, ())]
-            for n, (_, record) in enumerate(self._on)
+            record.graph: [1e6 * (marks[-1] - marks[0]) for marks in calls]
+            for record, calls in self._ran(way)
         }
 
     def records(self) -> list[GraphRecord]:
-        """Records of the graphs that are clocked."""
-        return [record for _, record in self._on]
+        """Records of the graphs that ran as scheduled: not of code that was compiled again since."""
+        return [record for record, _ in self._ran("scheduled")]
 
     def predicted_us(self) -> dict[str, float]:
-        """Predicted time of a call of each graph, as scheduled."""
-        return {record.graph: record.after.makespan_us for _, record in self._on}
+        """Predicted time of a call of each graph that ran as scheduled."""
+        return {record.graph: record.after.makespan_us for record in self.records()}
+
+    def _ran(self, way: Way) -> list[tuple[GraphRecord, list[list[float]]]]:
+        found = []
+        for number, (_, record) in enumerate(self._on):
+            if calls := self._calls.get(number, {}).get(way):
+                found.append((record, calls))
+        return found
