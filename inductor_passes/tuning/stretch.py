@@ -23,60 +23,68 @@ _ROUNDS, _HALVINGS = 6, 30
 class Beside:
     """A graph as it ran: ``nodes`` in order, the group of each launch and of its link, times of each by itself.
 
-    ``links[n]``: the kind of link of the n-th launch, any word. ``computed_us``: the compute of a scheduled call,
-    ``computed_beside_us``: that between launch and wait of a kind of link; ``waited_us``: how long the stream stood still for it.
+    ``links[n]``: the kind of link of the n-th launch, any word; ``sorts[n]``: those of one sort are slowed alike. ``computed_us``: the
+    compute of a scheduled call, ``computed_beside_us``: that between launch and wait of a kind of link; ``waited_us``: how long the
+    stream stood still for a sort of launches.
     """
 
     nodes: Sequence[NodeRecord]
     groups: Sequence[str]
     links: Sequence[str]
+    sorts: Sequence[str]
     times: GraphTimes
     computed_us: float
     computed_beside_us: Mapping[str, float]
     waited_us: Mapping[str, float]
 
 
-Factors = dict[str, tuple[float, float]]
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """``of_compute``: by kind of link, on compute beside its collectives. ``of_launch``: by sort, on these beside compute."""
+
+    of_compute: Mapping[str, float]
+    of_launch: Mapping[str, float]
 
 
 def stretches(graphs: Sequence[Beside]) -> Factors:
-    """By kind of link: factors on compute beside its collectives, and on these beside compute; at least 1, at most ``MOST``."""
-    kinds = sorted({link for graph in graphs for link in graph.links})
-    of_compute, of_launch = dict.fromkeys(kinds, 1.0), dict.fromkeys(kinds, 1.0)
+    """Find the factors by which graphs give what they took; at least 1, at most ``MOST``."""
+    links = sorted({link for graph in graphs for link in graph.links})
+    sorts = sorted({sort for graph in graphs for sort in graph.sorts})
+    of_compute, of_launch = dict.fromkeys(links, 1.0), dict.fromkeys(sorts, 1.0)
 
     def run() -> list[Execution]:
         return [execute(program_of(graph, of_compute, of_launch)) for graph in graphs]
 
-    def compute_of(kind: str, factor: float) -> float:
-        of_compute[kind] = factor
-        if len(kinds) == 1:
+    def compute_of(link: str, factor: float) -> float:
+        of_compute[link] = factor
+        if len(links) == 1:
             return sum(ran.compute_us for ran in run())
         found = 0.0
         for graph, ran in zip(graphs, run(), strict=True):
-            at = beside(graph.nodes, graph.links)[kind]
+            at = beside(graph.nodes, graph.links).get(link, ())
             found += sum(ran.end[i] - ran.start[i] for i in at)
         return found
 
-    def waited_of(kind: str, factor: float) -> float:
-        of_launch[kind] = factor
+    def waited_of(sort: str, factor: float) -> float:
+        of_launch[sort] = factor
         found = 0.0
         for graph, ran in zip(graphs, run(), strict=True):
             for i, node in enumerate(graph.nodes):
-                if node.event == "launch" and graph.links[node.number] == kind:
+                if node.event == "launch" and graph.sorts[node.number] == sort:
                     found += ran.exposed[i]
         return found
 
     for _ in range(_ROUNDS):
-        for kind in kinds:
-            alone = len(kinds) == 1
+        for link in links:
             computed = sum(
-                graph.computed_us if alone else graph.computed_beside_us.get(kind, 0.0)
+                graph.computed_us if len(links) == 1 else graph.computed_beside_us.get(link, 0.0)
                 for graph in graphs
             )
-            waited = sum(graph.waited_us.get(kind, 0.0) for graph in graphs)
-            of_compute[kind] = _least(functools.partial(compute_of, kind), computed)
-            of_launch[kind] = _least(functools.partial(waited_of, kind), waited)
-    return {kind: (of_compute[kind], of_launch[kind]) for kind in kinds}
+            of_compute[link] = _least(functools.partial(compute_of, link), computed)
+        for sort in sorts:
+            waited = sum(graph.waited_us.get(sort, 0.0) for graph in graphs)
+            of_launch[sort] = _least(functools.partial(waited_of, sort), waited)
+    return Factors(of_compute, of_launch)
 
 
 def beside(nodes: Sequence[NodeRecord], links: Sequence[str]) -> dict[str, set[int]]:
@@ -112,7 +120,7 @@ def _least(value: Callable[[float], float], wanted: float) -> float:
 def program_of(
     graph: Beside, of_compute: Mapping[str, float], of_launch: Mapping[str, float]
 ) -> Program:
-    """The graph by the simulator's rules, with these factors by kind of link."""
+    """The graph by the simulator's rules, with these factors."""
     at = {node.number: i for i, node in enumerate(graph.nodes) if node.event == "launch"}
     own = {group: of_compute[link] for group, link in zip(graph.groups, graph.links, strict=True)}
     program = Program([], [], [], [], stretches=own)
@@ -123,7 +131,7 @@ def program_of(
         program.compute_us.append(found.us if found is not None else 0.0)
         program.channel.append(graph.groups[node.number] if here else "")
         program.link_us.append(
-            launch.us * of_launch[graph.links[node.number]] if launch is not None and here else 0.0
+            launch.us * of_launch[graph.sorts[node.number]] if launch is not None and here else 0.0
         )
         program.awaits.append(
             (at[node.number],) if node.event == "wait" and node.number in at else ()

@@ -24,7 +24,7 @@ from inductor_passes.tuning.merge import (
     waited_us,
 )
 from inductor_passes.tuning.outliers import Outlier, outliers
-from inductor_passes.tuning.stretch import Beside, stretches
+from inductor_passes.tuning.stretch import Beside, Factors, stretches
 
 # Kinds of links: between ranks of one node, and of several.
 WITHIN, BETWEEN = "within", "between"
@@ -107,20 +107,28 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             whole = [1e6 * (marks[-1] - marks[0]) for marks in ran.scheduled]
             _add(took, rank, whole)
             _add(computed, rank, [computed_us(layout, marks) for marks in ran.scheduled])
-        links = _links(record)
+        links, sorts = _links(record), _sorts(record)
         beside.append(
             Beside(
                 record.nodes,
                 _channels(record),
                 links,
+                sorts,
                 times,
                 _beside_us(layout, calls),
                 beside_us(layout, calls, links),
-                waited_us(layout, calls, links),
+                waited_us(layout, calls, sorts),
             )
         )
     factors = stretches(beside)
-    of_compute, of_launch = factors.get(WITHIN) or factors.get(BETWEEN) or (1.0, 1.0)
+    for graph in beside:
+        for node in graph.nodes:
+            if node.event == "launch":
+                launch = graph.times.launches[node.name]
+                stretch = factors.of_launch[graph.sorts[node.number]]
+                graph.times.launches[node.name] = dataclasses.replace(launch, stretch=stretch)
+    overall = {link: _overall(beside, link, factors) for link in factors.of_compute}
+    of_compute, of_launch = overall.get(WITHIN) or overall.get(BETWEEN) or (1.0, 1.0)
     launches = [
         launch
         for graphs in places.values()
@@ -139,7 +147,7 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             probes=tuple(launch for launch in launches if id(launch) not in own),
             compute_stretch=of_compute,
             launch_stretch=of_launch,
-            inter_stretch=factors.get(BETWEEN) if WITHIN in factors else None,
+            inter_stretch=overall.get(BETWEEN) if WITHIN in overall else None,
         )
     return Merged(tables, slow, outliers(took, computed))
 
@@ -174,6 +182,25 @@ def _channels(record: GraphRecord) -> list[str]:
 def _links(record: GraphRecord) -> list[str]:
     hosts = [node.hosts for node in record.nodes if node.event == "launch"]
     return [BETWEEN if on > 1 else WITHIN for on in hosts]
+
+
+def _sorts(record: GraphRecord) -> list[str]:
+    """Of each launch, its link and kind: those of one sort are slowed alike, by compute and by what they queue behind."""
+    kinds = [collective.kind for collective in record.collectives]
+    return [f"{link} {kind}" for link, kind in zip(_links(record), kinds, strict=True)]
+
+
+def _overall(graphs: Sequence[Beside], link: str, factors: Factors) -> tuple[float, float]:
+    """Both factors of a kind of link; of its launches, together."""
+    own = [
+        graph.times.launches[node.name]
+        for graph in graphs
+        for node in graph.nodes
+        if node.event == "launch" and graph.links[node.number] == link
+    ]
+    alone = sum(launch.us for launch in own)
+    together = sum(launch.us * launch.stretch for launch in own)
+    return factors.of_compute[link], together / alone if alone > 0 else 1.0
 
 
 def _beside_us(layout: CodeLayout, calls: Mapping[int, RankCalls]) -> float:

@@ -260,6 +260,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
         step()
     stretches: list[list[float]] = []
     launches: list[list[int]] = []
+    graphs: list[list[Any]] = []  # of each stretch: phase, predicted and measured ms of each graph
     errors = []
 
     def time_steps(name: str, tables: Any) -> None:
@@ -275,6 +276,13 @@ def rank_of_job(job: dict[str, Any]) -> int:
         clocks.stop("scheduled")
         errors.append(error_of(clocks))
         launches.append([len(record.collectives) for record in clocks.records()])
+        ms = {graph: statistics.median(us) / 1e3 for graph, us in clocks.us("scheduled").items()}
+        graphs.append(
+            [
+                [r.phase, round(r.after.makespan_us / 1e3, 2), round(ms[r.graph], 2)]
+                for r in clocks.records()
+            ]
+        )
 
     # Whatever steps became is measured here in turn, also what would be put back.
     tuning.NOISE, noise = float("inf"), tuning.NOISE
@@ -296,6 +304,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
             "medians_in_turn_ms": [round(statistics.median(each), 3) for each in stretches],
             "launches_before": launches[0],
             "launches_after": launches[1],
+            "graphs_in_turn_predicted_and_measured_ms": graphs,
             "prediction_error_before": round(statistics.mean(errors[::2]), 4),
             "prediction_error_after": round(statistics.mean(errors[1::2]), 4),
             "recompiles": report.recompiles,

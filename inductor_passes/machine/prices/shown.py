@@ -73,7 +73,7 @@ def topology_of(base: Topology, times: Times) -> Topology:
             for c in base.collectives
         ),
     )  # fmt: skip
-    return dataclasses.replace(scaled, collectives=_with_curves(scaled, launches, times))
+    return dataclasses.replace(scaled, collectives=_with_curves(scaled, launches))
 
 
 def _links(launches: Sequence[LaunchTime], times: Times, between: bool) -> float:
@@ -95,7 +95,7 @@ def _slower(products: MeasuredProducts, factor: float) -> MeasuredProducts:
 
 
 def _with_curves(
-    topology: Topology, launches: Iterable[LaunchTime], times: Times
+    topology: Topology, launches: Iterable[LaunchTime]
 ) -> tuple[MeasuredCollective, ...]:
     """The topology's collectives; those of a kind and group of which something was measured, by that.
 
@@ -104,7 +104,7 @@ def _with_curves(
     found: dict[tuple[str, int, int], dict[int, list[float]]] = {}
     for launch in launches:
         key = launch.kind, launch.ranks, launch.nodes
-        us = launch.us * times.launch_stretch_on(launch.nodes)
+        us = launch.us * launch.stretch
         found.setdefault(key, {}).setdefault(launch.payload_bytes, []).append(us)
     kept = [c for c in topology.collectives if (c.kind, c.ranks, c.nodes) not in found]
     for (kind, ranks, nodes), by_payload in sorted(found.items()):

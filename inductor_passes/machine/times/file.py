@@ -14,7 +14,7 @@ from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 _US = {"type": "number", "minimum": 0}
 _COUNT = {"type": "integer", "minimum": 1}
 _TEXT = {"type": "string"}
@@ -32,6 +32,7 @@ _LAUNCH = {
     "payload_bytes": {"type": "integer", "minimum": 0},
     "us": _US,
     "predicted_us": _US,
+    "stretch": {"type": "number", "minimum": 1},
 }
 
 

@@ -31,7 +31,8 @@ class LaunchTime:
     """A launch: from the moment at which the last rank came to it until the slowest had its result.
 
     ``ranks`` of the group on ``nodes`` nodes. ``payload_bytes``: of this rank's input. ``predicted_us``: by the
-    topology alone.
+    topology alone. ``stretch``: how many times as long as by itself one of this kind took in the steps as they ran, beside compute and
+    behind others of its kind.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class LaunchTime:
     payload_bytes: int
     us: float
     predicted_us: float
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class GraphTimes:
 
     phase: str
     nodes: Mapping[str, NodeTime]
-    launches: Mapping[str, LaunchTime]
+    launches: dict[str, LaunchTime]
     waited_us: float = 0.0
 
     def node_us(self, name: str, operator: str) -> float | None:

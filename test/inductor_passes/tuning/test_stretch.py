@@ -39,12 +39,13 @@ def test_both_factors_come_back(of_compute, of_launch):
                 one, computed_us=ran.compute_us, waited_us={"within": ran.exposed_us}
             )
         )
-    (found,) = stretches(graphs).values()
-    assert found == pytest.approx((of_compute, of_launch), abs=0.02)
+    found = stretches(graphs)
+    assert found.of_compute["within"] == pytest.approx(of_compute, abs=0.02)
+    assert found.of_launch["within"] == pytest.approx(of_launch, abs=0.02)
 
 
 def graph(nodes, groups, links, times, computed=0.0, waited=0.0):
-    return Beside(nodes, groups, links, times, computed, {}, dict.fromkeys(links, waited))
+    return Beside(nodes, groups, links, links, times, computed, {}, dict.fromkeys(links, waited))
 
 
 def test_each_kind_of_link_gets_its_own_factors_back():
@@ -86,15 +87,31 @@ def test_each_kind_of_link_gets_its_own_factors_back():
             )
         ]
     )
-    assert found["within"] == pytest.approx(own["within"], abs=0.02)
-    assert found["between"] == pytest.approx(own["between"], abs=0.02)
+    for kind, (of_compute, of_launch) in own.items():
+        assert found.of_compute[kind] == pytest.approx(of_compute, abs=0.02)
+        assert found.of_launch[kind] == pytest.approx(of_launch, abs=0.02)
+
+
+def test_each_sort_of_launches_gets_its_own_factor_back():
+    graphs, own = [], {"gather": 1.1, "exchange": 2.5}
+    for sort, factor in own.items():
+        one = dataclasses.replace(
+            graph(NODES, ["0"], ["within"], times(100.0, 300.0)), sorts=[sort]
+        )
+        ran = execute(program_of(one, {"within": 1.2}, {sort: factor}))
+        graphs.append(
+            dataclasses.replace(one, computed_us=ran.compute_us, waited_us={sort: ran.exposed_us})
+        )
+    assert stretches(graphs).of_launch == pytest.approx(own, abs=0.03)
 
 
 def test_steps_that_were_faster_together_are_not_stretched():
     found = stretches([graph(NODES, ["0"], ["within"], times(100.0, 300.0), 150.0)])
-    assert found == {"within": (1.0, 1.0)}
+    assert (found.of_compute, found.of_launch) == ({"within": 1.0}, {"within": 1.0})
 
 
 def test_without_a_launch_nothing_is_stretched():
     alone = GraphTimes("forward", {"mm": NodeTime("mm", 10.0, 1.0)}, {})
-    assert stretches([graph((NodeRecord("mm", "kernel", "mm"),), [], [], alone, 50.0)]) == {}
+    assert (
+        stretches([graph((NodeRecord("mm", "kernel", "mm"),), [], [], alone, 50.0)]).of_launch == {}
+    )
