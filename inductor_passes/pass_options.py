@@ -48,8 +48,9 @@ class PassOptions:
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
-    costs: ``model``, by the topology; or ``measured``: by what earlier steps took where ``dynamo_dist.tune`` has timed
-        them, in this job or in one before on the same machine, and by the topology where it has not.
+    costs: ``model``, by the topology; or ``measured``: by what steps took, of this job or of one before on the same machine.
+        Where none has been timed, some steps behind the first are (``backend="dynamo_dist"``, CPU), and graphs are compiled
+        once more, or twice if their steps became slower; until then the topology counts.
     exact: only passes that keep every bit.
     on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from inductor_passes.errors import (
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
 from inductor_passes.graph.hazards import launches_show_that_ranks_differ
-from inductor_passes.graph.identity import digest_of_graph, operator_of
+from inductor_passes.graph.identity import digest_of_graph, operator_of, value_of
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
@@ -90,7 +91,7 @@ def run_passes(
         told.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
-    return describe(
+    record = describe(
         graph,
         cost,
         before=before,
@@ -101,6 +102,9 @@ def run_passes(
         original=original,
         digest=digest,
     )
+    if not isinstance(cost, TopologyCostModel) or cost.untimed is cost:
+        return record
+    return dataclasses.replace(record, predicted=simulate(graph, cost.untimed).record())
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
@@ -167,7 +171,7 @@ def cost_model(
             "Measured times are not used for graph %s: they are of other %s.", digest, other
         )
         return untimed
-    return TopologyCostModel(topology, times, digest)
+    return TopologyCostModel(topology, times, digest, {n.name: value_of(n) for n in graph.nodes})
 
 
 def topology_name(graph: fx.Graph, options: PassOptions) -> str:

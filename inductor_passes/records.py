@@ -251,6 +251,10 @@ class CacheRecord:
         return f"{self.status}: {', '.join(self.why)}" if self.why else self.status
 
 
+# Behind a topology's name where measured times count.
+MEASURED = ", measured"
+
+
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
@@ -259,7 +263,8 @@ class GraphRecord:
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
     ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
     program; "" where ranks settle nothing. ``machine``: the topology's name and figures, and the device, as tables of
-    measured times name them. ``nodes``: in the order in which the passes left them.
+    measured times name them. ``nodes``: in the order in which the passes left them. ``predicted``: the same order by the
+    topology alone, where ``before`` and ``after`` stand on measured times; else None.
     """
 
     graph_id: str
@@ -279,11 +284,17 @@ class GraphRecord:
     place: str = ""
     machine: str = ""
     nodes: tuple[NodeRecord, ...] = ()
+    predicted: TimelineRecord | None = None
 
     @property
     def key(self) -> str:
         """Which graph this is: a later record of the same key replaces an earlier one."""
         return self.graph_id
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether it was scheduled by what steps of a job took."""
+        return self.topology.endswith(MEASURED)
 
     @property
     def schedule(self) -> ScheduleRecord | None:

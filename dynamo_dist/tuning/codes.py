@@ -12,22 +12,32 @@ from dynamo_dist.torch_compat.inductor import code
 from inductor_passes.attach.clocked import ClockedCode, Way, clocked
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting.recorder import PREFIX, load_record
+from inductor_passes.reporting.subscribers import Subscribers
 from inductor_passes.torch_compat.c10d import real_group_ranks
 from inductor_passes.tuning.merge import RankCalls
 from inductor_passes.tuning.table import GraphCalls
 
 
 @dataclass(slots=True)
-class _Noted:
+class Noted:
+    """A graph's function, the source of its code, and the name of its record, which is there by its first call."""
+
     owner: weakref.ref[Any]
     call: Callable[..., Any]
     source: str
     record: str
 
+    def load(self) -> GraphRecord | None:
+        """The record; None where there is none."""
+        return load_record(self.record) if self.record else None
+
 
 WAYS: tuple[Way, Way] = ("alone", "scheduled")
-_noted: list[_Noted] = []
+_noted: list[Noted] = []
 _compiled = 0
+# Takes each graph that launches as it is made or loaded; returns the function that ends it.
+_subscribers: Subscribers[Noted] = Subscribers()
+subscribe = _subscribers.add
 
 
 def changes() -> list[Change]:
@@ -43,7 +53,8 @@ def _note(owner: object, call: Callable[..., Any], source: str, counted: Iterabl
         record = next(
             (name.removeprefix(PREFIX) for name in counted if name.startswith(PREFIX)), ""
         )
-        _noted.append(_Noted(weakref.ref(owner), call, source, record))
+        _noted.append(Noted(weakref.ref(owner), call, source, record))
+        _subscribers.call(_noted[-1])
 
 
 def compiles() -> int:
@@ -59,18 +70,24 @@ class Clocks:
         self._calls: dict[int, dict[Way, list[list[float]]]] = {}
         seen: set[int] = set()
         for each in _noted:
-            record = load_record(each.record) if each.owner() is not None and each.record else None
+            record = each.load() if each.owner() is not None else None
             made = clocked(each.call, each.source) if record is not None and record.graph else None
             if made is None or record is None or id(made.function) in seen:
                 continue
             seen.add(id(made.function))
             self._on.append((made, record))
 
-    def start(self, way: Way) -> None:
-        """Time calls from now on. Sends and receives are waited for where the code does: partners wait for both."""
+    def start(
+        self, way: Way, place: str = "", ended: Callable[[list[float]], None] | None = None
+    ) -> None:
+        """Time calls from now on. Sends and receives are waited for where the code does: partners wait for both.
+
+        ``ended``: called as a call of a graph at ``place`` ends that is no backward one.
+        """
         for made, record in self._on:
             one_sided = any(not c.agreed() for c in record.collectives)
-            made.start("scheduled" if one_sided else way)
+            here = bool(place) and record.place == place and record.phase != "backward"
+            made.start("scheduled" if one_sided else way, ended if here else None)
 
     def stop(self, way: Way) -> None:
         """Take the clocks off and note what they showed."""
@@ -89,12 +106,23 @@ class Clocks:
         return found
 
     def us(self, way: Way) -> dict[str, list[float]]:
-        """Microseconds of whole calls by graph."""
+        """Microseconds of whole calls by graph, of those that ran."""
         return {
-            record.graph: [1e6 * (m[-1] - m[0]) for m in self._calls.get(n, {}).get(way, ())]
-            for n, (_, record) in enumerate(self._on)
+            record.graph: [1e6 * (marks[-1] - marks[0]) for marks in calls]
+            for record, calls in self._ran(way)
         }
 
+    def records(self) -> list[GraphRecord]:
+        """Records of the graphs that ran as scheduled: not of code that was compiled again since."""
+        return [record for record, _ in self._ran("scheduled")]
+
     def predicted_us(self) -> dict[str, float]:
-        """Predicted time of a call of each graph, as scheduled."""
-        return {record.graph: record.after.makespan_us for _, record in self._on}
+        """Predicted time of a call of each graph that ran as scheduled."""
+        return {record.graph: record.after.makespan_us for record in self.records()}
+
+    def _ran(self, way: Way) -> list[tuple[GraphRecord, list[list[float]]]]:
+        found = []
+        for number, (_, record) in enumerate(self._on):
+            if calls := self._calls.get(number, {}).get(way):
+                found.append((record, calls))
+        return found

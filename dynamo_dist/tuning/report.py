@@ -1,9 +1,19 @@
-"""Outcome of a tuning: what it found, what it changed, and what that cost and saves."""
+"""TunedStep of a tuning: what it found, what it changed, and what that cost and saves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from inductor_passes.tuning.outliers import Outlier
+
+# A tuned step that takes longer than this share of the untuned one is put back.
+NOISE = 1.03
+
+
+def is_slower(after_us: float, before_us: float) -> bool:
+    """Return whether a step became slower, by more than noise."""
+    return after_us > NOISE * before_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +24,8 @@ class TuneReport:
     of a step, the median over steps of the slowest rank. ``error_before``, ``error_after``: of the predicted time of this
     rank's compiled graphs, on steps other than those that the costs are from. ``recompile_s``: seconds of steps that
     compiled, and ``recompiles`` how many such steps there were. ``slow``: ranks whose compute takes longer than the others', and
-    how many times as long.
+    how many times as long. ``inter_stretch``: both stretches of collectives between nodes, where there are others too.
+    ``outliers``: steps, counted from 0 among those timed as scheduled, that took much longer than the others.
     """
 
     decision: str
@@ -29,6 +40,8 @@ class TuneReport:
     compute_stretch: float = 1.0
     launch_stretch: float = 1.0
     slow: Mapping[int, float] | None = None
+    inter_stretch: tuple[float, float] | None = None
+    outliers: tuple[Outlier, ...] = ()
 
     @property
     def pays_after_steps(self) -> float:
@@ -52,8 +65,23 @@ class TuneReport:
             f"beside a collective compute takes {self.compute_stretch:.2f} times as long, and a collective beside compute "
             f"{self.launch_stretch:.2f} times",
         ]
+        if self.inter_stretch is not None:
+            lines.append(
+                "between nodes compute takes {:.2f} times as long, and a collective {:.2f} times".format(
+                    *self.inter_stretch
+                )
+            )
         for rank, factor in sorted((self.slow or {}).items()):
             lines.append(
                 f"rank {rank} is slow: its compute takes {factor:.2f} times as long as that of the others"
+            )
+        for each in self.outliers:
+            whose = (
+                f"for rank {each.rank} computed longer"
+                if each.rank is not None
+                else "though no rank computed longer"
+            )
+            lines.append(
+                f"step {each.step} took {each.factor:.1f} times as long as the others, {whose}"
             )
         return "\n".join(lines)

@@ -19,7 +19,7 @@ from inductor_passes.agree.register import Register
 from inductor_passes.agree.settle import Settling
 from inductor_passes.agree.store import Steps, StoreFailedError, run
 from inductor_passes.agree.stream import Group, Stream
-from inductor_passes.errors import OptionError
+from inductor_passes.errors import OptionError, RanksDifferError
 from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
@@ -61,6 +61,7 @@ class Orders:
         self._register = Register()
         self._prefix = PREFIX
         self._given_up = 0
+        self._lost = ""
         self._frames_unlike_python: set[int] = set()
         self._left_to_python: set[tuple[str, types.CodeType]] = set()
 
@@ -81,6 +82,8 @@ class Orders:
         return decision
 
     def _settle(self, stream: Stream, offer: Offer) -> Decision:
+        if self._lost:
+            raise RanksDifferError(self._lost)
         deadline_s = seconds()
         if self._store is None or deadline_s == 0:
             _say_once(
@@ -95,6 +98,11 @@ class Orders:
         try:
             decision = run(steps, self._store, self._prefix, deadline_s)
         except StoreFailedError as error:
+            if self._prefix != PREFIX:  # what was settled before held on all ranks, and is given up
+                self.lose(
+                    f"The job's store failed while ranks settled the launches of graph {stream.graph} anew ({error})."
+                )
+                raise RanksDifferError(self._lost) from error
             log.warning(
                 "The job's store failed while ranks settled the launches of graph %s (%s): it keeps the program's "
                 "order of launches. If other ranks do not, the job may hang.",
@@ -136,6 +144,18 @@ class Orders:
             return
         self._given_up += given_up
         self._left_to_python.add((code.co_filename, code))
+
+    def can_meet(self) -> bool:
+        """Return whether this rank can settle anything with the others."""
+        return self._store is not None and seconds() > 0
+
+    def lose(self, why: str) -> None:
+        """Launch nothing more from compiled graphs: this rank does not know in which order the others do.
+
+        The next call of each raises RanksDifferError with ``why``, as long as the job lasts.
+        """
+        self._lost = why
+        self._given_up += 1
 
     def ask(self, steps: Steps[T]) -> T:
         """Carry out steps of another protocol of the job's ranks. Raises StoreFailedError, also without a store."""
@@ -184,7 +204,7 @@ class Orders:
 
     def digest(self) -> str:
         """Return the part of a cache key that tells whether ranks settle anything at all."""
-        return "settled" if self._store is not None and seconds() > 0 else "program"
+        return "settled" if self.can_meet() else "program"
 
 
 def _groups() -> list[Group]:

@@ -1,7 +1,8 @@
 """Numbers that all ranks of a job shall use, or none: what each measured, made one by one rank, adopted by one word.
 
 Rank 0 makes one text of what all have put down, and writes the word that it holds. Who waits in vain writes that it does
-not, if nothing is written yet; what stands there counts for all. So a rank that dies leaves the others as they were.
+not, if nothing is written yet; what stands there counts for all. So a rank that dies leaves the others as they were, and one
+that cannot read the word does not know what they do: it must not go on as if it did.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from inductor_passes.agree.store import Await, ReadAll, Steps, Swap, Write, read
+from inductor_passes.agree.store import (
+    Await,
+    ReadAll,
+    Steps,
+    StoreFailedError,
+    Swap,
+    Write,
+    read,
+)
 
 _ADOPTED, _NOT, _FAILED = "adopted", "not: ", "failed: "
 
@@ -27,7 +36,8 @@ def share(
 ) -> Steps[Shared]:
     """Share ``mine`` with all ranks under ``name``, which no other call of the job bears.
 
-    ``make``: one text of all ranks' ones, for rank 0 to call; a ValueError that it raises says why there is none.
+    ``make``: one text of all ranks' ones, for rank 0 to call; a ValueError that it raises says why there is none. Raises
+    StoreFailedError if the others may use a text that this rank cannot read.
     """
     yield Write(((f"share/{name}/of/{me}", mine),))
     word = (yield from _made(world, name, make)) if me == 0 else ""
@@ -39,7 +49,9 @@ def share(
     if word != _ADOPTED:
         return Shared(None, word.removeprefix(_NOT))
     found = yield ReadAll((f"share/{name}/all",))
-    return Shared(None, "what was made is lost") if found is None else Shared(found[0])
+    if found is None:
+        raise StoreFailedError(f"what ranks share as {name!r} is adopted and not there")
+    return Shared(found[0])
 
 
 def fail(me: int, name: str, why: str) -> Steps[None]:

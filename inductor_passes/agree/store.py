@@ -47,6 +47,9 @@ class Await:
 
 
 Operation = Swap | Write | ReadAll | Await
+# Seconds between the tries of an operation that the store refuses: what it may have done before it failed does no harm
+# when it is done again.
+PAUSES_S = (0.05, 0.2, 0.5)
 T = TypeVar("T")
 Steps = Generator[Operation, Any, T]
 
@@ -58,7 +61,7 @@ def read(key: str) -> Steps[str]:
 
 
 def run(steps: Steps[T], store: Store, prefix: str, deadline_s: float) -> T:
-    """Carry out a protocol's steps on a store. Raises StoreFailedError for what the store raises."""
+    """Carry out a protocol's steps on a store. Raises StoreFailedError for what the store raises again and again."""
     end: float | None = None
     answer: Any = None
     while True:
@@ -72,10 +75,19 @@ def run(steps: Steps[T], store: Store, prefix: str, deadline_s: float) -> T:
                 end = time.monotonic() + deadline_s if end is None else end
                 answer = _await(store, prefix + operation.key, end)
             else:
-                answer = _do(store, prefix, operation)
+                answer = _do_again(store, prefix, operation)
         except (RuntimeError, OSError, ValueError) as error:
             steps.close()
             raise StoreFailedError(f"{type(error).__name__}: {error}") from error
+
+
+def _do_again(store: Store, prefix: str, operation: Operation) -> Any:
+    for pause_s in PAUSES_S:
+        try:
+            return _do(store, prefix, operation)
+        except (RuntimeError, OSError, ValueError):
+            time.sleep(pause_s)
+    return _do(store, prefix, operation)
 
 
 def _do(store: Store, prefix: str, operation: Operation) -> Any:

@@ -40,11 +40,17 @@ class ClockedCode:
     calls: list[list[float]] = field(default_factory=list)
     _own: types.CodeType | None = None
 
-    def start(self, way: Way) -> None:
-        """Clock every call from now on."""
+    def start(self, way: Way, ended: Callable[[list[float]], None] | None = None) -> None:
+        """Clock every call from now on. ``ended`` is called as one ends, with its marks, and may stop the clocks."""
         self._own = self._own or self.function.__code__
+
+        def close(marks: list[float]) -> None:
+            self.calls.append(marks)
+            if ended is not None:
+                ended(marks)
+
         self.function.__globals__.update(
-            {_OPEN: list, _CLOSE: self.calls.append, _NOW: time.perf_counter, _WAIT: _wait}
+            {_OPEN: list, _CLOSE: close, _NOW: time.perf_counter, _WAIT: _wait}
         )
         self.function.__code__ = self.alone if way == "alone" else self.scheduled
 

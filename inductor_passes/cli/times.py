@@ -1,13 +1,16 @@
 """``python -m inductor_passes costs show``: measured times beside those that the topology predicts, worst first.
 
 ``--json`` prints ``{"tables": [{"file", "machine", "torch", "world", "steps", "compute_stretch", "launch_stretch",
-"compute_factor", "launch_factor", "rows": [{"graph", "phase", "what", "name", "us", "predicted_us"}]}]}``: a factor is how many
-times as long everything of that sort took as predicted, together; null where nothing was predicted.
+"compute_factor", "launch_factor", "rows": [{"graph", "phase", "what", "name", "us", "predicted_us"}], "outcome": {"before_us", "after_us",
+"recompile_s", "changes"}}]}``: a factor is how many
+times as long everything of that sort took as predicted, together; null where nothing was predicted. ``outcome``: of a step before and after, and what is otherwise in the schedule of the
+rank that wrote the file; null where the job left none.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -17,8 +20,8 @@ from typing import Any
 from inductor_passes.attach.measured import folder
 from inductor_passes.errors import PassesError
 from inductor_passes.files import text_of
-from inductor_passes.machine.times.file import FORM, of_text
-from inductor_passes.machine.times.times import Times
+from inductor_passes.machine.times.file import FORM, of_text, outcome_of
+from inductor_passes.machine.times.times import Times, TunedStep
 
 _SHOWN = 20
 
@@ -36,7 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Read and print; 0, or 2 after a one-line error."""
     files = arguments.files or sorted(map(str, Path(folder()).glob("*.json")))
     try:
-        tables = [_table(file, of_text(text_of(file, FORM), file)) for file in files]
+        texts = {file: text_of(file, FORM) for file in files}
+        tables = [_table(file, of_text(t, file), outcome_of(t, file)) for file, t in texts.items()]
     except PassesError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -47,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(file: str, times: Times) -> dict[str, Any]:
+def _table(file: str, times: Times, outcome: TunedStep | None) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for graph, timed in times.graphs.items():
         of = {"graph": graph, "phase": timed.phase}
@@ -67,6 +71,7 @@ def _table(file: str, times: Times) -> dict[str, Any]:
         "compute_factor": _factor(rows, "compute"),
         "launch_factor": _factor(rows, "launch"),
         "rows": rows,
+        "outcome": None if outcome is None else dataclasses.asdict(outcome),
     }
 
 
@@ -88,6 +93,12 @@ def _text(table: dict[str, Any], most: int) -> str:
         f"beside a collective compute takes {table['compute_stretch']:.2f} times as long, and a collective beside "
         f"compute {table['launch_stretch']:.2f} times"
     )
+    if (outcome := table["outcome"]) is not None:
+        lines.append(
+            f"a step took {outcome['before_us'] / 1e3:.2f} ms, and {outcome['after_us'] / 1e3:.2f} ms by these costs; "
+            f"compiling again took {outcome['recompile_s']:.1f} s"
+        )
+        lines += [f"changed in the schedule, {change}" for change in outcome["changes"]]
     rows = table["rows"][: most or None]
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:

@@ -17,7 +17,7 @@ def digest_of_graph(graph: fx.Graph) -> str:
     digest = hashlib.sha256()
     for node in graph.nodes:
         inputs = " ".join(source.name for source in node.all_input_nodes)
-        digest.update(f"{node.name} {operator_of(node)} {inputs} {_value(node)}\n".encode())
+        digest.update(f"{node.name} {operator_of(node)} {inputs} {value_of(node)}\n".encode())
     return digest.hexdigest()[:24]
 
 
@@ -26,7 +26,8 @@ def operator_of(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_function" else node.op
 
 
-def _value(node: fx.Node) -> str:
+def value_of(node: fx.Node) -> str:
+    """Sizes and types of a node's value."""
     leaves = pytree.tree_leaves(node.meta.get("val"))
     return " ".join(
         f"{tuple(leaf.shape)} {leaf.dtype}"

@@ -47,6 +47,7 @@ class _GraphView:
     ticks: list[float]
     height: int
     open: bool
+    predicted: Picture | None = None
 
 
 def page(
@@ -70,8 +71,9 @@ def _views(graphs: Sequence[GraphRecord]) -> list[_GraphView]:
 
 
 def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
-    scale = max(graph.before.makespan_us, graph.after.makespan_us)
-    spans = (*graph.before.spans, *graph.after.spans)
+    drawn = [graph.before, graph.after, *([graph.predicted] if graph.predicted else [])]
+    scale = max(timeline.makespan_us for timeline in drawn)
+    spans = [span for timeline in drawn for span in timeline.spans]
     groups = tuple(dict.fromkeys(s.lane for s in spans if s.lane != COMPUTE_LANE))
     sizes = {c.group_name: c.group_size for c in graph.collectives}
     lane_titles = {COMPUTE_LANE: "compute"}
@@ -83,6 +85,7 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
         record=graph,
         before=draw(graph.before, scale, groups),
         after=draw(graph.after, scale, groups),
+        predicted=draw(graph.predicted, scale, groups) if graph.predicted else None,
         lane_titles=lane_titles,
         collectives={c.name: c for c in graph.collectives},
         ticks=ticks(scale),

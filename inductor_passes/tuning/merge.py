@@ -97,7 +97,8 @@ def graph_times(
     }
     # What a pass made may bear another node's name in the next schedule.
     own = {name: us for name, us in nodes.items() if known[name].original}
-    return GraphTimes(record.phase, own, launches, _waited_us(layout, ranks))
+    every = ["link"] * len(layout.launches)
+    return GraphTimes(record.phase, own, launches, waited_us(layout, ranks, every).get("link", 0.0))
 
 
 def _total(segment: tuple[float, list[float]]) -> float:
@@ -166,11 +167,55 @@ def offsets(
     return found
 
 
-def _waited_us(layout: CodeLayout, ranks: Mapping[int, RankCalls]) -> float:
-    """Time of a scheduled call in which the compute stream stood still, on the median rank."""
-    waits = [at for at in layout.syncs if layout.events[at].startswith("wait")]
-    calls = [m for each in ranks.values() for m in each.scheduled]
-    return statistics.median(sum(_event_us(m, at) for at in waits) for m in calls) if calls else 0.0
+def waited_us(
+    layout: CodeLayout, ranks: Mapping[int, RankCalls], links: Sequence[str]
+) -> dict[str, float]:
+    """Time of a scheduled call in which the compute stream stood still, on the median rank, by kind of link.
+
+    ``links[n]``: the kind of link of the n-th launch.
+    """
+    calls = [marks for each in ranks.values() for marks in each.scheduled]
+    found = {}
+    for kind in set(links) if calls else ():
+        waits = [
+            at
+            for number, at in zip(layout.numbers, layout.syncs, strict=True)
+            if layout.events[at].startswith("wait") and links[number] == kind
+        ]
+        found[kind] = statistics.median(sum(_event_us(m, at) for at in waits) for m in calls)
+    return found
+
+
+def beside_us(
+    layout: CodeLayout, ranks: Mapping[int, RankCalls], links: Sequence[str]
+) -> dict[str, float]:
+    """Compute of a scheduled call between launches and waits of a kind of link, if possible of no other; of the slowest rank."""
+    pending: dict[int, str] = {}
+    alone: dict[str, list[int]] = {kind: [] for kind in links}
+    mixed: dict[str, list[int]] = {kind: [] for kind in links}
+    for i, (number, at) in enumerate(zip(layout.numbers, layout.syncs, strict=True)):
+        if layout.events[at].startswith("launch"):
+            pending[number] = links[number]
+        else:
+            pending.pop(number, None)
+        kinds = set(pending.values())
+        for kind in kinds:
+            (alone if len(kinds) == 1 else mixed)[kind].append(i + 1)
+    calls = [marks for each in ranks.values() for marks in each.scheduled]
+    count = min((len(each.scheduled) for each in ranks.values()), default=0)
+    if not calls or not count:
+        return {}
+
+    def took(call: int, segments: Sequence[int]) -> float:
+        return max(
+            sum(segment_us(layout, each.scheduled[call], n)[0] for n in segments)
+            for each in ranks.values()
+        )
+
+    return {
+        kind: statistics.median(took(call, alone[kind] or mixed[kind]) for call in range(count))
+        for kind in alone
+    }
 
 
 def computed_us(layout: CodeLayout, marks: Marks) -> float:

@@ -16,13 +16,18 @@ from inductor_passes.torch_compat.caches import torch_version
 from inductor_passes.tuning.layout import CodeLayout, layout_of
 from inductor_passes.tuning.merge import (
     RankCalls,
+    beside_us,
     computed_us,
     graph_times,
     launching_us,
     stragglers,
+    waited_us,
 )
-from inductor_passes.tuning.stretch import stretches
+from inductor_passes.tuning.outliers import Outlier, outliers
+from inductor_passes.tuning.stretch import Beside, Factors, stretches
 
+# Kinds of links: between ranks of one node, and of several.
+WITHIN, BETWEEN = "within", "between"
 log = logging.getLogger(__name__)
 
 
@@ -63,10 +68,14 @@ class GraphCalls:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """``tables`` by place; ``slow``: ranks whose compute takes longer than that of others, and how many times."""
+    """``tables`` by place; ``slow``: ranks whose compute takes longer than that of others, and how many times.
+
+    ``outliers``: calls as scheduled, by number, that took much longer than others.
+    """
 
     tables: Mapping[str, Times]
     slow: Mapping[int, float]
+    outliers: tuple[Outlier, ...] = ()
 
 
 def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int) -> Merged:
@@ -79,6 +88,8 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
     machines: dict[str, str] = {}
     slow: dict[int, float] = {}
     beside = []
+    took: dict[int, list[float]] = {}
+    computed: dict[int, list[float]] = {}
     for name, ranks in by_graph.items():
         record = ranks[min(ranks)].record
         calls = {rank: each.calls for rank, each in ranks.items() if each.calls.alone}
@@ -92,8 +103,32 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
         machines[record.place] = record.machine
         for rank, factor in stragglers(layout, calls).items():
             slow[rank] = max(factor, slow.get(rank, 1.0))
-        beside.append((record.nodes, _channels(record), times, _beside_us(layout, calls)))
-    of_compute, of_launch = stretches(beside)
+        for rank, ran in calls.items():
+            whole = [1e6 * (marks[-1] - marks[0]) for marks in ran.scheduled]
+            _add(took, rank, whole)
+            _add(computed, rank, [computed_us(layout, marks) for marks in ran.scheduled])
+        links, sorts = _links(record), _sorts(record)
+        beside.append(
+            Beside(
+                record.nodes,
+                _channels(record),
+                links,
+                sorts,
+                times,
+                _beside_us(layout, calls),
+                beside_us(layout, calls, links),
+                waited_us(layout, calls, sorts),
+            )
+        )
+    factors = stretches(beside)
+    for graph in beside:
+        for node in graph.nodes:
+            if node.event == "launch":
+                launch = graph.times.launches[node.name]
+                stretch = factors.of_launch[graph.sorts[node.number]]
+                graph.times.launches[node.name] = dataclasses.replace(launch, stretch=stretch)
+    overall = {link: _overall(beside, link, factors) for link in factors.of_compute}
+    of_compute, of_launch = overall.get(WITHIN) or overall.get(BETWEEN) or (1.0, 1.0)
     launches = [
         launch
         for graphs in places.values()
@@ -112,8 +147,18 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             probes=tuple(launch for launch in launches if id(launch) not in own),
             compute_stretch=of_compute,
             launch_stretch=of_launch,
+            inter_stretch=overall.get(BETWEEN) if WITHIN in overall else None,
         )
-    return Merged(tables, slow)
+    return Merged(tables, slow, outliers(took, computed))
+
+
+def _add(of_ranks: dict[int, list[float]], rank: int, us: Sequence[float]) -> None:
+    """Add a graph's calls to a rank's steps; one that is not called once in each step has none of its own."""
+    known = of_ranks.get(rank)
+    if known is None:
+        of_ranks[rank] = list(us)
+    elif len(known) == len(us):
+        of_ranks[rank] = [a + b for a, b in zip(known, us, strict=True)]
 
 
 def _why_not(layout: CodeLayout | None, calls: Mapping[int, RankCalls]) -> str:
@@ -132,6 +177,30 @@ def _launched(record: GraphRecord) -> list[LaunchTime]:
 
 def _channels(record: GraphRecord) -> list[str]:
     return [collective.group_name for collective in record.collectives]
+
+
+def _links(record: GraphRecord) -> list[str]:
+    hosts = [node.hosts for node in record.nodes if node.event == "launch"]
+    return [BETWEEN if on > 1 else WITHIN for on in hosts]
+
+
+def _sorts(record: GraphRecord) -> list[str]:
+    """Of each launch, its link and kind: those of one sort are slowed alike, by compute and by what they queue behind."""
+    kinds = [collective.kind for collective in record.collectives]
+    return [f"{link} {kind}" for link, kind in zip(_links(record), kinds, strict=True)]
+
+
+def _overall(graphs: Sequence[Beside], link: str, factors: Factors) -> tuple[float, float]:
+    """Both factors of a kind of link; of its launches, together."""
+    own = [
+        graph.times.launches[node.name]
+        for graph in graphs
+        for node in graph.nodes
+        if node.event == "launch" and graph.links[node.number] == link
+    ]
+    alone = sum(launch.us for launch in own)
+    together = sum(launch.us * launch.stretch for launch in own)
+    return factors.of_compute[link], together / alone if alone > 0 else 1.0
 
 
 def _beside_us(layout: CodeLayout, calls: Mapping[int, RankCalls]) -> float:

@@ -8,21 +8,23 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import payloads, role
-from inductor_passes.graph.identity import operator_of
+from inductor_passes.graph.identity import operator_of, value_of
 from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
-from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
+from inductor_passes.machine.prices.group_shape import GroupShape, shape_of, shape_of_ranks
 from inductor_passes.machine.prices.launches import node_us
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
 from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.topology import Topology
+from inductor_passes.records import MEASURED
 from inductor_passes.torch_compat.c10d import known_groups, world_size
 
 
@@ -36,11 +38,19 @@ class TopologyCostModel:
     beside a collective takes as many times as long as the topology says.
 
     ``times``: what steps took; a node of the graph of that name counts as measured, and all else is priced by
-    the machine that they show.
+    the machine that they show. ``values``: of the graph that was measured, sizes and types by name: a part of a node, which
+    may bear its name, is not the node.
     """
 
-    def __init__(self, topology: Topology, times: Times | None = None, graph: str = "") -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        times: Times | None = None,
+        graph: str = "",
+        values: Mapping[str, str] | None = None,
+    ) -> None:
         self.topology = topology
+        self.values = values or {}
         self.times = times
         self.graph = graph
         self.machine = Machine(topology, times)
@@ -51,7 +61,7 @@ class TopologyCostModel:
     @property
     def name(self) -> str:
         """The topology's name, and whether its figures or measured times count."""
-        return self.topology.name if self.times is None else f"{self.topology.name}, measured"
+        return self.topology.name + (MEASURED if self.times is not None else "")
 
     @functools.cached_property
     def machine_name(self) -> str:
@@ -67,10 +77,10 @@ class TopologyCostModel:
         """The model of the topology alone."""
         return self if self.times is None else TopologyCostModel(self.topology)
 
-    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Topology, Times | None, str]]:
+    def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Any, ...]]:
         # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
         # was analysed belongs to a graph of this process and stays behind.
-        return type(self), (self.topology, self.times, self.graph)
+        return type(self), (self.topology, self.times, self.graph, self.values)
 
     def __repr__(self) -> str:
         return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
@@ -87,7 +97,7 @@ class TopologyCostModel:
             return float(node.meta[PREDICTED_US])
         if self._timed is not None:
             measured = self._timed.node_us(node.name, operator_of(node))
-            if measured is not None:
+            if measured is not None and self.values.get(node.name) in (None, value_of(node)):
                 return measured
         if self._seen is None or not self._seen.holds_for(node):
             self._seen = _Analysis(node.graph, self.machine)
@@ -113,6 +123,11 @@ class TopologyCostModel:
     def compute_stretch(self) -> float:
         """Factor on a kernel's time while a collective is on its way."""
         return self.machine.compute_stretch
+
+    def stretch_beside(self, launch: fx.Node) -> float:
+        """Factor on a kernel's time while this collective is on its way: of the link that its group has."""
+        shape = shape_of(launch, self.topology.ranks_per_node)
+        return self.machine.topology.stretch_on(shape.nodes)
 
     def digest(self) -> str:
         figures = digest_of(self.topology)

@@ -37,7 +37,7 @@ def topology_of(base: Topology, times: Times) -> Topology:
     kernels = _ratio(others) if others else of_all
     of_dtype = {dtype: _ratio(found) for dtype, found in products.items()}
     launches = list(times.launched())
-    links = _ratio(launches) * times.launch_stretch
+    links, inter = (_links(launches, times, between) for between in (False, True))
     scaled = dataclasses.replace(
         base,
         matmul=tuple(
@@ -48,14 +48,15 @@ def topology_of(base: Topology, times: Times) -> Topology:
         kernel_us=base.kernel_us * kernels,
         products=tuple(_slower(p, of_dtype.get(p.dtype, of_all)) for p in base.products),
         compute_stretch=times.compute_stretch,
+        inter_stretch=None if times.inter_stretch is None else times.inter_stretch[0],
         intra_gb_per_s=base.intra_gb_per_s / links,
-        inter_gb_per_s=base.inter_gb_per_s / links,
+        inter_gb_per_s=base.inter_gb_per_s / inter,
         protocols=tuple(
             dataclasses.replace(
                 p,
                 launch_us=p.launch_us * links,
                 intra_step_us=p.intra_step_us * links,
-                inter_step_us=p.inter_step_us * links,
+                inter_step_us=p.inter_step_us * inter,
             )
             for p in base.protocols
         ),
@@ -66,13 +67,19 @@ def topology_of(base: Topology, times: Times) -> Topology:
             gb_per_s=base.all_reduce_in_node.gb_per_s / links,
         ),
         collectives=tuple(
-            dataclasses.replace(c, points=tuple((size, us * links) for size, us in c.points))
+            dataclasses.replace(
+                c, points=tuple((size, us * (inter if c.nodes > 1 else links)) for size, us in c.points)
+            )
             for c in base.collectives
         ),
     )  # fmt: skip
-    return dataclasses.replace(
-        scaled, collectives=_with_curves(scaled, launches, times.launch_stretch)
-    )
+    return dataclasses.replace(scaled, collectives=_with_curves(scaled, launches))
+
+
+def _links(launches: Sequence[LaunchTime], times: Times, between: bool) -> float:
+    """How many times as long as predicted links within a node take, or those between; as all did where none was measured."""
+    own = [launch for launch in launches if (launch.nodes > 1) == between]
+    return _ratio(own or launches) * times.launch_stretch_on(2 if between else 1)
 
 
 def _ratio(found: Sequence[NodeTime] | Sequence[LaunchTime]) -> float:
@@ -88,16 +95,16 @@ def _slower(products: MeasuredProducts, factor: float) -> MeasuredProducts:
 
 
 def _with_curves(
-    topology: Topology, launches: Iterable[LaunchTime], stretch: float
+    topology: Topology, launches: Iterable[LaunchTime]
 ) -> tuple[MeasuredCollective, ...]:
     """The topology's collectives; those of a kind and group of which something was measured, by that.
 
-    ``stretch``: how many times as long a launch takes beside compute as alone, as it was measured.
+    They take as many times as long as beside compute.
     """
     found: dict[tuple[str, int, int], dict[int, list[float]]] = {}
     for launch in launches:
         key = launch.kind, launch.ranks, launch.nodes
-        us = launch.us * stretch
+        us = launch.us * launch.stretch
         found.setdefault(key, {}).setdefault(launch.payload_bytes, []).append(us)
     kept = [c for c in topology.collectives if (c.kind, c.ranks, c.nodes) not in found]
     for (kind, ranks, nodes), by_payload in sorted(found.items()):

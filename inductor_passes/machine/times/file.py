@@ -10,11 +10,11 @@ from typing import Any
 
 from inductor_passes.errors import TimesError
 from inductor_passes.files import Form, checked, parsed, text_of
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times, TunedStep
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 _US = {"type": "number", "minimum": 0}
 _COUNT = {"type": "integer", "minimum": 1}
 _TEXT = {"type": "string"}
@@ -32,11 +32,17 @@ _LAUNCH = {
     "payload_bytes": {"type": "integer", "minimum": 0},
     "us": _US,
     "predicted_us": _US,
+    "stretch": {"type": "number", "minimum": 1},
 }
 
 
 def _all(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _with_optional(optional: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    form = _all(properties)
+    return {**form, "properties": {**properties, **optional}}
 
 
 def _table_of(row: dict[str, Any]) -> dict[str, Any]:
@@ -46,11 +52,23 @@ def _table_of(row: dict[str, Any]) -> dict[str, Any]:
 _GRAPH = _all(
     {"phase": _TEXT, "nodes": _table_of(_NODE), "launches": _table_of(_LAUNCH), "waited_us": _US}
 )
+_OUTCOME = _all(
+    {
+        "before_us": _US,
+        "after_us": _US,
+        "recompile_s": _US,
+        "changes": {"type": "array", "items": _TEXT},
+    }
+)
 FORM = Form(
     name="table of times",
     error=TimesError,
     fix="`dynamo_dist.tune(step)` writes one; remove the file to have none.",
-    schema=_all(
+    schema=_with_optional(
+        {
+            "outcome": _OUTCOME,
+            "inter_stretch": {"type": "array", "items": {"type": "number", "minimum": 1}},
+        },
         {
             "version": {"const": VERSION, "type": "integer"},
             "rows": {"type": "integer", "minimum": 1},
@@ -62,21 +80,34 @@ FORM = Form(
             "probes": {"type": "array", "items": _all(_LAUNCH)},
             "compute_stretch": {"type": "number", "minimum": 1},
             "launch_stretch": {"type": "number", "minimum": 1},
-        }
+        },
     ),
 )
 
 
-def to_text(times: Times) -> str:
-    """A table as JSON."""
+def to_text(times: Times, outcome: TunedStep | None = None) -> str:
+    """A table as JSON, and what it was good for."""
     content = dataclasses.asdict(times)
     del content["digest"]
+    if times.inter_stretch is None:
+        del content["inter_stretch"]
+    if outcome is not None:
+        content["outcome"] = dataclasses.asdict(outcome)
     return json.dumps({"version": VERSION, "rows": _rows(times), **content})
+
+
+def outcome_of(text: str, file: str = "") -> TunedStep | None:
+    """What the table of a text was good for; None where nobody wrote it. Raises TimesError."""
+    data = checked(parsed(text, file, FORM), FORM, file).get("outcome")
+    return None if data is None else TunedStep(**{**data, "changes": tuple(data["changes"])})
 
 
 def of_text(text: str, file: str = "") -> Times:
     """Inverse of ``to_text``. Raises TimesError for anything else, NaN and lost rows among it."""
     data = checked(parsed(text, file, FORM), FORM, file)
+    inter = tuple(data.get("inter_stretch", ()))
+    if len(inter) not in (0, 2):
+        raise FORM.not_this(file, f"has {len(inter)} factors in inter_stretch, not 2.")
     times = Times(
         machine=data["machine"],
         torch=data["torch"],
@@ -86,6 +117,7 @@ def of_text(text: str, file: str = "") -> Times:
         probes=tuple(LaunchTime(**_only(_LAUNCH, row)) for row in data["probes"]),
         compute_stretch=data["compute_stretch"],
         launch_stretch=data["launch_stretch"],
+        inter_stretch=(inter[0], inter[1]) if inter else None,
     )
     if _rows(times) != data["rows"]:
         raise FORM.not_this(file, f"has {_rows(times)} rows, not the {data['rows']} that it says.")

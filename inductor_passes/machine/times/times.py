@@ -31,7 +31,8 @@ class LaunchTime:
     """A launch: from the moment at which the last rank came to it until the slowest had its result.
 
     ``ranks`` of the group on ``nodes`` nodes. ``payload_bytes``: of this rank's input. ``predicted_us``: by the
-    topology alone.
+    topology alone. ``stretch``: how many times as long as by itself one of this kind took in the steps as they ran, beside compute and
+    behind others of its kind.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class LaunchTime:
     payload_bytes: int
     us: float
     predicted_us: float
+    stretch: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class GraphTimes:
 
     phase: str
     nodes: Mapping[str, NodeTime]
-    launches: Mapping[str, LaunchTime]
+    launches: dict[str, LaunchTime]
     waited_us: float = 0.0
 
     def node_us(self, name: str, operator: str) -> float | None:
@@ -65,13 +67,27 @@ class GraphTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class TunedStep:
+    """What a table was good for, in the job that measured it: of a step, the median of the slowest rank.
+
+    ``changes``: what is otherwise in the schedules of the rank that wrote it, a line for each graph.
+    """
+
+    before_us: float
+    after_us: float
+    recompile_s: float
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """Medians of one job's steps. Two tables of equal digest price everything alike.
 
     ``machine``: name of the topology, digest of its figures, and device. ``world``: ranks of the job. ``steps``: how
     many were timed. ``graphs``: by ``graph/identity.py``'s digest. ``probes``: collectives of other payloads, launched
     between steps. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
-    ``launch_stretch``: a collective while kernels ran.
+    ``launch_stretch``: a collective while kernels ran. ``inter_stretch``: both, of collectives between nodes, where the job has
+    others too; None: the same.
     """
 
     machine: str
@@ -82,11 +98,17 @@ class Times:
     probes: tuple[LaunchTime, ...] = ()
     compute_stretch: float = 1.0
     launch_stretch: float = 1.0
+    inter_stretch: tuple[float, float] | None = None
     digest: str = field(init=False, compare=False, default="")
 
     def __post_init__(self) -> None:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def launch_stretch_on(self, nodes: int) -> float:
+        """Of a collective of a group on so many nodes."""
+        own = self.inter_stretch if nodes > 1 else None
+        return self.launch_stretch if own is None else own[1]
 
     def computed(self) -> Iterator[NodeTime]:
         """All nodes that compute."""

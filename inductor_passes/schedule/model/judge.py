@@ -104,7 +104,7 @@ class _Entries:
         self._packed: dict[int, int] = {}  # bucket -> the entry that holds its copy
         self._waited: dict[int, int] = {}  # bucket -> the entry of its last wait so far
         self._entry: dict[int, int] = {}  # node -> the entry that stands in its place
-        self.program = Program([], [], [], [], problem.compute_stretch)
+        self.program = Program([], [], [], [], problem.compute_stretch, problem.group_stretch)
         self.fresh: list[int] = []
         self.runs_at: dict[int, int] = {}
         self.node_at: dict[int, int] = {}

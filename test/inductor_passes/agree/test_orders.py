@@ -15,7 +15,7 @@ from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, 
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.store import StoreFailedError
+from inductor_passes.agree.store import StoreFailedError, Swap, run
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
@@ -390,3 +390,45 @@ def test_equal_code_of_two_files_is_left_to_python_apart(job):
     own = job(dist.HashStore())
     own.leave_to_python(one)
     assert one == other and own.is_left_to_python(one) and not own.is_left_to_python(other)
+
+
+def test_a_rank_that_is_lost_launches_nothing_more(monkeypatch):
+    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
+    orders.forget()
+    rank = Orders(dist.HashStore(), 0, None)
+    holds = rank.still_holds()
+    rank.lose("It does not know what the others do.")
+    assert not holds()
+    with pytest.raises(RanksDifferError, match="does not know"):
+        rank.decide(stream("f:1"), CachedOffer(PROGRAM))
+
+
+def test_what_was_given_up_is_not_settled_by_a_store_that_fails(monkeypatch):
+    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
+    orders.forget()
+    rank = Orders(dist.HashStore(), 0, None)
+    rank.begin_anew("tuned")
+    monkeypatch.setattr(rank, "_store", Failing())
+    for _ in range(2):
+        with pytest.raises(RanksDifferError, match="store failed while ranks settled"):
+            rank.decide(stream("f:1"), CachedOffer(PROGRAM))
+
+
+def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):
+    class Moody:
+        def __init__(self, store):
+            self.store, self.asked = store, 0
+
+        def compare_set(self, *of):
+            self.asked += 1
+            if self.asked < 3:
+                raise RuntimeError("connection reset by peer")
+            return self.store.compare_set(*of)
+
+    store = Moody(dist.HashStore())
+
+    def steps():
+        return (yield Swap("key", "", "new"))
+
+    assert run(steps(), store, "", 1.0) == "new"
+    assert store.asked == 3

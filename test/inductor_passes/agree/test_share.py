@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from inductor_passes.agree.share import Shared, fail, share
-from inductor_passes.agree.store import Await, ReadAll, Swap, Write, run
+from inductor_passes.agree.store import Await, ReadAll, StoreFailedError, Swap, Write, run
 
 
 def joined(of_ranks):
@@ -45,16 +45,28 @@ def test_what_cannot_be_made_is_nobodys():
     assert found == [Shared(None, "nothing launches")] * 2
 
 
-class Stepped:
-    """Ranks that take one operation each time they are chosen; waiting ends when chosen without its key: too late."""
+LOST = "raised StoreFailedError"
 
-    def __init__(self, *ranks):
+
+class Stepped:
+    """Ranks that take one operation each time they are chosen; waiting ends when chosen without its key: too late.
+
+    ``fails``: a rank, and after how many of its operations the store fails for it alone, for good.
+    """
+
+    def __init__(self, *ranks, fails=(None, 0)):
         self.held, self.answers, self.found = {}, [None] * len(ranks), {}
         self.ranks = list(ranks)
+        self.failing, self.healthy = fails
 
     def step(self, rank):
         if rank in self.found:
             return
+        if rank == self.failing:
+            if not self.healthy:
+                self.found[rank] = LOST
+                return
+            self.healthy -= 1
         try:
             operation = self.ranks[rank].send(self.answers[rank])
         except StopIteration as stop:
@@ -83,3 +95,26 @@ def test_no_two_ranks_end_otherwise_whoever_is_too_late_when(order):
     for rank in (*order, *[0, 1] * 20):
         model.step(rank)
     assert model.found[0] == model.found[1]
+
+
+@pytest.mark.parametrize("healthy", range(4))
+@pytest.mark.parametrize("failing", range(3))
+def test_a_rank_whose_store_fails_says_so_and_all_others_end_alike(failing, healthy):
+    ends = set()
+    for order in itertools.product(range(3), repeat=6):
+        fails = (failing, healthy)
+        model = Stepped(*(share(r, 3, "x", "abc"[r], joined) for r in range(3)), fails=fails)
+        for rank in (*order, *[0, 1, 2] * 20):
+            model.step(rank)
+        others = [model.found[rank] for rank in range(3) if rank != failing]
+        assert others[0] == others[1]
+        ends.add(model.found[failing])
+        assert model.found[failing] in (LOST, others[0])
+    assert LOST in ends
+
+
+def test_what_is_adopted_and_not_there_is_no_answer():
+    store = dist.HashStore()
+    store.set("share/x/word", "adopted")
+    with pytest.raises(StoreFailedError, match="'x' is adopted and not there"):
+        run(share(1, 2, "x", "b", joined), store, "", 0.1)

@@ -1,5 +1,7 @@
 """Which table a place has: adopted, kept in a file, that of the rank that came first, or none."""
 
+import dataclasses
+
 import pytest
 import torch.distributed as dist
 
@@ -80,3 +82,19 @@ def test_a_damaged_file_is_none_with_a_line(tmp_path, caplog):
 def test_other_costs_are_refused():
     with pytest.raises(OptionError, match="'model', 'measured'"):
         PassOptions(costs="guessed")
+
+
+def test_who_asks_before_there_is_a_graph_gets_what_all_graphs_show():
+    assert measured.times_of(measured.EVERYWHERE, "model") is None
+    measured.adopt(
+        {"a": OLD, "b": dataclasses.replace(OLD, graphs={"other": GraphTimes("f", {}, {})})}
+    )
+    everywhere = measured.times_of(measured.EVERYWHERE, "model")
+    assert set(everywhere.graphs) == {*OLD.graphs, "other"}
+    assert set(measured.adopted()) == {"a", "b"}
+    measured.keep(measured.adopted())
+    measured.forget()
+    assert measured.times_of(measured.EVERYWHERE, "measured") == everywhere
+    assert not measured.is_asked()  # nothing was compiled so
+    measured.adopt({"a": OLD, "b": dataclasses.replace(OLD, machine="another")})
+    assert measured.times_of(measured.EVERYWHERE, "model") is None

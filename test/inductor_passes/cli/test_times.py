@@ -4,7 +4,7 @@ import json
 
 from inductor_passes.__main__ import main
 from inductor_passes.machine.times.file import to_text
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times, TunedStep
 
 GRAPH = GraphTimes(
     "forward",
@@ -33,3 +33,16 @@ def test_a_damaged_table_is_one_line(tmp_path, capsys):
     path.write_text(to_text(TIMES).replace("400.0", "NaN"))
     assert main(["costs", "show", str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_changed_because_of_the_costs_is_said(tmp_path, capsys):
+    path = tmp_path / "times.json"
+    outcome = TunedStep(2000.0, 1500.0, 2.5, ("forward: 3 launches instead of 6",))
+    path.write_text(to_text(TIMES, outcome))
+    assert main(["costs", "show", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "a step took 2.00 ms, and 1.50 ms by these costs; compiling again took 2.5 s" in said
+    assert "changed in the schedule, forward: 3 launches instead of 6" in said
+    assert main(["costs", "show", str(path), "--json"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert table["outcome"]["changes"] == ["forward: 3 launches instead of 6"]

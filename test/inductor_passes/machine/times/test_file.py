@@ -57,7 +57,7 @@ def row(content):
         (lambda c: c["graphs"]["abc"]["nodes"].pop("relu"), "has 2 rows, not the 3"),
         (lambda c: row(c).pop("predicted_us"), "lacks the field"),
         (lambda c: c.update(compute_stretch=0.5), "of at least 1"),
-        (lambda c: c.update(version=2), "must be 1"),
+        (lambda c: c.update(version=3), "must be 2"),
         (lambda c: c.update(torch="2.14"), "of another torch"),
         (lambda c: c.update(world=4), "of another number of ranks"),
     ],

@@ -44,6 +44,13 @@ def test_nodes_take_what_they_took(graph):
     assert cost.untimed.compute_us(next(n for n in graph.nodes if n.name == "mm")) < SLOW_US
 
 
+def test_a_part_of_a_node_that_bears_its_name_is_not_the_node(graph):
+    cost = cost_model(graph, PassOptions(), table(graph, SLOW_US))
+    half = trace(torch.mm, [32, 64], [64, 64])
+    (part,) = (node for node in half.nodes if node.name == "mm")
+    assert cost.compute_us(part) != SLOW_US
+
+
 def test_the_schedule_is_another_one_for_other_times(graph):
     record = run_passes(graph, cost=cost_model(graph, PassOptions(), table(graph, SLOW_US)))
     assert record.after.compute_us > 3 * SLOW_US - 1

@@ -1,0 +1,62 @@
+"""What is otherwise in a graph's schedule because of measured costs, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from inductor_passes.records import GraphRecord
+
+
+def changes(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> tuple[str, ...]:
+    """One line for each graph of ``after``, by the record that it had before; others are left out."""
+    old = {(record.place, record.phase, record.graph): record for record in before}
+    lines = []
+    for new in after:
+        was = old.get((new.place, new.phase, new.graph))
+        if was is not None:
+            lines.append(f"{new.phase}: {'; '.join(_changes(was, new)) or 'nothing'}")
+    return tuple(lines)
+
+
+def _changes(was: GraphRecord, new: GraphRecord) -> list[str]:
+    found = []
+    (count_was, size_was), (count, size) = _launches(was), _launches(new)
+    if count_was != count:
+        found.append(
+            f"{count} launches instead of {count_was}, the largest of {size} bytes instead of {size_was}"
+        )
+    else:
+        moved = sum(a != b for a, b in zip(_places(was), _places(new), strict=True))
+        if moved:
+            found.append(f"{moved} of {count} launches and their waits stand behind other products")
+    if (parts := _parts(new)) != _parts(was):
+        found.append(f"cut into {parts} parts instead of {_parts(was)}")
+    if found:
+        found.append(
+            f"exposed {new.after.exposed_us:.0f} us by measured costs"
+            + (f", {new.predicted.exposed_us:.0f} by the topology's" if new.predicted else "")
+        )
+    return found
+
+
+def _launches(record: GraphRecord) -> tuple[int, int]:
+    sizes = [collective.payload_bytes for collective in record.collectives]
+    return len(sizes), max(sizes, default=0)
+
+
+def _places(record: GraphRecord) -> list[tuple[int, ...]]:
+    """Of each launch, how many products stand before it and before its waits."""
+    found: list[list[int]] = []
+    kernels = 0
+    for event in record.order:
+        if event == "kernel":
+            kernels += 1
+        elif event.startswith("launch"):
+            found.append([kernels])
+        else:
+            found[int(event.split()[1])].append(kernels)
+    return [tuple(places) for places in found]
+
+
+def _parts(record: GraphRecord) -> int:
+    return record.split.parts if record.split is not None else 1
