@@ -20,6 +20,8 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
 from inductor_passes.agree.decide import Offer
 from inductor_passes.agree.stream import Group, Stream
+from inductor_passes.errors import RanksDifferError
+from inductor_passes.files import folder
 from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class SharedCompile:
             if isinstance(found, Turn):
                 return self._wait(found)
             self._claim = found
+        except RanksDifferError:  # what the vote came to
+            raise
         except FAILURES as error:
             log.warning("The job's store failed: this rank compiles a graph by itself (%s).", error)
         return False
@@ -92,7 +96,7 @@ class SharedCompile:
             )
         if self._mark:
             with contextlib.suppress(OSError):
-                os.unlink(_mark_path(self._mark))
+                os.unlink(os.path.join(_marks(), self._mark))
 
 
 @contextlib.contextmanager
@@ -140,22 +144,20 @@ def _vote(stream: Stream, offer: Offer) -> None:
 def _leave_mark() -> str:
     """A file in this rank's cache folder, by which others see whether it is theirs; "" if it cannot be written."""
     mark = uuid.uuid4().hex
-    path = _mark_path(mark)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "x"):
-            return mark
+        folder.put(_marks(), mark, "")
+        return mark
     except OSError as error:
         _say_once(f"the cache folder cannot be written ({error})")
         return ""
 
 
 def _is_here(mark: str) -> bool:
-    return os.path.exists(_mark_path(mark))
+    return os.path.exists(os.path.join(_marks(), mark))
 
 
-def _mark_path(mark: str) -> str:
-    return os.path.join(caches.cache_dir(), "inductor_passes", "compiling", mark)
+def _marks() -> str:
+    return os.path.join(caches.cache_dir(), "inductor_passes", "compiling")
 
 
 @functools.cache
