@@ -182,7 +182,7 @@ def common_name(name: str) -> str:
 
     c10d: Any = distributed_c10d
     group = default_group()
-    if group is None:
+    if group is None or not _is_one_rank_a_process(group):
         return name
     if not _named or _named[0] is not group:
         _common.clear()
@@ -192,6 +192,13 @@ def common_name(name: str) -> str:
             if own not in _common:
                 _common[own] = own if each is group else _register(each, len(_common))
     return _common.get(name, name)
+
+
+def _is_one_rank_a_process(group: Any) -> bool:
+    """Return whether a name that torch knows is one rank's: ranks that are threads of one process have their names together."""
+    import torch.distributed as dist
+
+    return moves_data(group) or dist.get_backend(group) == "fake"
 
 
 def own_name(name: str) -> str:
