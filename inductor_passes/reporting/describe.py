@@ -25,7 +25,6 @@ from inductor_passes.records import (
 from inductor_passes.reporting.figures import PlannedGraph, figures_of
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE
-from inductor_passes.torch_compat.c10d import own_name
 
 
 def describe(
@@ -146,7 +145,7 @@ def _collective(
     return CollectiveRecord(
         name=node.name,
         kind=c.kind(node),
-        group_name=own_name(c.group_name(node)),
+        group_name=c.group_name(node),
         group_size=c.group_size(node),
         payload_bytes=c.payload_bytes(node),
         dtype=str(tensors[0].dtype).removeprefix("torch.") if tensors else "",

@@ -12,7 +12,6 @@ from inductor_passes.machine.prices.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
 from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
-from inductor_passes.torch_compat.c10d import own_name
 
 COMPUTE_LANE = "compute"
 
@@ -130,9 +129,7 @@ def _spans(nodes: list[fx.Node], program: Program, execution: Execution) -> tupl
         start, end, blocked = execution.start[i], execution.end[i], execution.blocked[i]
         if program.channel[i]:
             what = blocking_kind(node) or kind(node)
-            spans.append(
-                SpanRecord(own_name(group_name(node)), node.name, what, start, end - start)
-            )
+            spans.append(SpanRecord(group_name(node), node.name, what, start, end - start))
             start = end
         if blocked > 0:
             spans.append(SpanRecord(COMPUTE_LANE, node.name, "wait", start - blocked, blocked))

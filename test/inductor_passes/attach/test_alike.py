@@ -9,9 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 import inductor_passes
 from inductor_passes import registry
 from inductor_passes.attach.alike import is_rank_free, name_groups_alike
+from inductor_passes.attach.hooks import Attachment
 from inductor_passes.attach.options import options
 from inductor_passes.machine import default_topology, load_topology
 from inductor_passes.machine.prices.roofline import digest_of
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.reporting.recorder import records_of_block
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import c10d
 
@@ -110,3 +113,22 @@ def test_cuts_that_dtensor_makes_are_looked_for_by_position(function, free):
     cut = next(node for node in gm.graph.nodes if "split" in str(node.target))
     cut.meta["source_fn_stack"] = [("cut", function)]
     assert is_rank_free(gm, options()) is free
+
+
+def test_a_report_calls_a_group_as_this_process_does():
+    def reported(mesh):
+        gm = fx.GraphModule(
+            {}, trace(lambda x: all_reduce(x, "sum", mesh.get_group("tp").group_name) * 2, (4,))
+        )
+        name_groups_alike(gm)
+        with records_of_block() as records:
+            Attachment(PassOptions()).improve(gm.graph, "inference", lowers=False)
+        (record,) = records
+        lanes = {span.lane for span in record.after.spans} - {"compute"}
+        return {each.group_name for each in record.collectives} | lanes, mesh.get_group(
+            "tp"
+        ).group_name
+
+    for rank in range(4):
+        found, own = on_rank(rank, reported)
+        assert found == {own} or found == {own, f"group {own}"}
