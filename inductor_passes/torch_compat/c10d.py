@@ -176,7 +176,7 @@ def common_name(name: str) -> str:
 
     torch counts all groups of the job, so that the rows of a mesh are called otherwise on each rank. Here a process counts
     the groups that it is in, in the order in which it made them, and registers each under that name too: in this process a
-    name stands for one group, whatever other ranks do. ``_register_process_group`` was seen in 2.11 to 2.15.
+    name stands for one group, whatever other ranks do. ``_register_process_group`` was seen in 2.11 to 2.14.
     """
     from torch.distributed import distributed_c10d
 

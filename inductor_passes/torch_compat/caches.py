@@ -72,7 +72,7 @@ def looks_again() -> bool:
 
 
 def newest_entry(key: str) -> bytes | None:
-    """The entry of a key in Inductor's cache that was written last. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.15."""
+    """The entry of a key in Inductor's cache that was written last. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.14."""
     try:
         with os.scandir(_entries(key)) as found:
             files = [(each.stat().st_mtime_ns, each.path) for each in found if each.is_file()]
