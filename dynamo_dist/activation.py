@@ -74,6 +74,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 
     ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
     """
+    from dynamo_dist import compiling
     from dynamo_dist.reporting import placements
     from dynamo_dist.reporting.live import Listen
     from dynamo_dist.run import (
@@ -119,6 +120,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *keys.meshes_by_content(),
         *artefacts.damaged_is_absent(),
         *vector_units.probed_once_a_host(),
+        *compiling.changes(),
         frames.SkippedFrames(),
         frames.frames_left_alone(_runs_in_eager),
         *([inductor_backend.taking(options or {})] if config.inductor else []),

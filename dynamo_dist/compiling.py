@@ -10,6 +10,7 @@ from torch import fx
 from dynamo_dist.config import DistConfig, agreement_seconds, digest
 
 if TYPE_CHECKING:
+    from dynamo_dist.torch_compat.changes import Change
     from inductor_passes.pass_options import PassOptions
 
 
@@ -21,6 +22,18 @@ def register_switches() -> None:
 
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)
+
+
+def changes() -> list[Change]:
+    """List the changes that let ranks wait for what another rank compiles: with option ``compile="shared"`` alone."""
+    from dynamo_dist.torch_compat.inductor import shared
+
+    def missed(key: str) -> bool:
+        from inductor_passes.attach.shared import missed as ask
+
+        return ask(key)
+
+    return shared.look_again(missed)
 
 
 def compile_frame(

@@ -16,6 +16,7 @@ from inductor_passes.torch_compat import config
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 COSTS = ("model", "measured")
+COMPILES = ("each", "shared")
 ON_PASS_ERROR = ("raise", "skip")
 # What ``disable`` takes beside passes.
 _switches = [pin.NAME]
@@ -51,6 +52,8 @@ class PassOptions:
     costs: ``model``, by the topology; or ``measured``: by what steps took, of this job or of one before on the same machine.
         Where none has been timed, some steps behind the first are (``backend="dynamo_dist"``, CPU), and graphs are compiled
         once more, or twice if their steps became slower; until then the topology counts.
+    compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same one compiles, and the
+        others load what it made, from their common cache folder or through the job's store.
     exact: only passes that keep every bit.
     on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """
@@ -63,6 +66,7 @@ class PassOptions:
     split: int | str = "off"
     plan: str = "off"
     costs: str = "model"
+    compile: str = "each"
     exact: bool = False
     on_pass_error: str = "raise"
 
@@ -77,13 +81,15 @@ class PassOptions:
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
         _one_of("costs", self.costs, COSTS)
+        _one_of("compile", self.compile, COMPILES)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
             load_topology(self.topology)
 
     def parts(self) -> dict[str, str]:
-        """Return these options by name, as far as they change a compiled graph. ``report`` does not."""
-        return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name != "report"}
+        """Return these options by name, as far as they change a compiled graph. ``report`` and ``compile`` do not."""
+        names = (f.name for f in fields(self) if f.name not in ("report", "compile"))
+        return {name: repr(getattr(self, name)) for name in names}
 
     def digest(self) -> str:
         """Return the same as one text."""

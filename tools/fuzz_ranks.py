@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,9 +24,12 @@ from typing import Any
 
 import torch
 from fuzzing.unlike.draw import draw
+from fuzzing.unlike.job import COMPILE
 from fuzzing.unlike.pool import Pool
 from fuzzing.unlike.program import Program
 from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
+
+from inductor_passes.pass_options import COMPILES
 
 _SUMMED = ("programs", "scheduled", "reordered", "seconds", *CLASSES)
 
@@ -43,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         help="seconds without any work in which a program hangs",
     )
     parser.add_argument("--minutes", type=float, help="start no program after so many")
+    parser.add_argument(
+        "--compile", choices=COMPILES, default="each", help="who compiles graphs that are the same"
+    )
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"))
     parser.add_argument("--show", action="store_true", help="print each program before it runs")
     parser.add_argument("--json", type=Path, help="add the result to this file of runs")
@@ -53,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     seeds = range(options.seed, options.seed + options.programs)
     widest = max(draw(seed, meshes).ranks for seed in seeds)
+    os.environ[COMPILE] = options.compile  # ranks are processes that are started below
     counts: collections.Counter[str] = collections.Counter()
     failed: list[dict[str, Any]] = []
     start, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -84,6 +92,7 @@ def main(argv: list[str] | None = None) -> int:
                 "at": started,
                 "seed": options.seed,
                 "ranks": options.ranks,
+                "compile": options.compile,
                 "programs": counts["programs"],
                 **{word: counts[word] for word in (*CLASSES, "scheduled", "reordered")},
                 "seconds": round(time.monotonic() - start, 1),
@@ -123,10 +132,11 @@ def _commit() -> str:
 def _add(run: dict[str, Any], path: Path) -> None:
     """Put a run into the file, in place of one of the same seed and commit, and sum up all of it."""
     record = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    key = run["seed"], run["commit"], run["ranks"]
-    others = [
-        each for each in record["runs"] if (each["seed"], each["commit"], each["ranks"]) != key
-    ]
+
+    def key(of: dict[str, Any]) -> tuple[Any, ...]:
+        return of["seed"], of["commit"], of["ranks"], of.get("compile", "each")
+
+    others = [each for each in record["runs"] if key(each) != key(run)]
     runs = sorted([*others, run], key=lambda each: (int(each["seed"]), each["commit"]))
     totals = {name: round(sum(each[name] for each in runs), 1) for name in _SUMMED}
     totals["open"] = sorted(_open(runs))

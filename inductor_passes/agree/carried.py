@@ -30,7 +30,8 @@ class Carried:
 
 def count(stream: Stream, plan: str) -> None:
     """Let the code that is being made carry these."""
-    data = json.dumps([VERSION, stream.to_json(), plan])
+    groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in stream.groups)
+    data = json.dumps([VERSION, replace(stream, groups=groups).to_json(), plan])
     name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
     caches.counters()[name] += 1
 
@@ -67,6 +68,10 @@ def _read(name: str) -> Carried | None:
 
 
 def _with_own_groups(stream: Stream) -> Stream:
-    """The stream with the ranks that its groups have in this process: another rank may have stored it."""
-    groups = tuple(Group(g.name, c10d.real_group_ranks(g.name) or g.ranks) for g in stream.groups)
+    """The stream with the groups as they are in this process: another rank may have stored it."""
+    names = (c10d.own_name(group.name) for group in stream.groups)
+    groups = tuple(
+        Group(name, c10d.real_group_ranks(name) or group.ranks)
+        for name, group in zip(names, stream.groups, strict=True)
+    )
     return replace(stream, groups=groups)

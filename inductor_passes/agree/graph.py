@@ -23,7 +23,7 @@ from inductor_passes.graph.collectives import (
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.graph.source_lines import frames_of, user_line
 from inductor_passes.records import ONE_SIDED, OWN_SHARES
-from inductor_passes.torch_compat import dynamo
+from inductor_passes.torch_compat import c10d, dynamo
 
 # Global ranks of a group that moves data, by name; None for any other.
 RanksOf = Callable[[str], tuple[int, ...] | None]
@@ -65,7 +65,7 @@ def number_launches(
             if ranks is None or len(ranks) < 2:
                 continue
             numbers[name] = len(groups)
-            groups.append(Group(name, ranks))
+            groups.append(Group(c10d.own_name(name), ranks))
         node.meta[MEMBERS] = (len(launches),)
         path, files = _path(node)
         launches.append(

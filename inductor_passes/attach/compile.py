@@ -17,8 +17,10 @@ from inductor_passes.agree import carried, orders
 from inductor_passes.agree.equal_launches import equal_launches_stay
 from inductor_passes.agree.graph import place_of
 from inductor_passes.agree.offer import CachedOffer
+from inductor_passes.attach.alike import is_rank_free, name_groups_alike
 from inductor_passes.attach.generated_code import order_kept
 from inductor_passes.attach.options import config_patches
+from inductor_passes.attach.shared import shared_compile
 from inductor_passes.attach.uneven import has_uneven_values
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
@@ -90,8 +92,17 @@ def compile_split(
     settles = job is not None and bool(c10d.real_groups())
     failed: list[str] = []  # what backward graphs failed with
 
-    def inner_compile(*args: Any, **kwargs: Any) -> Any:
-        code = None
+    def inner_compile(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        code, cache = None, "Inductor's cache"
+        name_groups_alike(gm)
+
+        def make() -> Any:
+            nonlocal cache
+            with shared_compile(own.compile == "shared") as sharing:
+                made = compile_inner(gm, *args, **kwargs)
+            if sharing is not None and sharing.made_by is not None:
+                cache = f"the compile of rank {sharing.made_by}"
+            return made
 
         def complete(record: GraphRecord) -> GraphRecord:
             kept = order_kept(record.order, dynamo.source_of(code))
@@ -102,14 +113,15 @@ def compile_split(
                 graph_ids.given(current),
                 recorder.completing(complete) as fresh,
                 around(),
+                caches.keyed_by_rank(not is_rank_free(gm, patches)),
                 _as_they_are(),
             ):
-                code = as_settled(lambda: compile_inner(*args, **kwargs))
+                code = as_settled(make)
         except Exception as error:
             if kwargs.get("is_backward"):
                 failed.append(str(error))
             raise
-        finish("Inductor's cache", bool(fresh))
+        finish(cache, bool(fresh))
         return code
 
     if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse

@@ -16,6 +16,7 @@ from inductor_passes.agree import carried, orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
+from inductor_passes.attach import shared
 from inductor_passes.attach.checks import check_groups
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
 from inductor_passes.base import GraphPass
@@ -138,7 +139,7 @@ class Attachment:
         if not stream.launches:
             return run(graph, None, False)
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, offer)
+        decision = job.decide(stream, shared.offers(stream, offer))
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
         return offer.carry_out(decision.plan)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from inductor_passes.files import folder as record_folder
-from inductor_passes.records import CacheRecord, GraphRecord
+from inductor_passes.records import CacheRecord, GraphRecord, TimelineRecord
 from inductor_passes.reporting import graph_ids
 from inductor_passes.reporting.logs import log_graph
 from inductor_passes.reporting.subscribers import Subscribers
-from inductor_passes.torch_compat import caches
+from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,26 @@ def publish(record: GraphRecord, key: str = "") -> None:
     """Hand a record that is complete to every subscriber, the logs first; under ``key`` a warm cache finds it again."""
     if key:
         store(key, record)
-    _subscribers.call(record)
+    _subscribers.call(_with_own_groups(record))
+
+
+def _with_own_groups(record: GraphRecord) -> GraphRecord:
+    """The record with its groups as this process calls them: the graph has names of all ranks, and may be another's."""
+
+    def timeline(of: TimelineRecord) -> TimelineRecord:
+        spans = (dataclasses.replace(span, lane=c10d.own_name(span.lane)) for span in of.spans)
+        return dataclasses.replace(of, spans=tuple(spans))
+
+    collectives = (
+        dataclasses.replace(each, group_name=c10d.own_name(each.group_name))
+        for each in record.collectives
+    )
+    return dataclasses.replace(
+        record,
+        collectives=tuple(collectives),
+        before=timeline(record.before),
+        after=timeline(record.after),
+    )
 
 
 def compiled(record: GraphRecord) -> bool:

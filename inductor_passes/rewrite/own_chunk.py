@@ -75,6 +75,11 @@ def group_position(name: str) -> int | None:
     return ranks.index(dist.get_rank()) if same_size <= {ranks} else None
 
 
+def asks_for_position(graph: fx.Graph) -> bool:
+    """Return whether a pass may ask where in a group this rank stands."""
+    return any(node.target is aten.split.Tensor and _is_of_dtensor(node) for node in graph.nodes)
+
+
 def _split_dim(node: fx.Node, shape: tuple[int, ...], count: int) -> int | None:
     """The dimension along which ``node`` cuts ``shape`` in ``count`` equal parts."""
     if node.target is not aten.split.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -163,6 +164,58 @@ def known_groups() -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(ranks[group]) for group, name in c10d._world.pg_names.items() if group in ranks
     }
+
+
+# Names by which all ranks call a group, by the name that it has in this process; of the default group in ``_named``.
+_common: dict[str, str] = {}
+_named: list[object] = []
+
+
+def common_name(name: str) -> str:
+    """Return a name of a group that is the same on all ranks that make their groups in one order; its own if there is none.
+
+    torch counts all groups of the job, so that the rows of a mesh are called otherwise on each rank. Here a process counts
+    the groups that it is in, in the order in which it made them, and registers each under that name too: in this process a
+    name stands for one group, whatever other ranks do. ``_register_process_group`` was seen in 2.11 to 2.14.
+    """
+    from torch.distributed import distributed_c10d
+
+    c10d: Any = distributed_c10d
+    group = default_group()
+    if group is None or not _is_one_rank_a_process(group):
+        return name
+    if not _named or _named[0] is not group:
+        _common.clear()
+        _named[:] = [group]
+    if name not in _common:
+        for each, own in list(c10d._world.pg_names.items()):
+            if own not in _common:
+                _common[own] = own if each is group else _register(each, len(_common))
+    return _common.get(name, name)
+
+
+def _is_one_rank_a_process(group: Any) -> bool:
+    """Return whether a name that torch knows is one rank's: ranks that are threads of one process have their names together."""
+    import torch.distributed as dist
+
+    return moves_data(group) or dist.get_backend(group) == "fake"
+
+
+def own_name(name: str) -> str:
+    """Inverse of ``common_name`` in this process."""
+    return next((own for own, common in _common.items() if common == name), name)
+
+
+def _register(group: Any, number: int) -> str:
+    from torch._C import _distributed_c10d as c10d
+
+    name = f"dynamo_dist_group_{number}"
+    register: Any = getattr(c10d, "_register_process_group")  # noqa: B009 - not exported
+    unregister: Any = getattr(c10d, "_unregister_process_group")  # noqa: B009 - not exported
+    with contextlib.suppress(RuntimeError, ValueError, KeyError, LookupError):
+        unregister(name)  # of a job before in this process
+    register(name, group)
+    return name
 
 
 def world_size() -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,8 +44,8 @@ def no_compile_caches() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def keyed_by_rank() -> Iterator[None]:
-    """Compiles in the block share no cache entry with other ranks.
+def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
+    """Compiles in the block share no cache entry with other ranks; with ``wanted`` false they do, also inside such a block.
 
     AOTAutograd's key holds a mesh, not where in it this process stands, but its graphs have that burnt in.
     ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15, and so was that ``config.patch`` leaves the value that it
@@ -53,12 +55,47 @@ def keyed_by_rank() -> Iterator[None]:
     if default_group() is None:
         yield
         return
-    tag = f"{config.cache_key_tag} rank {global_rank()} of {world_size()}"
+    mark = f" rank {global_rank()} of {world_size()}"
+    tag = f"{config.cache_key_tag.removesuffix(mark)}{mark if wanted else ''}"
     restore = config._make_closure_patcher(cache_key_tag=tag)()
     try:
         yield
     finally:
         restore()
+
+
+def looks_again() -> bool:
+    """Return whether torch asks us what to do where its cache has no entry: while ``dynamo_dist`` is enabled."""
+    from torch._inductor.codecache import FxGraphCache
+
+    return hasattr(getattr(FxGraphCache, "load_with_key", None), "dist_looks_again")
+
+
+def newest_entry(key: str) -> bytes | None:
+    """The entry of a key in Inductor's cache that was written last. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.14."""
+    try:
+        with os.scandir(_entries(key)) as found:
+            files = [(each.stat().st_mtime_ns, each.path) for each in found if each.is_file()]
+        return Path(max(files)[1]).read_bytes() if files else None
+    except OSError:
+        return None
+
+
+def put_entry(key: str, entry: bytes) -> bool:
+    """Write an entry as Inductor names it, whole or not at all; returns whether it could be written."""
+    from torch._inductor.codecache import sha256_hash, write_atomic
+
+    try:
+        write_atomic(os.path.join(_entries(key), sha256_hash(entry)), entry, make_dirs=True)
+    except OSError:
+        return False
+    return True
+
+
+def _entries(key: str) -> str:
+    from torch._inductor.codecache import FxGraphCache
+
+    return str(FxGraphCache._get_tmp_dir_for_key(key))
 
 
 def torch_version() -> str:

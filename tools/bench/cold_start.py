@@ -4,8 +4,8 @@
     python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--json FILE]
 
 Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
-in fresh processes: once with an empty cache folder that they share, then again with what is in it. Printed are processor
-seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
+in fresh processes: once with an empty cache folder that they share, then again with what is in it; with ``shared`` one of
+them compiles what all have (``options={"compile": "shared"}``). Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
 and ``init_process_group``; what passed by the clock, which others on the machine lengthen; and what torch counted of its
 caches on the first rank: graphs that AOTAutograd and Inductor found.
 """
@@ -24,7 +24,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-BACKENDS = {"stock": "inductor", "ours": "dynamo_dist"}
+BACKENDS: dict[str, dict[str, Any]] = {
+    "stock": {"backend": "inductor"},
+    "ours": {"backend": "dynamo_dist"},
+    "shared": {"backend": "dynamo_dist", "options": {"compile": "shared"}},
+}
 WIDTH = 128
 
 
@@ -40,6 +44,7 @@ def worker(backend: str, layers: int) -> None:
     import torch.distributed as dist
     from torch import nn
     from torch._dynamo.utils import counters
+    from torch._inductor.graph import GraphLowering
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -70,6 +75,14 @@ def worker(backend: str, layers: int) -> None:
             h = self.between(x)
             return x + self.down(nn.functional.silu(self.gate(h)) * self.up(h))
 
+    compiled: list[object] = []
+    lower = GraphLowering.compile_to_module
+
+    def counted(self: Any) -> Any:
+        compiled.append(None)
+        return lower(self)
+
+    GraphLowering.compile_to_module = counted  # type: ignore[method-assign]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -83,12 +96,13 @@ def worker(backend: str, layers: int) -> None:
     x = torch.randn(2, 32, WIDTH)
     dist.barrier()
     clock, processor = time.perf_counter(), processor_seconds()
-    torch.compile(model, backend=BACKENDS[backend])(x).square().mean().backward()
+    torch.compile(model, **BACKENDS[backend])(x).square().mean().backward()
     found = {
         "processor_s": processor_seconds() - processor,
         "clock_s": time.perf_counter() - clock,
         "aot_hits": counters["aot_autograd"]["autograd_cache_hit"],
         "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "graphs_compiled": len(compiled),
     }
     print(json.dumps(found) + "\n", end="", flush=True)  # at once: ranks share the pipe
     dist.barrier()
@@ -122,6 +136,7 @@ def first_step(backend: str, layers: int, ranks: int, cache: str) -> dict[str, A
         "clock_s": round(max(each["clock_s"] for each in found), 1),
         "aot_hits": found[0]["aot_hits"],
         "inductor_hits": found[0]["inductor_hits"],
+        "graphs_compiled": sum(each["graphs_compiled"] for each in found),
     }
 
 
@@ -129,7 +144,8 @@ def main() -> None:
     """Measure, print a line a job and write them as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 8])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -140,7 +156,7 @@ def main() -> None:
 
     rows = []
     for layers in options.layers:
-        for backend in BACKENDS:
+        for backend in options.backends:
             with tempfile.TemporaryDirectory() as cache:
                 for start in ("cold", "warm"):
                     found = first_step(backend, layers, options.ranks, cache)

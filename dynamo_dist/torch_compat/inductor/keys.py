@@ -14,6 +14,8 @@ from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 
 # Made of others, or without meaning in another process.
 _NOT_CONTENT = ("_hash", "_pg_registry")
+# This process's place in it, which a graph that is traced has as numbers.
+_OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
 def meshes_by_content() -> list[Change]:
@@ -33,7 +35,9 @@ def meshes_by_content() -> list[Change]:
         @functools.wraps(stock)
         def reduce(self: Any, stand_in: FakeScriptObject) -> tuple[Callable[..., Any], Any]:
             if isinstance(stand_in.real_obj, DeviceMesh):
-                return str, (content(stand_in.real_obj),)
+                return str, (
+                    content(stand_in.real_obj, of_rank=type(self) is not FxGraphCachePickler),
+                )
             reduced: tuple[Callable[..., Any], Any] = stock(self, stand_in)
             return reduced
 
@@ -42,19 +46,22 @@ def meshes_by_content() -> list[Change]:
     return [WrapAttribute(FxGraphCachePickler, name, changed)]
 
 
-def content(mesh: DeviceMesh) -> str:
+def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
     """Return all that a mesh holds, as text that is the same in every process of this rank: layout, groups, coordinate.
+
+    Without ``of_rank``, the same in every process of the job: Inductor compiles what was traced with the mesh before.
 
     A submesh and its root hold each other: a mesh that was met before is its number.
     """
     met: dict[int, int] = {}
+    left_out = _NOT_CONTENT if of_rank else (*_NOT_CONTENT, *_OF_THE_RANK)
 
     def text(value: object) -> str:
         if isinstance(value, DeviceMesh):
             if id(value) in met:
                 return f"mesh {met[id(value)]}"
             met[id(value)] = len(met)
-            held = {name: each for name, each in vars(value).items() if name not in _NOT_CONTENT}
+            held = {name: each for name, each in vars(value).items() if name not in left_out}
             return f"{type(value).__qualname__} {text(held)}"
         if isinstance(value, dict):
             return "{" + ", ".join(f"{key!r}: {text(value[key])}" for key in sorted(value)) + "}"

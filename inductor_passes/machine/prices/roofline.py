@@ -25,7 +25,7 @@ from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
 from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.records import MEASURED
-from inductor_passes.torch_compat.c10d import known_groups, world_size
+from inductor_passes.torch_compat.c10d import common_name, known_groups, world_size
 
 
 class TopologyCostModel:
@@ -138,14 +138,17 @@ def digest_of(topology: Topology) -> str:
     """Hash of the figures, the size of the job and the shape of every group that it has made.
 
     Groups are part of it because a graph names a group and not its ranks: without them a warm
-    cache could bring one rank a schedule for other groups than its peers have.
+    cache could bring one rank a schedule for other groups than its peers have. They stand there by
+    the names that all ranks have for them.
     """
     figures = dataclasses.asdict(topology)
     del figures["sources"]
     world = world_size() or 0
     groups = {
-        name: dataclasses.astuple(shape_of_ranks(ranks, topology.ranks_per_node, world))
-        for name, ranks in sorted(known_groups().items())
+        common_name(name): dataclasses.astuple(
+            shape_of_ranks(ranks, topology.ranks_per_node, world)
+        )
+        for name, ranks in known_groups().items()
     }
     text = json.dumps([figures, world, groups], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -35,6 +35,10 @@ class Part:
     reordered: bool = False
 
 
+# Who compiles graphs that are the same: option ``compile`` of all programs.
+COMPILE = "FUZZ_RANKS_COMPILE"
+
+
 def take_part(
     program: Program, rank: int, store: Any, folder: Path, beat: Callable[[str], None]
 ) -> Part:
@@ -47,7 +51,8 @@ def take_part(
     part.eager = by_group(launched)
     cache = folder / ("shared" if program.caches == "shared" else f"rank{rank}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    settings: dict[str, Any] = {"backend": "dynamo_dist", "options": program.options}
+    options = {**program.options, "compile": os.environ.get(COMPILE, "each")}
+    settings: dict[str, Any] = {"backend": "dynamo_dist", "options": options}
     for number in range(1 if program.warm is None else 2):
         stage = f"job {number}"
         if number and rank not in (program.warm or ()) and program.caches == "own":

@@ -1,0 +1,240 @@
+"""One rank compiles a graph, others with the same key wait for what it makes: the protocol, through the job's store.
+
+The first rank that misses a key in the cache claims it and *beats* while it compiles: it counts up a number, which the
+others watch by their own clocks. One whose number stands still has died or stopped, and the next takes its place, in a
+*turn* of its own. A rank that waits votes meanwhile on the order of the graph's launches, for who compiles
+waits for its vote: the graphs are equal, so it votes as that rank does, whose stream, plan and answers it reads.
+
+A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong with the store costs
+a compile and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inductor_passes.agree.decide import Offer
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.stream import Stream, digest
+from inductor_passes.torch_compat.c10d import Store
+
+log = logging.getLogger(__name__)
+
+PREFIX = "dynamo_dist/compile/"
+BEAT_S = 0.5
+SILENT_S = 10.0  # a rank that has not beaten for so long compiles no more
+LOOK_S = 0.05
+VERDICT_S = 5.0  # for an answer that the compiling rank may never be asked for
+MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
+
+# What a rank that fails to reach the store gets to see.
+FAILURES = (RuntimeError, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One rank's turn at a key. ``folder``: a file in its cache folder, by which others know whether it is theirs too."""
+
+    key: str
+    number: int
+    rank: int
+    folder: str
+
+    def text(self) -> str:
+        return f"{self.number} {self.rank} {self.folder}"
+
+    @classmethod
+    def of(cls, key: str, text: str) -> Turn:
+        """Inverse of ``text``. Raises ValueError for anything else."""
+        number, rank, folder = text.split(" ")
+        return cls(key, int(number), int(rank), folder)
+
+    def at(self, name: str) -> str:
+        """Return the key of the store that holds something of this turn."""
+        return f"{PREFIX}{self.key}/{self.number}/{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a turn ended: ``digest`` is that of the entry, "" if there is none to be had."""
+
+    digest: str = ""
+
+
+class Claim:
+    """This rank's turn: it compiles. ``end`` it, whatever comes."""
+
+    def __init__(self, store: Store, turn: Turn) -> None:
+        self._store, self.turn = store, turn
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="dynamo_dist beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        try:
+            store = getattr(self._store, "clone", lambda: self._store)()
+            number = 0
+            while not self._over.wait(BEAT_S if number else 0.0):
+                number += 1
+                store.set(self.turn.at("beat"), str(number))
+        except FAILURES as error:
+            log.info("The job's store took no beat: %s", error)
+
+    def publish(self, name: str, value: str | bytes) -> None:
+        """Let waiting ranks read something of this turn."""
+        try:
+            self._store.set(self.turn.at(name), value)
+        except FAILURES as error:
+            log.info("The job's store did not take %s: %s", name, error)
+
+    def offers(self, stream: Stream, offer: Offer) -> Offer:
+        """``offer``, whose answers waiting ranks give too."""
+        self.publish("stream", json.dumps(stream.to_json()))
+        return _Published(self, offer)
+
+    def is_wanted(self) -> bool:
+        """Return whether some rank waits that has another cache folder."""
+        try:
+            return self._store.check([self.turn.at("want")])
+        except FAILURES:
+            return False
+
+    def end(self, digest: str, entry: bytes | None) -> None:
+        """The turn is over. ``digest``: of the entry, "" if there is none; ``entry``: itself, where it is wanted."""
+        self._over.set()
+        if entry is not None and len(entry) <= MOST_BYTES:
+            self.publish("entry", entry)
+        self.publish("end", digest or "-")
+
+
+class _Published:
+    def __init__(self, claim: Claim, offer: Offer) -> None:
+        self._claim, self._offer = claim, offer
+
+    def plan(self) -> str:
+        plan = self._offer.plan()
+        self._claim.publish("plan", plan)
+        return plan
+
+    def can_follow(self, plan: str) -> bool:
+        found = self._offer.can_follow(plan)
+        self._claim.publish(f"follows/{digest(plan)}", str(int(found)))
+        return found
+
+
+def claim(store: Store, key: str, rank: int, folder: str) -> Claim | Turn:
+    """Claim a key; returns another rank's turn where it was claimed before. Raises what the store raises."""
+    mine = Turn(key, 0, rank, folder)
+    held = _text(store.compare_set(f"{PREFIX}{key}", "", mine.text()))
+    return Claim(store, mine) if held == mine.text() else Turn.of(key, held)
+
+
+class Waiting:
+    """A rank that waits for another's turn to end.
+
+    ``vote``: votes on a stream of launches as the offer that it gets says; called once, if at all.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        turn: Turn,
+        rank: int,
+        folder: str,
+        vote: Callable[[Stream, Offer], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self.turn, self._rank, self._folder = store, turn, rank, folder
+        self._vote, self._clock = vote, clock
+        self._voted = False
+        self._seen, self._seen_at = "", clock()
+
+    def want(self) -> None:
+        """Ask for the entry through the store."""
+        self._store.set(self.turn.at("want"), "1")
+
+    def entry(self) -> bytes | None:
+        """Return the entry that this rank has asked for, if it was sent."""
+        key = self.turn.at("entry")
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def outcome(self) -> End | Claim:
+        """How the turn ended, or the claim of this rank that takes the place of one that is silent.
+
+        Raises what the store raises.
+        """
+        while True:
+            if (end := self._read("end")) is not None:
+                return End(end.removeprefix("-"))
+            if not self._voted and (text := self._read("stream")) is not None:
+                self._voted = True
+                self._vote(Stream.from_json(json.loads(text)), _Mirrored(self))
+                self._seen_at = self._clock()  # the vote waited for others
+            if self.is_silent():
+                found = self._take_over()
+                if found is not None:
+                    return found
+            time.sleep(LOOK_S)
+
+    def is_silent(self) -> bool:
+        """Return whether the rank that compiles has stopped to beat."""
+        beat, now = self._read("beat") or "", self._clock()
+        if beat != self._seen:
+            self._seen, self._seen_at = beat, now
+        return now - self._seen_at > SILENT_S
+
+    def has_ended(self) -> bool:
+        return self._read("end") is not None
+
+    def _take_over(self) -> Claim | None:
+        held = self.turn
+        mine = Turn(held.key, held.number + 1, self._rank, self._folder)
+        now = _text(self._store.compare_set(f"{PREFIX}{held.key}", held.text(), mine.text()))
+        if now == mine.text():
+            log.warning(
+                "Rank %d has not gone on compiling a graph for %.0f s: this rank compiles it.",
+                held.rank,
+                SILENT_S,
+            )
+            return Claim(self._store, mine)
+        self.turn = Turn.of(held.key, now)
+        self._seen, self._seen_at = "", self._clock()
+        return None
+
+    def _read(self, name: str) -> str | None:
+        key = self.turn.at(name)
+        return _text(self._store.get(key)) if self._store.check([key]) else None
+
+
+class _Mirrored:
+    """The answers of the rank that compiles an equal graph."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._plan: str | None = None
+
+    def plan(self) -> str:
+        self._plan = self._await("plan") or PROGRAM
+        return self._plan
+
+    def can_follow(self, plan: str) -> bool:
+        return plan in (PROGRAM, self._plan) or (
+            self._await(f"follows/{digest(plan)}", VERDICT_S) == "1"
+        )
+
+    def _await(self, name: str, most_s: float = float("inf")) -> str | None:
+        end = time.monotonic() + most_s
+        while (text := self._waiting._read(name)) is None:
+            is_over = self._waiting.has_ended() or self._waiting.is_silent()
+            if is_over or time.monotonic() > end:
+                return self._waiting._read(name)
+            time.sleep(LOOK_S)
+        return text
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,165 @@
+"""``options={"compile": "shared"}``: of ranks whose graphs have one key, one compiles and the others load what it made.
+
+Every rank traces its program, by which each has its own guards and its own errors, and a number in its graph for all that
+it read of its rank. What is shared is what comes behind: Inductor's lowering, and its code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import hashlib
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+from inductor_passes.agree import orders
+from inductor_passes.agree.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
+from inductor_passes.agree.decide import Offer
+from inductor_passes.agree.stream import Group, Stream
+from inductor_passes.errors import RanksDifferError
+from inductor_passes.files import folder
+from inductor_passes.torch_compat import c10d, caches
+
+log = logging.getLogger(__name__)
+_current: contextvars.ContextVar[SharedCompile | None] = contextvars.ContextVar(
+    "shared", default=None
+)
+
+
+class SharedCompile:
+    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one."""
+
+    def __init__(self, store: c10d.Store, rank: int) -> None:
+        self._store, self._rank = store, rank
+        self._key = ""
+        self._claim: Claim | None = None
+        self._mark = ""
+        self.made_by: int | None = None
+
+    def missed(self, key: str) -> bool:
+        """A graph is not in the cache. Returns whether it may be there now; if not, this rank compiles it."""
+        if self._key:
+            return False
+        self._key = key
+        try:
+            self._mark = _leave_mark()
+            found = claim(self._store, key, self._rank, self._mark or "-")
+            if isinstance(found, Turn):
+                return self._wait(found)
+            self._claim = found
+        except RanksDifferError:  # what the vote came to
+            raise
+        except FAILURES as error:
+            log.warning("The job's store failed: this rank compiles a graph by itself (%s).", error)
+        return False
+
+    def _wait(self, turn: Turn) -> bool:
+        if turn.rank == self._rank:  # compiled here before, and gone from the cache
+            return False
+        log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
+        waiting = Waiting(self._store, turn, self._rank, self._mark or "-", _vote)
+        is_apart = not _is_here(turn.folder)
+        if is_apart:
+            waiting.want()
+        outcome = waiting.outcome()
+        if isinstance(outcome, Claim):
+            self._claim = outcome
+            return False
+        if outcome.digest and (not is_apart or self._fetch(waiting, outcome)):
+            self.made_by = waiting.turn.rank
+            return True
+        log.info("Rank %d has no entry for this one: compiling.", waiting.turn.rank)
+        return False
+
+    def _fetch(self, waiting: Waiting, end: End) -> bool:
+        """Put into this rank's folder what came through the store; nothing that is not what was announced."""
+        entry = waiting.entry()
+        if entry is None or hashlib.sha256(entry).hexdigest() != end.digest:
+            return False
+        return caches.put_entry(self._key, entry)
+
+    def offers(self, stream: Stream, offer: Offer) -> Offer:
+        """``offer``, also for ranks that wait."""
+        return offer if self._claim is None else self._claim.offers(stream, offer)
+
+    def end(self) -> None:
+        """Say what came of this rank's turn, if it had one."""
+        if self._claim is not None:
+            entry = caches.newest_entry(self._key)
+            digest = "" if entry is None else hashlib.sha256(entry).hexdigest()
+            self._claim.end(
+                digest, entry if entry is not None and self._claim.is_wanted() else None
+            )
+        if self._mark:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(_marks(), self._mark))
+
+
+@contextlib.contextmanager
+def shared_compile(wanted: bool) -> Iterator[SharedCompile | None]:
+    """A graph that is compiled in the block is compiled by one rank of those that have it, if ``wanted``."""
+    store = c10d.job_store() if wanted and not orders.salt() else None
+    if store is None or (c10d.world_size() or 1) < 2:
+        yield None
+        return
+    if not caches.looks_again():
+        _say_once("dynamo_dist is not enabled")
+        yield None
+        return
+    compiling = SharedCompile(store, c10d.global_rank())
+    token = _current.set(compiling)
+    try:
+        yield compiling
+    finally:
+        _current.reset(token)
+        compiling.end()
+
+
+def missed(key: str) -> bool:
+    """Inductor's cache has no entry of a key: whether to look once more."""
+    compiling = _current.get()
+    return compiling is not None and compiling.missed(key)
+
+
+def offers(stream: Stream, offer: Offer) -> Offer:
+    """``offer`` of the graph in work, which ranks that wait for it give too."""
+    compiling = _current.get()
+    return offer if compiling is None else compiling.offers(stream, offer)
+
+
+def _vote(stream: Stream, offer: Offer) -> None:
+    """Vote on the launches of an equal graph of another rank."""
+    job = orders.current()
+    if job is not None:
+        names = (c10d.own_name(group.name) for group in stream.groups)
+        own = ((name, c10d.real_group_ranks(name)) for name in names)
+        groups = tuple(Group(name, ranks or ()) for name, ranks in own)
+        job.decide(replace(stream, groups=groups), offer)
+
+
+def _leave_mark() -> str:
+    """A file in this rank's cache folder, by which others see whether it is theirs; "" if it cannot be written."""
+    mark = uuid.uuid4().hex
+    try:
+        folder.put(_marks(), mark, "")
+        return mark
+    except OSError as error:
+        _say_once(f"the cache folder cannot be written ({error})")
+        return ""
+
+
+def _is_here(mark: str) -> bool:
+    return os.path.exists(os.path.join(_marks(), mark))
+
+
+def _marks() -> str:
+    return os.path.join(caches.cache_dir(), "inductor_passes", "compiling")
+
+
+@functools.cache
+def _say_once(why: str) -> None:
+    log.warning("Option compile='shared': %s, so that this rank compiles for itself.", why)

@@ -1,0 +1,201 @@
+"""One rank of ``test_shared_compile.py``: programs of which one rank compiles what all have.
+
+Each function of ``CASES`` returns whether its compiled numbers are eager's. Who compiled which graph is what the reports
+say of caches. Kernels are Python (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import dynamo_dist
+from inductor_passes.attach import shared
+from inductor_passes.reporting import recorder
+from inductor_passes.testing import leave_process
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from fuzzing.without_cpp import without_cpp
+
+
+def compiled(function):
+    return torch.compile(function, backend="dynamo_dist", options={"compile": "shared"})
+
+
+def tensor_parallel(mesh, rows=4):
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    parallelize_module(mlp, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = torch.randn(rows, 16)
+
+    def step(function):
+        out = function(x)
+        out.square().mean().backward()
+        found = [out.detach(), *(p.grad.to_local() for p in mlp.parameters())]
+        mlp.zero_grad()
+        return found
+
+    pairs = zip(step(mlp), step(compiled(mlp)), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+
+
+def over_both_dimensions(mesh):
+    """Reduces over the rows and over the columns of the mesh, whose groups have other names on each rank."""
+    x = DTensor.from_local(torch.randn(4, 8), mesh, [Shard(0), Shard(1)], run_check=False)
+
+    def function(x):
+        return x.sum(0).redistribute(placements=[Replicate(), Replicate()]).to_local() * 2
+
+    return torch.allclose(function(x), compiled(function)(x), atol=1e-4)
+
+
+def rank_read(mesh):
+    def function(x):
+        return x + dist.get_rank() * 2
+
+    x = torch.ones(3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+def rank_of_a_dimension(mesh):
+    def function(x):
+        return x * (mesh.get_local_rank("tp") + 1)
+
+    x = torch.ones(3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+def coordinate(mesh):
+    def function(x):
+        return x * (mesh.get_coordinate()[0] + 1)
+
+    x = torch.ones(3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+def environment(mesh):
+    def function(x):
+        return x + int(os.environ["RANK"])
+
+    x = torch.ones(3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+def own_rows(mesh):
+    """Which rows a rank has is a number in its graph."""
+
+    def function(x):
+        whole = DTensor.from_local(x, mesh["tp"], [Replicate()], run_check=False)
+        return whole.redistribute(placements=[Shard(0)]).to_local() * 2
+
+    x = torch.randn(4, 3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+def a_longer_batch_on_one_row(mesh):
+    return tensor_parallel(mesh, 4 if mesh.get_local_rank("dp") == 0 else 6)
+
+
+def an_error_in_the_compile(mesh):
+    """The rank that compiles fails, the others compile by themselves and fail or not as they do."""
+    from inductor_passes.attach.hooks import Attachment
+
+    improve = Attachment.improve
+
+    def fail(self, *args, **kwargs):
+        if shared._current.get()._claim is not None:
+            raise MemoryError("planted")
+        return improve(self, *args, **kwargs)
+
+    failed = False
+    with mock.patch.object(Attachment, "improve", fail):
+        try:
+            right = rank_free(mesh)
+        except Exception as error:
+            failed = right = "planted" in str(error)
+    told = [None] * dist.get_world_size()
+    dist.all_gather_object(told, failed)
+    return right and sum(told) == 1
+
+
+def rank_free(mesh):
+    def function(x):
+        return DTensor.from_local(x, mesh["tp"], [Shard(0)], run_check=False).to_local() * 3
+
+    x = torch.ones(3)
+    return torch.equal(function(x), compiled(function)(x))
+
+
+CASES = (
+    *(tensor_parallel, over_both_dimensions, a_longer_batch_on_one_row),
+    *(rank_read, rank_of_a_dimension, coordinate, environment, own_rows),
+    an_error_in_the_compile,
+)
+APART = (tensor_parallel,)
+
+
+def ran(case, mesh):
+    torch.compiler.reset()
+    dist.barrier()
+    with recorder.records_of_block() as records:
+        right = case(mesh)
+    return {"right": bool(right), "caches": [str(each.cache) for each in records]}
+
+
+def killed(mesh, rank):
+    """The rank that compiles first is killed while it does; what the others compiled, and how long that took."""
+    from inductor_passes.attach.hooks import Attachment
+
+    def die(self, *args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    x = torch.ones(4)
+
+    def function(x):
+        return DTensor.from_local(x, mesh["tp"], [Shard(0)], run_check=False).to_local() * 3
+
+    begun = time.monotonic()
+    if rank == 3:
+        with mock.patch.object(Attachment, "improve", die):
+            compiled(function)(x)
+    time.sleep(2)  # let that one come first
+    with recorder.records_of_block() as records:
+        right = torch.equal(compiled(function)(x), x * 3)
+    caches = [str(each.cache) for each in records]
+    return {"right": right, "caches": caches, "seconds": time.monotonic() - begun}
+
+
+def main(folder, what):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dynamo_dist.enable()
+    with without_cpp():
+        if what == "killed":
+            found = {"killed": killed(mesh, rank)}
+        else:
+            found = {
+                case.__name__: ran(case, mesh) for case in (APART if what == "apart" else CASES)
+            }
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    if what != "killed":
+        dist.barrier()
+    leave_process()
+
+
+main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""``compile="shared"`` on four ranks of a 2x2 mesh: one compile for equal graphs, each its own for others, whoever dies."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).with_name("shared_worker.py")
+RANKS = 4
+
+
+def job(folder, what, *, apart=False, dies=None):
+    """What each rank of a job says; ``apart``: each has a cache folder of its own. ``dies``: the rank that is killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(RANKS):
+        cache = folder / (f"cache{rank}" if apart else "cache")
+        environment = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+        }
+        with (folder / f"{rank}.log").open("w") as log:
+            command = [sys.executable, str(WORKER), str(folder), what]
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    try:
+        for rank, process in enumerate(processes):
+            code = process.wait(300)
+            assert code == (-9 if rank == dies else 0), (folder / f"{rank}.log").read_text()[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+    living = (rank for rank in range(RANKS) if rank != dies)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in living]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return job(tmp_path_factory.mktemp("together"), "together")
+
+
+def compiles(found, case):
+    """How many graphs were compiled by some rank, and how many each rank took from another's compile."""
+    caches = [rank[case]["caches"] for rank in found]
+    taken = [
+        sum("the compile of rank" in each or "hit" in each for each in rank) for rank in caches
+    ]
+    return sum(each.startswith("miss") for rank in caches for each in rank), sum(taken)
+
+
+def test_numbers_are_eagers(together):
+    assert all(case["right"] for rank in together for case in rank.values())
+
+
+def test_equal_graphs_are_compiled_once(together):
+    assert compiles(together, "tensor_parallel") == (2, 6)  # forward and backward
+    assert compiles(together, "over_both_dimensions") == (1, 3)
+
+
+def test_the_report_says_which_rank_compiled(together):
+    said = [each for rank in together for each in rank["tensor_parallel"]["caches"]]
+    assert any(each.startswith("hit: the compile of rank ") for each in said)
+
+
+def test_ranks_with_another_batch_compile_another_graph(together):
+    compiled, taken = compiles(together, "a_longer_batch_on_one_row")
+    assert compiled + taken == 8
+    assert compiled <= 4
+
+
+@pytest.mark.parametrize("case", ["rank_read", "environment"])
+def test_what_reads_the_rank_is_compiled_by_each(together, case):
+    assert all(rank[case]["right"] for rank in together)
+
+
+@pytest.mark.parametrize("case", ["rank_of_a_dimension", "coordinate", "own_rows"])
+def test_what_reads_the_coordinate_is_right_on_each(together, case):
+    assert all(rank[case]["right"] for rank in together)
+
+
+def test_folders_of_their_own_get_the_code_through_the_store(tmp_path):
+    found = job(tmp_path, "apart", apart=True)
+    assert all(rank["tensor_parallel"]["right"] for rank in found)
+    written = [
+        len(list(Path(tmp_path, f"cache{rank}", "fxgraph").rglob("*"))) for rank in range(RANKS)
+    ]
+    assert all(written)
+    caches = [each for rank in found for each in rank["tensor_parallel"]["caches"]]
+    assert sum(each.startswith("miss") for each in caches) == 2
+
+
+def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path):
+    found = job(tmp_path, "killed", dies=3)
+    assert all(rank["killed"]["right"] for rank in found)
+    assert all(rank["killed"]["seconds"] < 60 for rank in found)

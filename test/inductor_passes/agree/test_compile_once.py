@@ -1,0 +1,174 @@
+"""Of ranks with one key one compiles, the others wait for it: not for one that died, and not for a store that fails."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from inductor_passes.agree import compile_once
+from inductor_passes.agree.compile_once import Claim, End, Turn, Waiting, claim
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.stream import Group, Launch, Stream
+
+STREAM = Stream((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
+
+
+@pytest.fixture(autouse=True)
+def soon_silent(monkeypatch):
+    monkeypatch.setattr(compile_once, "BEAT_S", 0.02)
+    monkeypatch.setattr(compile_once, "SILENT_S", 0.3)
+    monkeypatch.setattr(compile_once, "LOOK_S", 0.01)
+    monkeypatch.setattr(compile_once, "VERDICT_S", 0.2)
+
+
+class Chosen:
+    """What the compiling rank would launch, and the plans that it can follow."""
+
+    def __init__(self, plan, *follows):
+        self._plan, self._follows = plan, follows
+
+    def plan(self):
+        return self._plan
+
+    def can_follow(self, plan):
+        return plan in self._follows
+
+
+def waiting(store, turn, rank, vote=lambda stream, offer: None):
+    return Waiting(store, turn, rank, "-", vote)
+
+
+def in_a_thread(function):
+    return ThreadPoolExecutor(1).submit(function)
+
+
+def test_one_claims_a_key_and_the_others_learn_who():
+    store = dist.HashStore()
+    found = [claim(store, "k", rank, "-") for rank in range(3)]
+    assert isinstance(found[0], Claim)
+    assert found[1:] == [Turn("k", 0, 0, "-")] * 2
+    another = claim(store, "another", 1, "-")
+    assert isinstance(another, Claim)
+    for each in (found[0], another):
+        each.end("", None)
+
+
+def test_who_waits_learns_the_digest_of_the_entry_and_none_where_there_is_none():
+    store = dist.HashStore()
+    for digest in ("abc", ""):
+        turn = claim(store, digest, 0, "-")
+        waits = in_a_thread(waiting(store, claim(store, digest, 1, "-"), 1).outcome)
+        time.sleep(0.5)  # longer than one that is silent would be waited for
+        assert not waits.done()
+        turn.end(digest, None)
+        assert waits.result(5) == End(digest)
+
+
+def test_an_entry_goes_through_the_store_where_it_was_asked_for():
+    store = dist.HashStore()
+    turn = claim(store, "k", 0, "-")
+    waits = waiting(store, claim(store, "k", 1, "-"), 1)
+    assert not turn.is_wanted()
+    waits.want()
+    assert turn.is_wanted()
+    turn.end("d", b"code")
+    assert waits.outcome() == End("d")
+    assert waits.entry() == b"code"
+
+
+def test_what_is_too_long_for_the_store_does_not_go_there(monkeypatch):
+    monkeypatch.setattr(compile_once, "MOST_BYTES", 3)
+    store = dist.HashStore()
+    turn = claim(store, "k", 0, "-")
+    waits = waiting(store, claim(store, "k", 1, "-"), 1)
+    turn.end("d", b"code")
+    assert waits.entry() is None
+
+
+def test_one_of_the_others_takes_the_place_of_a_rank_that_died():
+    store = dist.HashStore()
+    dead = claim(store, "k", 0, "-")
+    dead._over.set()  # beats no more, and ends nothing
+    waits = [in_a_thread(waiting(store, dead.turn, rank).outcome) for rank in (1, 2, 3)]
+    while not (done := [each for each in waits if each.done()]):
+        time.sleep(0.01)
+    (next_one,) = done
+    assert next_one.result().turn.number == 1
+    time.sleep(0.5)
+    assert [each.done() for each in waits].count(True) == 1  # the others wait for it now
+    next_one.result().end("d", None)
+    assert [each.result(5) for each in waits if each is not next_one] == [End("d")] * 2
+
+
+def test_who_waits_votes_as_the_rank_that_compiles():
+    store, voted = dist.HashStore(), []
+    turn = claim(store, "k", 0, "-")
+
+    def vote(stream, offer):
+        voted.append((stream, offer.plan(), offer.can_follow("a"), offer.can_follow("b")))
+        voted.append(offer.can_follow(PROGRAM))
+
+    waits = in_a_thread(waiting(store, claim(store, "k", 1, "-"), 1, vote).outcome)
+    offer = turn.offers(STREAM, Chosen("mine", "a"))
+    assert (offer.plan(), offer.can_follow("a"), offer.can_follow("b")) == ("mine", True, False)
+    while len(voted) < 2:
+        time.sleep(0.01)
+    turn.end("d", None)
+    assert waits.result(5) == End("d")
+    assert voted == [(STREAM, "mine", True, False), True]
+
+
+def test_an_answer_that_never_comes_is_no():
+    store, voted = dist.HashStore(), []
+    turn = claim(store, "k", 0, "-")
+
+    def vote(stream, offer):
+        voted.append(offer.can_follow("nobody asked"))
+
+    waits = in_a_thread(waiting(store, claim(store, "k", 1, "-"), 1, vote).outcome)
+    turn.offers(STREAM, Chosen("mine"))
+    time.sleep(0.4)
+    turn.end("d", None)
+    assert waits.result(5) == End("d")
+    assert voted == [False]
+
+
+def test_a_plan_of_one_that_died_is_the_programs():
+    store, voted = dist.HashStore(), []
+    dead = claim(store, "k", 0, "-")
+    dead.offers(STREAM, Chosen("mine"))
+    dead._over.set()
+    found = waiting(store, dead.turn, 1, lambda stream, offer: voted.append(offer.plan())).outcome()
+    assert isinstance(found, Claim)
+    assert voted == [PROGRAM]
+    found.end("", None)
+
+
+class Broken:
+    """A store that is gone."""
+
+    def __getattr__(self, name):
+        def fail(*args):
+            raise RuntimeError("connection reset")
+
+        return fail
+
+
+def test_a_store_that_goes_ends_no_compile():
+    store = dist.HashStore()
+    turn = claim(store, "k", 0, "-")
+    turn._store = Broken()
+    turn.offers(STREAM, Chosen("mine")).plan()
+    assert not turn.is_wanted()
+    turn.end("d", b"code")
+    with pytest.raises(compile_once.FAILURES):
+        waiting(Broken(), turn.turn, 1).outcome()
+
+
+def test_no_thread_beats_after_the_end():
+    turn = claim(dist.HashStore(), "k", 0, "-")
+    turn.end("", None)
+    time.sleep(0.2)
+    assert not [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]

@@ -1,0 +1,131 @@
+"""One compile for ranks with one key: through a common folder or the store, and by each where neither has it whole."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from inductor_passes.agree import compile_once
+from inductor_passes.attach import shared
+from inductor_passes.attach.shared import SharedCompile
+from inductor_passes.errors import RanksDifferError
+from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.torch_compat import caches
+
+KEY = "fabcdef"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compile_once, "LOOK_S", 0.01)
+    shared._say_once.cache_clear()
+    return tmp_path
+
+
+def both(compiles, store=None, key=KEY):
+    """What rank 1 gets that comes while rank 0, which runs ``compiles``, has a key: may it be there, and of whom."""
+    store = store or dist.HashStore()
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    assert not first.missed(key)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(second.missed, key)
+        time.sleep(0.2)
+        compiles()
+        first.end()
+        found = waits.result(10)
+    second.end()
+    return found, second.made_by
+
+
+def save():
+    assert caches.put_entry(KEY, b"code")
+
+
+def test_what_one_has_compiled_the_other_finds_in_their_folder(folder):
+    assert both(save) == (True, 0)
+    assert not list((folder / "inductor_passes" / "compiling").iterdir())
+
+
+def test_a_compile_that_fails_leaves_the_others_to_themselves():
+    assert both(lambda: None) == (False, None)
+
+
+def test_another_folder_gets_the_entry_through_the_store(monkeypatch, folder):
+    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    written = []
+    put = caches.put_entry
+    monkeypatch.setattr(caches, "put_entry", lambda *entry: written.append(entry) or put(*entry))
+    assert both(lambda: put(KEY, b"code")) == (True, 0)
+    assert written == [(KEY, b"code")]
+
+
+def test_an_entry_that_is_not_what_was_announced_is_not_read(monkeypatch):
+    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    monkeypatch.setattr(compile_once.Waiting, "entry", lambda self: b"cod")  # truncated on its way
+    assert both(save) == (False, None)
+
+
+def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(monkeypatch, caplog):
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared.folder, "put", refuse)
+    assert both(lambda: None) == (False, None)
+    assert "No space left" in caplog.text
+
+
+def test_a_key_is_asked_for_once_a_compile():
+    store = dist.HashStore()
+    one = SharedCompile(store, 0)
+    assert not one.missed(KEY)
+    assert not one.missed(KEY)
+    one.end()
+    again = SharedCompile(store, 0)  # compiled here before, and gone from the cache since
+    assert not again.missed(KEY)
+    again.end()
+
+
+def test_a_store_that_fails_leaves_each_to_itself(caplog):
+    class Gone:
+        def compare_set(self, *args):
+            raise RuntimeError("connection reset")
+
+    one = SharedCompile(Gone(), 0)
+    assert not one.missed(KEY)
+    one.end()
+    assert "connection reset" in caplog.text
+
+
+def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
+    def outcome(self):
+        raise RanksDifferError("they differ", "", "")
+
+    monkeypatch.setattr(compile_once.Waiting, "outcome", outcome)
+    store = dist.HashStore()
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first.missed(KEY)
+    with pytest.raises(RanksDifferError):
+        second.missed(KEY)
+    first.end()
+
+
+def test_nothing_is_shared_without_a_job_or_unless_asked_for():
+    for wanted in (True, False):
+        with shared.shared_compile(wanted) as found:
+            assert found is None
+            assert not shared.missed(KEY)
+
+
+def test_the_option_is_checked_and_in_no_key():
+    own, _ = split({"compile": "shared"})
+    assert own.compile == "shared"
+    assert own.digest() == PassOptions().digest()
+    with pytest.raises(ValueError, match="'each', 'shared'"):
+        split({"compile": "once"})
+
+
+def test_no_thread_is_left():
+    assert not [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]
