@@ -59,10 +59,13 @@ class Cutter:
                 target = aten.reshape.default
             part = self._emit(target, args, node, kwargs)
             if step.out == SUM and made and node.target not in ADDING:
-                part = self._emit(aten.add.Tensor, (made[-1], part), node)
+                part = self._emit(step.plus, (made[-1], part), node)
             made.append(part)
         if step.out == SUM:
-            self._wholes[node] = made[-1]
+            whole = made[-1]
+            if step.mean:
+                whole = self._emit(aten.div.Tensor, (whole, self._count), node)
+            self._wholes[node] = whole
             return
         self._parts[node] = made
         if is_launch(node):

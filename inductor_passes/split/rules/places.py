@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import fx
 
-from inductor_passes.graph.edit import tensor
+from inductor_passes.graph.edit import aten, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Cut:
         return f"dimension {self.dim}" + (f" in {self.outer} blocks" if self.outer > 1 else "")
 
 
-SUM: Final = "sum"
+SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
 Place = Cut | tuple[Cut | None, ...]  # a tuple where an operator has several results
 
 
@@ -44,12 +44,15 @@ class InParts:
 
     ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole. ``reads``: inputs
     that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
-    are not as they were.
+    are not as they were. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
+    wanted, not the sum.
     """
 
     out: Place | Literal["sum"]
     reads: Mapping[fx.Node, Cut] = field(default_factory=dict)
     args: tuple[Any, ...] | None = None
+    plus: Any = aten.add.Tensor
+    mean: bool = False
 
 
 class EndsError(Exception):
