@@ -252,6 +252,9 @@ class Settling:
             for stream in (self.stream, other)
         ):
             return ""
+        # One rank trains where another evaluates, or cannot cut what is one graph there.
+        if self.stream.is_joint != other.is_joint:
+            return ""
         whole = not (self.stream.partial or board.partial)
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.
