@@ -17,12 +17,24 @@ def attention(x):
     return aten._scaled_dot_product_flash_attention_for_cpu(x, x + 1, x - 1, 0.0, True)[0]
 
 
-def attention_backward(x):
+def attention_unmasked(x):
+    return aten._scaled_dot_product_flash_attention_for_cpu(x, x + 1, x - 1)[0]
+
+
+def backward_of(x, causal):
     q, k, v = x.sin(), x.cos(), x * 0.1
-    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        x, q, k, v, out, logsumexp, 0.0, True
+        x, q, k, v, out, logsumexp, 0.0, causal
     )
+
+
+def attention_backward(x):
+    return backward_of(x, True)
+
+
+def attention_backward_unmasked(x):
+    return backward_of(x, False)
 
 
 def masked_add(x, into):
@@ -107,6 +119,10 @@ CASES = [
     (aten.scatter.src, lambda x, i: aten.scatter.src(x, 1, i.abs().long()[:, :1], x + 1), [[4, 6], [4, 6]], 0, Cut(0)),
     (aten._scaled_dot_product_flash_attention_for_cpu.default, attention, [[4, 2, 6, 8]], 0, (Cut(0), Cut(0))),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward, [[4, 2, 6, 8]], 0, (Cut(0),) * 3),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, attention, [[2, 2, 8, 8]], 2, (Cut(2), Cut(2))),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, attention_unmasked, [[2, 2, 8, 8]], 2, (Cut(2), Cut(2))),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward, [[2, 2, 8, 8]], 2, (Cut(2),) * 3),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward_unmasked, [[2, 2, 8, 8]], 2, (Cut(2),) * 3),
     (aten.mul.Tensor, lambda x, y: aten.mul.Tensor(x, y), [X, [6, 1]], 1, Cut(1)),
     (aten.add.Tensor, lambda b, x: aten.add.Tensor(x, b), [[6, 8], X], 0, Cut(1)),
     (aten.where.self, lambda x: aten.where.self(x > 0, x, x * 2), [X], 2, Cut(2)),
