@@ -42,7 +42,7 @@ def exchanged(x: Tensor) -> Tensor:
 
 def attended(x: Tensor, y: Tensor, causal: bool = True) -> Tensor:
     """Attention of one sequence of N tokens, two heads."""
-    q, k, v = (z.view(1, N, 2, N // 2).transpose(1, 2) for z in (x, y, x + y))
+    q, k, v = (z.tanh().view(1, N, 2, N // 2).transpose(1, 2) for z in (x, y, x + y))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     return out.transpose(1, 2).reshape(N, N)
 
@@ -149,6 +149,7 @@ def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
         lambda: (x.clamp(0, 1) * 8).mean(0) + y,
         lambda: torch.where((x > 3).any(0), y, x) + (x > -4).all(),
         lambda: added(x, [y > 1], torch.ones((), dtype=x.dtype)),
+        lambda: masked(y, x[:, :1] > 0, [index[:, 0]], x).clamp(-9, 9),
         lambda: masked(y, x > 0, [index], x).clamp(-9, 9),
     ]
 

@@ -132,7 +132,7 @@ def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
     (cut,) = cuts
     assert isinstance(cut, Cut)
     whole = sizes(values)
-    unlike = sizes(by) != whole[:rank] or len(sizes(mask)) != len(whole)
+    unlike = whole != sizes(by) + sizes(into)[1:] or len(sizes(mask)) != len(whole)
     if at or cut.dim >= rank or unlike or sizes(mask)[cut.dim] != whole[cut.dim]:
         raise EndsError("its mask, places and values lie unlike one another")
     return InParts(SUM, {mask: cut, by: cut, values: cut})
