@@ -2,6 +2,7 @@
 
     python tools/fuzz_split.py --programs 3000               # small whole numbers in float64: every bit
     python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
+    python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
 A program, its inputs, and where and in how many parts it is cut, are drawn from its number alone. All ranks run in this process,
@@ -17,7 +18,7 @@ import random
 from collections.abc import Callable
 
 import torch
-from fuzzing.parts import RANKS, SHAPES, drawn
+from fuzzing.parts import RANKS, SHAPES, drawn, halves, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -98,6 +99,48 @@ def tried(number: int, exact: bool) -> tuple[int, str]:
     return launches, ""
 
 
+def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
+    """Cut the joint graph of one training step, and let AOTAutograd make two graphs of it; as ``tried``."""
+    choose = random.Random(number)
+    dtype = torch.float64 if exact else torch.float32
+    inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
+    expected = _step_of(halves(trained(number, exact), dtype, lambda joint: None), inputs)
+    truth = None
+    if not exact:
+        wide = halves(trained(number, exact), torch.float64, lambda joint: None)
+        truth = _step_of(wide, [[x.double() for x in given] for given in inputs])
+    launches = 0
+    said = ""
+
+    def cut(joint: fx.Graph) -> None:
+        nonlocal launches, said
+        if listed := list(regions(joint, parts)):
+            region = choose.choice(listed)
+            said = f"{parts} parts along {region.cut} of %{region.seed}"
+            launches += len(region.launches)
+            Cutter(joint, region).run()
+            joint.lint()
+
+    for parts in (2, 4):  # noqa: B007 - ``cut`` reads it
+        try:
+            found = _step_of(halves(trained(number, exact), dtype, cut), inputs)
+        except Exception as error:
+            return launches, f"{said}: {error!r:.300}"
+        if wrong := _wrong(found, expected, truth):
+            return launches, f"{said}: {wrong}"
+    return launches, ""
+
+
+def _step_of(graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]]) -> list[Tensor]:
+    """Results of the forward graph that are the function's, and of the backward graph, of all ranks."""
+    forward, backward = graphs
+    made = run_in_lockstep([forward] * RANKS, inputs)
+    tangent = inputs[0][1]
+    grads = run_in_lockstep([backward] * RANKS, [[*each[1:], tangent] for each in made])
+    found = [[each[0], *of_rank] for each, of_rank in zip(made, grads, strict=True)]
+    return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
+
+
 def _inputs(choose: random.Random, exact: bool, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     if exact:
@@ -131,13 +174,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=200)
     parser.add_argument("--floats", action="store_true", help="any numbers, in float32")
     parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
+    parser.add_argument("--joint", action="store_true", help="training, cut before the partition")
     options = parser.parse_args(argv)
     if options.plant:
         FAULTS[options.plant]()
     launches, cut_programs, failures = 0, 0, []
+    one = trained_in_parts if options.joint else tried
     with fake_group(RANKS):
         for number in range(options.seed, options.seed + options.programs):
-            found, wrong = tried(number, not options.floats)
+            found, wrong = one(number, not options.floats)
             launches, cut_programs = launches + found, cut_programs + (found > 0)
             if wrong:
                 failures.append(f"program {number}: {wrong}")

@@ -81,6 +81,13 @@ def decide(
             "Make the compiled program the same on all ranks; `python -m inductor_passes verify-ranks` "
             "shows where they part. DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
         )
+    if stream.joint and outcome.why == "streams differ":
+        raise CannotFollowError(
+            f"The ranks have cut {stream.graph or stream.root} into parts, and one of them then launches something else.",
+            "Its forward or its backward graph did not compile there, or was left to Python; launching the parts beside "
+            "it would hang or mix up data.",
+            "Let all ranks compile it, or leave graphs whole with options={'split': 'off'}.",
+        )
     if outcome.why == "too late" and (running := register.may_be_running(stream)) is not None:
         raise _cannot_follow(stream, running, outcome.missing)
     register.add(key, stream, outcome.plan, ended=outcome.why in ("streams differ", "too late"))

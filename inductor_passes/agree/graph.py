@@ -79,6 +79,7 @@ def number_launches(
         frame.root,
         graph_id,
         options,
+        is_joint=phase == "joint",
     )
 
 

@@ -33,7 +33,7 @@ class Known:
     @property
     def is_reordered(self) -> bool:
         """Return whether its launches are others, or in another order, than the program's."""
-        return self.plan != PROGRAM
+        return self.plan != PROGRAM or (bool(self.stream.joint) and not self.ended)
 
 
 class Register:
@@ -108,7 +108,9 @@ class Register:
         found = {
             known.settled_as: known
             for known in self._known.values()
-            if known.is_reordered and known.stream.may_be_in_place_of(root, callers)
+            if known.is_reordered
+            and not known.stream.is_joint  # its halves are there
+            and known.stream.may_be_in_place_of(root, callers)
         }
         return list(found.values())
 
@@ -124,6 +126,8 @@ class Register:
         """A reordered stream that ranks may run which do not come with ``stream``: its launches begin alike."""
         for known in self._known.values():
             if not known.is_reordered or known.stream.backward != stream.backward:
+                continue
+            if known.stream.is_joint != stream.is_joint:
                 continue
             theirs = {group.id: number for number, group in enumerate(known.stream.groups)}
             pairs = [
@@ -162,9 +166,21 @@ class Register:
         return any(stream.is_called_from(root) for root in self._left_here)
 
     def give_up(self, known: Known) -> None:
-        """Leave a stream the program's order from now on, and with it those that launch the same elsewhere."""
-        for key in self._by_content[known.stream.content]:
-            self._known[key].plan, self._known[key].ended = PROGRAM, True
+        """Leave a stream the program's order from now on, and with it those that launch the same elsewhere.
+
+        A joint graph that was cut goes with its halves, and they with it.
+        """
+        given_up = {known.stream.content}
+        joint = known.stream.key if known.stream.is_joint else known.stream.joint
+        if joint:
+            given_up |= {
+                each.stream.content
+                for key, each in self._known.items()
+                if joint in (key, each.stream.joint)
+            }
+        for content in given_up:
+            for key in self._by_content[content]:
+                self._known[key].plan, self._known[key].ended = PROGRAM, True
 
     def __len__(self) -> int:
         return len(self._known)

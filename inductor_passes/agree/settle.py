@@ -252,6 +252,9 @@ class Settling:
             for stream in (self.stream, other)
         ):
             return ""
+        # One rank may train where another evaluates, and of a piece of the program the backward follows before the rest.
+        if self.stream.is_joint or other.is_joint:
+            return ""
         whole = not (self.stream.partial or board.partial)
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.

@@ -18,7 +18,7 @@ from typing import Any
 
 from inductor_passes.records import ONE_SIDED
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class Stream:
     this process, for people. ``options``: a digest of what the passes were told. ``callers``: ``function:line`` of what was
     on this rank's stack when the graph was compiled; None where nobody noted them. No other rank knows them.
     ``behind_python``: whether one of them is a function that this rank leaves to Python: then launches that no graph has
-    may come before these.
+    may come before these. ``is_joint``: whether it is of forward and backward together, before they are two graphs;
+    ``joint``: key of the stream of that graph, if it was cut into parts: launches are of the parts then.
     """
 
     groups: tuple[Group, ...]
@@ -85,13 +86,21 @@ class Stream:
     graph: str = ""
     options: str = ""
     behind_python: bool = False
+    is_joint: bool = False
+    joint: str = ""
     callers: Collection[str] | None = field(default=None, compare=False)
 
     @property
     def content(self) -> str:
         """A digest of what is launched, wherever it stands in the program."""
         return digest(
-            [self.options, self.backward, [len(g.ranks) for g in self.groups]]
+            [
+                self.options,
+                self.backward,
+                self.is_joint,
+                self.joint,
+                [len(g.ranks) for g in self.groups],
+            ]
             + [[launch.what, launch.group] for launch in self.launches]
         )
 
@@ -152,6 +161,8 @@ class Stream:
             "graph": self.graph,
             "options": self.options,
             "behind_python": self.behind_python,
+            "is_joint": self.is_joint,
+            "joint": self.joint,
         }
 
     @classmethod
@@ -181,6 +192,8 @@ class Stream:
                 str(data["graph"]),
                 str(data["options"]),
                 bool(data["behind_python"]),
+                bool(data["is_joint"]),
+                str(data["joint"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"no stream of launches: {error}") from error
@@ -207,7 +220,8 @@ def may_meet(one: Stream, other: Stream) -> bool:
 
 def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Paths of launches that both hold, in the one and in the other."""
-    if one.backward != other.backward:
+    # The halves of a joint graph stand for it. It stands for none, but another may be run in its place.
+    if other.is_joint or (one.backward != other.backward and not one.is_joint):
         return
     mine: dict[str, set[tuple[str, ...]]] = {}
     for launch in one.launches:

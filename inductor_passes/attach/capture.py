@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,14 @@ class Captured:
 
 
 @contextlib.contextmanager
-def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
+def capturing(
+    patches: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
     """A backend for ``torch.compile``, and the list of graphs that it fills, in the order of compiling.
 
     Graphs stand where Inductor calls our passes: after AOTAutograd and stock's own passes. A function
     so compiled returns tensors of the right shapes with nothing in them, so use it on a fake group.
+    ``patches``: Inductor's configuration, such as ``options()`` makes.
     """
     found: list[Captured] = []
 
@@ -49,7 +52,7 @@ def capturing() -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
 
     def backend(gm: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         with aot.backward_at_once():
-            return inductor_compat.compile_fx(gm, inputs, inner, {})
+            return inductor_compat.compile_fx(gm, inputs, inner, dict(patches or {}))
 
     yield backend, found
 

@@ -1,4 +1,4 @@
-"""The pipeline as the two objects that Inductor calls, and their part of its cache keys."""
+"""The pipeline as the objects that Inductor calls, and their part of its cache keys."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.attach import shared
 from inductor_passes.attach.checks import check_groups
+from inductor_passes.attach.joint import cut_joint
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
 from inductor_passes.base import GraphPass
 from inductor_passes.graph.collectives import is_launch
@@ -30,7 +31,8 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
-from inductor_passes.torch_compat import caches, dynamo, logs, oldest
+from inductor_passes.split.joint import Joint, half_of
+from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 log = logging.getLogger(__name__)
@@ -38,11 +40,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attachment:
-    """The two passes of one compile, as Inductor configuration: before and after stock's post-grad."""
+    """The passes of one compile, as Inductor configuration: on the joint graph, before and after stock's post-grad."""
 
     options: PassOptions
     chain_pre: Any = None
     chain_post: Any = None
+    chain_joint: Any = None
     # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
     locality: bool = True
     locality_in_training: bool = False
@@ -54,6 +57,23 @@ class Attachment:
     times: Times | None = None
     # Only looks, for somebody who explains a program: gives way to passes that are asked for.
     observes: bool = False
+
+    def joint(self, graph: fx.Graph, is_inference: bool) -> None:
+        """Cut the graph of a training step into parts before it is a forward and a backward graph, as ranks settle."""
+        if self.chain_joint is not None:
+            inductor_compat.call_pass(self.chain_joint, graph, is_inference)
+        communicates = any(is_launch(node) for node in graph.nodes)
+        if not communicates or not aot.is_joint(graph) or self.ranks_differ():
+            return
+        check_groups(graph)
+        inductor_compat.sort_by_data(graph)
+        cut_joint(
+            graph,
+            self.options,
+            cost_model(graph, self.options),
+            graph_id=f"{graph_ids.compile_id()}:joint",
+            told=f"{self.options.digest()} {self._measured()}".strip(),
+        )
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
         """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
@@ -125,9 +145,10 @@ class Attachment:
                 cost=cost,
             )
 
+        joint = half_of(graph)
         job = orders.current()
         if job is None or self.looks_only():
-            return run(graph, None, False)
+            return _told(run(graph, None, False), joint)
         stream = number_launches(
             graph,
             orders.ranks_of,
@@ -137,12 +158,15 @@ class Attachment:
             options=f"{self.options.digest()} {self._measured()}".strip(),
         )
         if not stream.launches:
-            return run(graph, None, False)
+            return _told(run(graph, None, False), joint)
+        if joint is not None and joint.stream is not None:
+            stream = dataclasses.replace(stream, joint=joint.key)
+            carried.count(joint.stream, joint.plan)
         offer = GraphOffer(graph, stream, run)
         decision = job.decide(stream, shared.offers(stream, offer))
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
-        return offer.carry_out(decision.plan)
+        return _told(offer.carry_out(decision.plan), joint)
 
     def _measured(self) -> str:
         return "" if self.times is None else self.times.digest
@@ -187,11 +211,24 @@ class Attachment:
         parts["figures of the topology, ranks and groups"] = repr(figures)
         for pass_ in registry.ordered_passes():
             parts[f"pass {pass_.name}"] = third_party_digest(pass_)
-        for key, chained in (("pre", self.chain_pre), ("post", self.chain_post)):
+        for key, chained in (
+            ("post_grad_custom_pre_pass", self.chain_pre),
+            ("post_grad_custom_post_pass", self.chain_post),
+            ("joint_custom_post_pass", self.chain_joint),
+        ):
             if chained is not None:
                 theirs = getattr(chained, "uuid", lambda: None)()
-                parts[f"post_grad_custom_{key}_pass"] = None if theirs is None else repr(theirs)
+                parts[key] = None if theirs is None else repr(theirs)
         return parts
+
+
+def _told(record: GraphRecord | None, joint: Joint | None) -> GraphRecord | None:
+    """The record of a forward graph, with how the joint graph was cut that it is a half of."""
+    if record is None or joint is None or joint.record is None or not joint.is_cut:
+        return record
+    if record.phase == "backward":
+        return record
+    return dataclasses.replace(record, passes=(joint.record, *record.passes))
 
 
 def third_party_digest(pass_: registry.Registered) -> str:
@@ -224,6 +261,11 @@ def _pass_class() -> type:
             return hash((self.side, self.attachment.options))
 
     return Side
+
+
+def attach_to_joint(attachment: Attachment) -> Any:
+    """The object for ``joint_custom_post_pass``."""
+    return _pass_class()("joint", attachment)
 
 
 def attach(attachment: Attachment) -> tuple[Any, Any]:

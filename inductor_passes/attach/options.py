@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from inductor_passes.attach import measured
-from inductor_passes.attach.hooks import Attachment, attach
+from inductor_passes.attach.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.attach.owner import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.reporting import reporters
 from inductor_passes.torch_compat import config
 from inductor_passes.torch_compat import inductor as inductor_compat
+
+_JOINT = "joint_custom_post_pass"  # seen in 2.11 to 2.15
 
 
 def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:
@@ -53,19 +55,22 @@ def config_patches(
     def value(key: str) -> Any:
         return patches[key] if key in patches else config.get_config(key)
 
-    pre, post = attach(
-        Attachment(
-            options=own,
-            chain_pre=_as_one(value("post_grad_custom_pre_pass")),
-            chain_post=_as_one(value("post_grad_custom_post_pass")),
-            locality=bool(value("reorder_for_locality")),
-            locality_in_training=config.has_config("reorder_for_locality_in_training")
-            and bool(value("reorder_for_locality_in_training")),
-            uneven=uneven,
-            place=place,
-            times=measured.times_of(place, own.costs) if place else None,
-        )
+    cuts = own.split != "off" and config.has_config(_JOINT)
+    attachment = Attachment(
+        options=own,
+        chain_pre=_as_one(value("post_grad_custom_pre_pass")),
+        chain_post=_as_one(value("post_grad_custom_post_pass")),
+        chain_joint=_as_one(value(_JOINT)) if cuts else None,
+        locality=bool(value("reorder_for_locality")),
+        locality_in_training=config.has_config("reorder_for_locality_in_training")
+        and bool(value("reorder_for_locality_in_training")),
+        uneven=uneven,
+        place=place,
+        times=measured.times_of(place, own.costs) if place else None,
     )
+    pre, post = attach(attachment)
+    if cuts:
+        patches[_JOINT] = attach_to_joint(attachment)
     patches["post_grad_custom_pre_pass"] = pre
     patches["post_grad_custom_post_pass"] = post
     # Stock's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
@@ -101,6 +106,11 @@ def taken_off(inductor: Mapping[str, Any]) -> tuple[PassOptions | None, dict[str
         if not attachment.observes:
             found = attachment.options
             left["reorder_for_locality"] = attachment.locality
+    ours = getattr(left.get(_JOINT), "attachment", None)
+    if isinstance(ours, Attachment):
+        left.pop(_JOINT)
+        if ours.chain_joint is not None:
+            left[_JOINT] = ours.chain_joint
     return found, left
 
 

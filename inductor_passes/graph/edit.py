@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from inductor_passes.errors import InvariantError
-from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.graph.numbers import JOINT, MEMBERS
 from inductor_passes.graph.source_lines import CAUSE
 
 aten = torch.ops.aten
@@ -29,6 +29,7 @@ INHERITED = (
     "custom",
     CAUSE,
     MEMBERS,
+    JOINT,
 )
 # Ops that only place elements, each of them somewhere: they commute with everything elementwise.
 PLACING = frozenset(

@@ -7,35 +7,67 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes.graph.edit import computed, value
-from inductor_passes.torch_compat.tracing import with_memory_of_its_own
+from inductor_passes.graph.edit import computed, tensor, value
+from inductor_passes.torch_compat.tracing import with_memory_of, with_memory_of_its_own
 
 
 class Values:
-    """Fake values as ``edit.computed`` finds them; each has memory of its own where its operator makes new memory."""
+    """Fake values as ``edit.computed`` finds them.
+
+    Each has memory of its own where its operator makes new memory, and its first input's where it is a view of that.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[object, torch.Tensor] = {}
+        # The value, and for a view how many elements behind the start of its input it starts.
+        self._known: dict[object, tuple[torch.Tensor, int | None]] = {}
 
     def of(self, node: fx.Node) -> Any:
         """Return the value of a node, from those of its inputs."""
-        if not _makes_memory(node.target):
+        if not _makes_one_value(node.target):
             return computed(node)
         key = node.target, _said(node.args), _said(node.kwargs)
+        source = tensor(node.args[0]) if node.args else None
         if key in self._known:
-            return with_memory_of_its_own(self._known[key])
+            known, behind = self._known[key]
+            if behind is None:
+                return with_memory_of_its_own(known)
+            assert source is not None
+            made = with_memory_of(known, source, behind)
+            return computed(node) if made is None else made
         found = computed(node)
-        if isinstance(found, torch.Tensor) and all(isinstance(s, int) for s in found.shape):
-            self._known[key] = found
+        if not isinstance(found, torch.Tensor) or not _is_static(found):
+            return found
+        if source is not None and _is_static(source) and _shares_memory(found, source):
+            behind = int(found.storage_offset()) - int(source.storage_offset())
+            self._known[key] = found, behind
+        elif _makes_memory(node.target):
+            self._known[key] = found, None
         return found
 
 
-def _makes_memory(target: object) -> bool:
-    """Return whether an operator's one result lies in new memory, by its schema."""
+def _is_static(tensor: torch.Tensor) -> bool:
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return all(isinstance(each, int) for each in numbers)
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    except NotImplementedError:
+        return False
+
+
+def _makes_one_value(target: object) -> bool:
+    """Return whether an operator has one result and writes nothing."""
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    returns = target._schema.returns
-    return len(returns) == 1 and returns[0].alias_info is None and not target._schema.is_mutable
+    return len(target._schema.returns) == 1 and not target._schema.is_mutable
+
+
+def _makes_memory(target: object) -> bool:
+    """Return whether an operator's result lies in new memory, by its schema."""
+    assert isinstance(target, torch._ops.OpOverload)
+    return target._schema.returns[0].alias_info is None
 
 
 def _said(given: Any) -> object:

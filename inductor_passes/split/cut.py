@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -27,7 +28,7 @@ class Cutter:
     def __init__(self, graph: fx.Graph, region: Region) -> None:
         self._graph, self._region, self._count = graph, region, region.parts
         self._values = Values()
-        self._parts: dict[fx.Node, list[fx.Node]] = {}
+        self._parts: dict[fx.Node, list[Any]] = {}
         self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
         self._wholes: dict[fx.Node, fx.Node] = {}
         self.made: dict[fx.Node, tuple[fx.Node, ...]] = {}
@@ -47,7 +48,15 @@ class Cutter:
             self._graph.erase_node(node)
 
     def _compute(self, node: fx.Node, step: InParts) -> None:
-        made: list[fx.Node] = []
+        made: list[Any] = []  # a tuple for a part where its results are of several nodes
+        if step.make is not None:
+            self._parts[node] = list(step.make(_Maker(self, node, step)))
+            return
+        if node.target is operator.getitem:
+            several = self._parts.get(cast(fx.Node, node.args[0]), [None])
+            if isinstance(several[0], tuple):
+                self._parts[node] = [each[cast(int, node.args[1])] for each in several]
+                return
         for i in range(self._count):
             args, kwargs = self._given(node, step, i)
             target: Any = node.target
@@ -59,10 +68,13 @@ class Cutter:
                 target = aten.reshape.default
             part = self._emit(target, args, node, kwargs)
             if step.out == SUM and made and node.target not in ADDING:
-                part = self._emit(aten.add.Tensor, (made[-1], part), node)
+                part = self._emit(step.plus, (made[-1], part), node)
             made.append(part)
         if step.out == SUM:
-            self._wholes[node] = made[-1]
+            whole = made[-1]
+            if step.mean:
+                whole = self._emit(aten.div.Tensor, (whole, self._count), node)
+            self._wholes[node] = whole
             return
         self._parts[node] = made
         if is_launch(node):
@@ -158,6 +170,26 @@ class Cutter:
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
         return emit(self._graph, target, args, like, kwargs, self._values.of)
+
+
+class _Maker:
+    """Makes the parts of one node, for a rule that does so itself (``places.Maker``)."""
+
+    def __init__(self, cutter: Cutter, node: fx.Node, step: InParts) -> None:
+        self.node, self.count = node, cutter._count
+        self._cutter, self._step = cutter, step
+
+    def parts(self, source: object) -> list[fx.Node]:
+        assert isinstance(source, fx.Node)
+        return [self._cutter._part(source, self._step.reads[source], i) for i in range(self.count)]
+
+    def emit(
+        self, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> fx.Node:
+        return self._cutter._emit(target, args, self.node, kwargs)
+
+    def pick(self, several: fx.Node, index: int) -> fx.Node:
+        return self.emit(operator.getitem, (several, index))
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:

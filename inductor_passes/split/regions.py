@@ -7,11 +7,13 @@ import time
 from torch import fx
 
 from inductor_passes.base import PassContext, PassStats
+from inductor_passes.errors import PreconditionError
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.split.base import Cutting
 from inductor_passes.split.choose import LEAST_GAIN, Choice, choose
+from inductor_passes.split.joint import half_of
 from inductor_passes.split.told import notes_of, record_of
 
 AUTO = (2, 4)
@@ -47,6 +49,14 @@ class SplitRegions(Cutting):
 
     def digest(self) -> str:
         return f"{self.split} {self.schedule} {self.cost.digest()}"
+
+    def requires(self, graph: fx.Graph) -> None:
+        super().requires(graph)
+        joint = half_of(graph)
+        if joint is not None and joint.is_cut:
+            raise PreconditionError(
+                "the joint graph was cut before it was made forward and backward"
+            )
 
     def run(self, graph: fx.Graph) -> PassStats:
         start = time.perf_counter()

@@ -26,6 +26,13 @@ def backward_at_once() -> Iterator[None]:
         yield
 
 
+def is_joint(graph: fx.Graph) -> bool:
+    """Return whether a graph is of forward and backward together. The names ``tangents_...`` were seen in 2.11 to 2.15."""
+    return any(
+        str(node.target).startswith("tangents") for node in graph.find_nodes(op="placeholder")
+    )
+
+
 @contextlib.contextmanager
 def merged_without(
     apart: Callable[[fx.Graph], set[Any]], *, again: Callable[[fx.Graph], bool]

@@ -28,6 +28,13 @@ def reorder_for_locality(graph: fx.Graph) -> None:
     stock(graph)
 
 
+def sort_by_data(graph: fx.Graph) -> None:
+    """Put nodes behind what they read, where patterns have left them before it. Seen in 2.11 to 2.15."""
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    stable_topological_sort(graph)
+
+
 @functools.cache
 def can_pin_order() -> bool:
     """Return whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""

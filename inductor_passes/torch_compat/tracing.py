@@ -28,6 +28,21 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
     return FakeTensor(value.fake_mode, elem, value.device)
 
 
+def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
+    """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind`` elements behind its start.
+
+    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
+        return None
+    elem = torch.empty(0, dtype=value.dtype, device="meta")
+    place = int(source.storage_offset()) + behind
+    elem.set_(source.untyped_storage(), place, value.shape, value.stride())  # type: ignore[call-overload]
+    return FakeTensor(value.fake_mode, elem, value.device)
+
+
 def run_on_local_tensors(
     call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
 ) -> list[list[torch.Tensor]]:

@@ -32,6 +32,12 @@ def test_programs_in_parts_have_the_numbers(more):
 
 
 @pytest.mark.slow
+def test_joint_graphs_in_parts_train_as_whole_ones():
+    found = fuzz("--programs", "40", "--joint")
+    assert found["failures"] == [] and found["cut"] > 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["joins", "sums", "gathers"])
 def test_a_planted_fault_is_found(fault):
     assert fuzz("--programs", "40", "--plant", fault)["failed"] > 0

@@ -25,13 +25,15 @@ import torch
 import zoo
 from scaling_steps import STEPS, Context, trace_step
 from torch import Tensor, fx
+from torch.distributed import DeviceMesh
 
-from inductor_passes import PassOptions
-from inductor_passes.attach.capture import capturing
+from inductor_passes import PassOptions, options
+from inductor_passes.attach.capture import Captured, capturing
 from inductor_passes.machine import TopologyCostModel, load_topology
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule.model.limit import limit_us
+from inductor_passes.split.joint import half_of
 from inductor_passes.split.regions import SplitRegions
 from inductor_passes.testing import fake_group, trace
 
@@ -113,50 +115,66 @@ def megatron(batch: int, training: bool, layers: int = LAYERS) -> fx.Graph:
     return graph
 
 
-def post_grad(batch: int) -> Iterator[tuple[str, fx.Graph]]:
-    """The graphs of the zoo's tensor parallel program, as wide as Llama-3 8B."""
+Made = Iterator[tuple[str, fx.Graph, fx.Graph | None]]
+
+
+def post_grad() -> Made:
+    """The graphs of the zoo's tensor parallel program, as wide as Llama-3 8B: of the joint graph whole, and cut."""
+    mesh = zoo.init_device_mesh("cpu", (RANKS,))
+    for batch in (1, 4):
+        whole, cut = (_captured(batch, split, mesh) for split in ("off", "auto"))
+        for found, its in zip(whole, cut, strict=True):
+            yield f"post-grad {found.phase}, TP + SP, batch {batch}", found.graph, its.graph
+
+
+def _captured(batch: int, split: str, mesh: DeviceMesh) -> list[Captured]:
     sizes = {"WIDTH": HIDDEN, "HEADS": HEADS, "HIDDEN": INNER, "TOKENS": TOKENS, "BATCH": batch}
+    # One mesh for all: torch takes what it knows of an equal one for a constant.
+    sizes["init_device_mesh"] = lambda *_: mesh
     was = {name: getattr(zoo, name) for name in sizes}
     vars(zoo).update(sizes)
     try:
         torch.compiler.reset()
-        with capturing() as (backend, captured):
+        with capturing(options(split=split, topology=TOPOLOGY)) as (backend, captured):
             zoo.tensor_parallel(lambda f: torch.compile(f, backend=backend, fullgraph=True))
     finally:
         vars(zoo).update(was)
-    for found in captured:
-        yield f"post-grad {found.phase}, TP + SP, batch {batch}", found.graph
+    return captured
 
 
-def graphs() -> Iterator[tuple[str, int, Callable[[], Iterator[tuple[str, fx.Graph]]]]]:
+def graphs() -> Iterator[tuple[str, int, Callable[[], Made]]]:
     """What is looked at: a name, the ranks, and what makes its graphs."""
     for training in (False, True):
         kind = "training" if training else "forward"
         for batch in (1, 2, 4, 8):
             name = f"{kind}, TP, batch {batch}"
-            yield name, RANKS, lambda n=name, b=batch, t=training: iter([(n, megatron(b, t))])
+            yield name, RANKS, lambda n=name, b=batch, t=training: iter([(n, megatron(b, t), None)])
         for batch in (1, 4):
             name = f"{kind}, TP, batch {batch}, {DEEP} layers"
             yield (
                 name,
                 RANKS,
-                lambda n=name, b=batch, t=training: iter([(n, megatron(b, t, DEEP))]),
+                lambda n=name, b=batch, t=training: iter([(n, megatron(b, t, DEEP), None)]),
             )
-    for batch in (1, 4):
-        yield "post-grad", RANKS, lambda b=batch: post_grad(b)
+    yield "post-grad", RANKS, post_grad
     for name, step in STEPS.items():
         if "TP" in name or "EP" in name:
-            yield name, WORLD, lambda n=name, s=step: iter([(n, trace_step(s, WORLD))])
+            yield name, WORLD, lambda n=name, s=step: iter([(n, trace_step(s, WORLD), None)])
 
 
-def measured(name: str, graph: fx.Graph) -> dict:
-    """The graph scheduled whole and cut."""
+def measured(name: str, graph: fx.Graph, half: fx.Graph | None) -> dict:
+    """The graph scheduled whole and cut; ``half``: as it is where the joint graph was cut, or would have been."""
     row = {"graph": name, "nodes": len(graph.nodes)}
-    cut, seconds = _ran(graph, "auto"), _seconds(graph)
+    cut, seconds = _ran(graph if half is None else half, "auto"), _seconds(graph)
     whole = _ran(graph, "off")
-    split = next(p.split for p in cut.passes if p.name == "split_regions")
+    split = next((p.split for p in cut.passes if p.split is not None), None)
+    joint = None if half is None else half_of(half)
+    if joint is not None and joint.is_cut:
+        split, seconds = joint.record.split, joint.record.seconds
+        row["joint"] = True
     uncut, after = whole.after.makespan_us, cut.after.makespan_us
-    limit = split.limit_us if split.layers == split.layers_tried else _limit(graph)
+    alone = "joint" not in row and split.layers == split.layers_tried
+    limit = split.limit_us if alone else _limit(graph)
     distance = uncut - limit
     return row | {
         "decision": split.decision,
@@ -203,20 +221,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--only", default="", help="part of a name")
-    options = parser.parse_args()
+    given = parser.parse_args()
     rows = []
     for name, ranks, make in graphs():
-        if options.only not in name:
+        if given.only not in name:
             continue
         with fake_group(ranks):
-            for each, graph in make():
-                rows.append(measured(each, graph))
+            for made in make():
+                rows.append(measured(*made))
                 print(json.dumps(rows[-1]), flush=True)
     keys = ("cut_over_uncut", "uncut_over_limit", "cut_over_limit")
     summary = {key: round(statistics.geometric_mean(r[key] for r in rows), 4) for key in keys}
     summary["worst_cut_over_uncut"] = max(r["cut_over_uncut"] for r in rows)
     print("geometric means:", summary)
-    if options.out:
+    if given.out:
         result = {
             "question": __doc__.split("\n")[0],
             "command": "python tools/bench/split.py",
@@ -225,7 +243,7 @@ def main() -> None:
             "summary": summary,
             "rows": rows,
         }
-        Path(options.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        Path(given.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Question: is a forward pass in parts as much faster by the clock as the model says?
+"""Question: is a pass in parts as much faster by the clock as the model says?
 
     python tools/bench/split_timed.py --out tools/bench/results/split_timed.json
+    python tools/bench/split_timed.py --training --out tools/bench/results/split_timed_training.json
 
 One process claims to be rank 0 of eight. Kernels are real, on one core; links are modelled: an all_reduce takes its time on its group's
-channel and burns no processor time (timed_group.py). A stack of Llama-like blocks, tensor parallel as Megatron has it, in inference, at three
+channel and burns no processor time (timed_group.py). A stack of Llama-like blocks, tensor parallel as Megatron has it, in inference or in training (forward and backward), at three
 ratios of link time to compute. Baseline: our order of the whole graph. The two take turns; ratios are within one round. The
 model's compute is scaled once, so that the step without link time is as long as measured.
 """
@@ -35,9 +36,33 @@ LOADS = (0.5, 1.0, 2.0)  # link time as a multiple of compute
 SHAPES = [[WIDTH, 3 * WIDTH // 2], [WIDTH // 2, WIDTH], [WIDTH, 2 * INNER], [INNER, WIDTH]]
 
 
-def reduced(x: Tensor) -> Tensor:
+def summed(x: Tensor) -> Tensor:
     """The sum over the ranks."""
-    return fc.all_reduce(x, "sum", dist.group.WORLD)
+    return fc.wait_tensor(fc.all_reduce(x, "sum", dist.group.WORLD))
+
+
+class Enter(torch.autograd.Function):
+    """Nothing; the gradient is summed."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return summed(grad.contiguous())
+
+
+class Leave(torch.autograd.Function):
+    """A sum over ranks; the gradient is as it is."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return summed(x)
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> Tensor:
+        return grad.view_as(grad)
 
 
 def norm(x: Tensor) -> Tensor:
@@ -50,24 +75,29 @@ def forward(x: Tensor, weights: list[Tensor]) -> Tensor:
     for i in range(0, len(weights), len(SHAPES)):
         qkv, out, up, down = weights[i : i + len(SHAPES)]
         q, k, v = (
-            y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (norm(x) @ qkv).chunk(3, -1)
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for y in (Enter.apply(norm(x)) @ qkv).chunk(3, -1)
         )
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + reduced(seen.transpose(1, 2).flatten(2) @ out)
-        gate, value = (norm(x) @ up).chunk(2, -1)
-        x = x + reduced(torch.nn.functional.silu(gate) * value @ down)
+        x = x + Leave.apply(seen.transpose(1, 2).flatten(2) @ out)
+        gate, value = (Enter.apply(norm(x)) @ up).chunk(2, -1)
+        x = x + Leave.apply(torch.nn.functional.silu(gate) * value @ down)
     return x
 
 
-def step_of(options: dict) -> tuple[Callable[[], None], list[GraphRecord]]:
-    """One compiled pass, warmed up, and the records of its graph."""
+def step_of(options: dict, training: bool) -> tuple[Callable[[], None], list[GraphRecord]]:
+    """One compiled pass, warmed up, and the records of its graphs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     x = torch.rand(BATCH, TOKENS, WIDTH)
-    weights = [torch.rand(shape) / WIDTH for shape in SHAPES * BLOCKS]
+    ones = torch.ones_like(x)
+    weights = [(torch.rand(shape) / WIDTH).requires_grad_(training) for shape in SHAPES * BLOCKS]
     compiled = torch.compile(forward, fullgraph=True, options=inductor_passes.options(options))
 
     def step() -> None:
+        if training:
+            torch.autograd.grad(compiled(x, weights), weights, ones)
+            return
         with torch.no_grad():
             compiled(x, weights)
 
@@ -77,13 +107,13 @@ def step_of(options: dict) -> tuple[Callable[[], None], list[GraphRecord]]:
     return step, list(records)
 
 
-def measure(rounds: int, work: Path, clock: WallClock) -> dict:
+def measure(rounds: int, work: Path, clock: WallClock, training: bool) -> dict:
     """Both at each ratio, in turn."""
     local = {"schedule": "local", "disable": ["pin_order"], "topology": "cpu-gloo"}
-    _, records = step_of(local)
+    _, records = step_of(local, training)
     predicted_us = sum(r.before.compute_us for r in records)
     link_us = sum(r.before.communication_us for r in records)
-    free, _ = step_of({"schedule": "off", "topology": "cpu-gloo"})
+    free, _ = step_of({"schedule": "off", "topology": "cpu-gloo"}, training)
     measured_us = statistics.median(timed.timed(free, clock) for _ in range(9))
     rows = []
     for load in LOADS:
@@ -96,8 +126,8 @@ def measure(rounds: int, work: Path, clock: WallClock) -> dict:
             compute=measured_us / predicted_us,
             links=factor,
         )
-        whole, of_whole = step_of({"topology": str(path), "split": "off"})
-        parts, of_parts = step_of({"topology": str(path), "split": "auto"})
+        whole, of_whole = step_of({"topology": str(path), "split": "off"}, training)
+        parts, of_parts = step_of({"topology": str(path), "split": "auto"}, training)
         with (
             recorder.records_of_block()
         ):  # Dynamo was reset since: compiled again, and not the next ratio's record
@@ -133,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
+    parser.add_argument("--training", action="store_true", help="forward and backward")
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -144,11 +175,12 @@ def main() -> None:
         ) as clock,
         tempfile.TemporaryDirectory() as work,
     ):
-        found = measure(options.rounds, Path(work), clock)
+        found = measure(options.rounds, Path(work), clock, options.training)
     if options.out:
         result = {
             "question": __doc__.split("\n")[0],
-            "command": "python tools/bench/split_timed.py",
+            "command": "python tools/bench/split_timed.py"
+            + (" --training" if options.training else ""),
             "kind": "real kernels on one core, modelled links; time of the computing thread plus what it waits",
             "torch": torch.__version__,
             **found,

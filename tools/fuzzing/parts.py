@@ -9,11 +9,13 @@ import random
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
+from torch import Tensor, fx
 
 N, RANKS = 8, 2
 SHAPES = [[N, N]] * 4
 c10d, added = torch.ops._c10d_functional, torch.ops.aten.index_put.default
+masked = torch.ops.aten._unsafe_masked_index_put_accumulate.default
 Program = Callable[..., list[Tensor]]
 
 
@@ -36,6 +38,13 @@ def exchanged(x: Tensor) -> Tensor:
     """Half of the rows for the half of the other rank."""
     half = [N // RANKS] * RANKS
     return c10d.wait_tensor(c10d.all_to_all_single(x.contiguous(), half, half, "0"))
+
+
+def attended(x: Tensor, y: Tensor, causal: bool = True) -> Tensor:
+    """Attention of one sequence of N tokens, two heads."""
+    q, k, v = (z.tanh().view(1, N, 2, N // 2).transpose(1, 2) for z in (x, y, x + y))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return out.transpose(1, 2).reshape(N, N)
 
 
 class Reduced(torch.autograd.Function):
@@ -67,6 +76,40 @@ def drawn(number: int, exact: bool) -> Program:
         return pool[-4:]
 
     return program
+
+
+def trained(number: int, exact: bool) -> Callable[..., Tensor]:
+    """The forward function of a number, to be trained."""
+
+    def function(*inputs: Tensor) -> Tensor:
+        choose = random.Random(number)
+        return _layers(choose, inputs, _smooth(choose, exact))
+
+    return function
+
+
+def halves(
+    function: Callable[..., Tensor], dtype: torch.dtype, change: Callable[[fx.Graph], None]
+) -> tuple[fx.Graph, fx.Graph]:
+    """Forward and backward graph as AOTAutograd makes them of the joint graph, once ``change`` was made to that."""
+    found: dict[str, fx.GraphModule] = {}
+
+    def partition(joint: fx.GraphModule, inputs: Sequence[object], **how: object) -> tuple:
+        change(joint.graph)
+        joint.recompile()
+        return min_cut_rematerialization_partition(joint, inputs, **how)
+
+    def keep(name: str) -> Callable[..., object]:
+        def compiler(gm: fx.GraphModule, inputs: Sequence[object]) -> object:
+            found[name] = gm
+            return make_boxed_func(gm.forward)
+
+        return compiler
+
+    given = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
+    compiled = aot_function(function, keep("forward"), keep("backward"), partition)
+    compiled(*given).sum().backward()
+    return found["forward"].graph, found["backward"].graph
 
 
 def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
@@ -102,6 +145,12 @@ def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
         lambda: x.topk(4, 1)[0].repeat(1, 2),
         lambda: torch.stack(x.split(4, 0), 1).reshape(N, N),
         lambda: x.argmax(1, keepdim=True).to(x.dtype) + y,
+        lambda: y - x.amax(0) + x.amin((0, 1)),
+        lambda: (x.clamp(0, 1) * 8).mean(0) + y,
+        lambda: torch.where((x > 3).any(0), y, x) + (x > -4).all(),
+        lambda: added(x, [y > 1], torch.ones((), dtype=x.dtype)),
+        lambda: masked(y, x[:, :1] > 0, [index[:, 0]], x).clamp(-9, 9),
+        lambda: masked(y, x > 0, [index], x).clamp(-9, 9),
     ]
 
 
@@ -114,6 +163,8 @@ def _rounded(x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
         lambda: torch.nn.functional.layer_norm(x, [N]),
         lambda: torch.nn.functional.silu(x) * y.sigmoid(),
         lambda: x - y.var(1, keepdim=True),
+        lambda: attended(x, y),
+        lambda: attended(x, y, causal=False) + x.mean(0),
     ]
 
 
@@ -130,6 +181,8 @@ def _smooth(choose: random.Random, exact: bool) -> list[Callable[[Tensor, Tensor
         found += [
             lambda x, w: torch.softmax(x @ w, 1),
             lambda x, w: torch.nn.functional.layer_norm(x, [N]) @ w,
+            lambda x, w: attended(x, w @ x),
+            lambda x, w: attended(w, x, causal=False),
         ]
     return found
 
@@ -141,8 +194,17 @@ def _step(
 ) -> list[Tensor]:
     """A few layers and the gradients of all inputs."""
     given = [x.detach().requires_grad_() for x in inputs]
+    x = _layers(choose, given, operators)
+    grads = torch.autograd.grad((x * given[1].detach()).sum(), given, allow_unused=True)
+    return [x.detach(), *(grad for grad in grads if grad is not None)]
+
+
+def _layers(
+    choose: random.Random,
+    given: Sequence[Tensor],
+    operators: Sequence[Callable[[Tensor, Tensor], Tensor]],
+) -> Tensor:
     x = given[0]
     for _ in range(choose.randint(2, 5)):
         x = choose.choice(operators)(x, choose.choice(given[1:]))
-    grads = torch.autograd.grad((x * given[1].detach()).sum(), given, allow_unused=True)
-    return [x.detach(), *(grad for grad in grads if grad is not None)]
+    return x

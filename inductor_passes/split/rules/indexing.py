@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -20,6 +21,7 @@ ADDING = {
         aten.index_put.default,
         aten._unsafe_index_put.default,
         aten.scatter_add.default,
+        aten._unsafe_masked_index_put_accumulate.default,
     )
 }
 
@@ -76,6 +78,8 @@ def index(node: fx.Node, places: Places, parts: int) -> InParts:
 
 def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
     """Put or add values at places along one dimension: what is added at the places of a part adds to what parts before it made."""
+    if (mask := _mask(node)) is not None:
+        return _put_where(node, mask, places)
     at, by = _looked_up_by(node)
     into, values = source_of(node), argument(node, "values")
     assert isinstance(values, fx.Node)
@@ -102,6 +106,38 @@ def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, {into: cut, **reads})
 
 
+def _put_where(node: fx.Node, mask: fx.Node, places: Places) -> InParts:
+    """Put one value where a mask says so, whose dimensions are the first."""
+    into, values = source_of(node), argument(node, "values")
+    assert isinstance(values, fx.Node)
+    if math.prod(sizes(values)) != 1:
+        raise EndsError("which of its values it puts where depends on what the mask holds")
+    cuts = {place for source, place in places.items() if source in (into, mask)}
+    if len(cuts) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = cuts
+    assert isinstance(cut, Cut)
+    return InParts(cut, {into: cut, **({mask: cut} if cut.dim < len(sizes(mask)) else {})})
+
+
+def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Add values where a mask says so, at places along the first dimension: those of a part to what parts before it made."""
+    into, mask, values = source_of(node), argument(node, "mask"), argument(node, "values")
+    at, by = _looked_up_by(node)
+    assert isinstance(mask, fx.Node) and isinstance(values, fx.Node)
+    rank = len(sizes(by))
+    cuts = {place for source, place in places.items() if source in (mask, by, values)}
+    if into in places or len(cuts) != 1:
+        raise EndsError("its inputs lie in unlike parts")
+    (cut,) = cuts
+    assert isinstance(cut, Cut)
+    whole = sizes(values)
+    unlike = whole != sizes(by) + sizes(into)[1:] or len(sizes(mask)) != len(whole)
+    if at or cut.dim >= rank or unlike or sizes(mask)[cut.dim] != whole[cut.dim]:
+        raise EndsError("its mask, places and values lie unlike one another")
+    return InParts(SUM, {mask: cut, by: cut, values: cut})
+
+
 def scatter_add(node: fx.Node, places: Places, parts: int) -> InParts:
     """Add along one dimension: in parts of it, one after another, or as ``gather`` along another."""
     into, by, values = source_of(node), argument(node, "index"), argument(node, "src")
@@ -115,6 +151,16 @@ def scatter_add(node: fx.Node, places: Places, parts: int) -> InParts:
     (cut,) = cuts
     assert isinstance(cut, Cut)
     return InParts(SUM, {by: cut, values: cut})
+
+
+def _mask(node: fx.Node) -> fx.Node | None:
+    """Return the mask that is looked up by, if it is one mask from the first dimension on."""
+    indices = argument(node, "indices")
+    assert isinstance(indices, (list, tuple))
+    only = indices[0] if len(indices) == 1 else None
+    found = tensor(only)
+    is_mask = found is not None and found.dtype == torch.bool
+    return only if isinstance(only, fx.Node) and is_mask else None
 
 
 def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
@@ -137,6 +183,7 @@ RULES: dict[object, Rule] = {
     aten.index.Tensor: index,
     **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), index_put),
     aten.scatter_add.default: scatter_add,
+    aten._unsafe_masked_index_put_accumulate.default: masked_add,
     aten.embedding.default: embedding,
     aten.embedding_dense_backward.default: embedding_backward,
     **dict.fromkeys((aten.gather.default, aten.scatter.value, aten.scatter.src), gather),

@@ -6,14 +6,14 @@ whole (no place), or was a partial sum, whose parts are added where it is made (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import fx
 
-from inductor_passes.graph.edit import tensor
+from inductor_passes.graph.edit import aten, tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Cut:
         return f"dimension {self.dim}" + (f" in {self.outer} blocks" if self.outer > 1 else "")
 
 
-SUM: Final = "sum"
+SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
 Place = Cut | tuple[Cut | None, ...]  # a tuple where an operator has several results
 
 
@@ -44,12 +44,34 @@ class InParts:
 
     ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole. ``reads``: inputs
     that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
-    are not as they were.
+    are not as they were. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
+    wanted, not the sum. ``make``: makes the results of all parts itself, where they are not of the same operators.
     """
 
     out: Place | Literal["sum"]
     reads: Mapping[fx.Node, Cut] = field(default_factory=dict)
     args: tuple[Any, ...] | None = None
+    plus: Any = aten.add.Tensor
+    mean: bool = False
+    make: Callable[[Maker], list[tuple[fx.Node, ...]]] | None = None
+
+
+class Maker(Protocol):
+    """What ``InParts.make`` has: the node, the number of parts, parts of what the node reads, and new nodes."""
+
+    node: fx.Node
+    count: int
+
+    def parts(self, source: object) -> list[fx.Node]:
+        """All parts of an argument."""
+
+    def emit(
+        self, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> fx.Node:
+        """Make a node."""
+
+    def pick(self, several: fx.Node, index: int) -> fx.Node:
+        """One of the results of a node."""
 
 
 class EndsError(Exception):

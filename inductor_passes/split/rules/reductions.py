@@ -1,4 +1,4 @@
-"""Reductions: along other dimensions parts stay apart; a sum over the parts is the sum of theirs."""
+"""Reductions: along other dimensions parts stay apart; over the parts, a sum is the sum of theirs, a maximum their maximum."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Pla
 from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart
 
 Places = Mapping[fx.Node, Place]
-_SUMS = (aten.sum.default, aten.sum.dim_IntList)
+# What makes the reduction over all parts of those over each.
+_PLUS = {
+    **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), aten.add.Tensor),
+    **dict.fromkeys((aten.mean.default, aten.mean.dim), aten.add.Tensor),
+    aten.amax.default: aten.maximum.default,
+    aten.amin.default: aten.minimum.default,
+    **dict.fromkeys((aten.any.default, aten.any.dim, aten.any.dims), aten.bitwise_or.Tensor),
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.all.dims), aten.bitwise_and.Tensor),
+}
+_MEANS = (aten.mean.default, aten.mean.dim)
 
 
 def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Count the dimensions that go; of a sum over the parts, add theirs."""
+    """Count the dimensions that go; of a reduction over the parts, put theirs together."""
     source, cut = cut_of(node, places)
     rank = len(sizes(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
     if cut.dim in dims:
-        if node.target not in _SUMS:
+        if node.target not in _PLUS:
             raise EndsError(f"it reduces over the parts and is no sum ({cut})")
-        return InParts(SUM, {source: cut})
+        return InParts(SUM, {source: cut}, plus=_PLUS[node.target], mean=node.target in _MEANS)
     gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
     several = node.meta.get("val")
     made = cut.moved(-gone)
@@ -54,11 +63,7 @@ def softmax(node: fx.Node, places: Places, parts: int) -> InParts:
 RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (
-            *_SUMS,
-            aten.mean.dim,
-            aten.amax.default,
-            aten.amin.default,
-            aten.any.dim,
+            *_PLUS,
             aten.argmax.default,
             aten.argmin.default,
             aten.var.correction,

@@ -17,12 +17,29 @@ def attention(x):
     return aten._scaled_dot_product_flash_attention_for_cpu(x, x + 1, x - 1, 0.0, True)[0]
 
 
-def attention_backward(x):
+def attention_unmasked(x):
+    return aten._scaled_dot_product_flash_attention_for_cpu(x, x + 1, x - 1)[0]
+
+
+def backward_of(x, causal):
     q, k, v = x.sin(), x.cos(), x * 0.1
-    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        x, q, k, v, out, logsumexp, 0.0, True
+        x, q, k, v, out, logsumexp, 0.0, causal
     )
+
+
+def attention_backward(x):
+    return backward_of(x, True)
+
+
+def attention_backward_unmasked(x):
+    return backward_of(x, False)
+
+
+def masked_add(x, into):
+    by = x[:, :, 0].long().abs()
+    return aten._unsafe_masked_index_put_accumulate.default(into, by[:, :, None] > 1, [by], x)
 
 
 def chunks(x):
@@ -73,6 +90,17 @@ CASES = [
     (aten.amax.default, lambda x: aten.amax.default(x, [0]), [X], 2, Cut(1)),
     (aten.amin.default, lambda x: aten.amin.default(x, [0]), [X], 2, Cut(1)),
     (aten.any.dim, lambda x: aten.any.dim(x > 3, 1), [X], 2, Cut(1)),
+    (aten.any.dims, lambda x: aten.any.dims(x > 3, [0, 1], True), [X], 2, Cut(2)),
+    (aten.any.dims, lambda x: aten.any.dims(x > 3, [0, 1]), [X], 1, SUM),
+    (aten.any.default, lambda x: aten.any.default(x > 3), [X], 0, SUM),
+    (aten.any.dim, lambda x: aten.any.dim(x > 3, 1), [X], 1, SUM),
+    (aten.all.default, lambda x: aten.all.default(x > -4), [X], 0, SUM),
+    (aten.all.dim, lambda x: aten.all.dim(x > -4, 1), [X], 1, SUM),
+    (aten.all.dims, lambda x: aten.all.dims(x > -4, [0, 1]), [X], 0, SUM),
+    (aten.amax.default, lambda x: aten.amax.default(x, [0]), [X], 0, SUM),
+    (aten.amin.default, lambda x: aten.amin.default(x, [0, 1]), [X], 1, SUM),
+    (aten.mean.dim, lambda x: aten.mean.dim(x, [0], True), [X], 0, SUM),
+    (aten.mean.default, lambda x: aten.mean.default(x[:, :4]), [X], 2, SUM),
     (aten.argmax.default, lambda x: aten.argmax.default(x, 1), [X], 0, Cut(0)),
     (aten.argmin.default, lambda x: aten.argmin.default(x, 1), [X], 0, Cut(0)),
     (aten.var.correction, lambda x: aten.var.correction(x, [1], correction=0), [X], 0, Cut(0)),
@@ -91,6 +119,10 @@ CASES = [
     (aten.scatter.src, lambda x, i: aten.scatter.src(x, 1, i.abs().long()[:, :1], x + 1), [[4, 6], [4, 6]], 0, Cut(0)),
     (aten._scaled_dot_product_flash_attention_for_cpu.default, attention, [[4, 2, 6, 8]], 0, (Cut(0), Cut(0))),
     (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward, [[4, 2, 6, 8]], 0, (Cut(0),) * 3),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, attention, [[2, 2, 8, 8]], 2, (Cut(2), Cut(2))),
+    (aten._scaled_dot_product_flash_attention_for_cpu.default, attention_unmasked, [[2, 2, 8, 8]], 2, (Cut(2), Cut(2))),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward, [[2, 2, 8, 8]], 2, (Cut(2),) * 3),
+    (aten._scaled_dot_product_flash_attention_for_cpu_backward.default, attention_backward_unmasked, [[2, 2, 8, 8]], 2, (Cut(2),) * 3),
     (aten.mul.Tensor, lambda x, y: aten.mul.Tensor(x, y), [X, [6, 1]], 1, Cut(1)),
     (aten.add.Tensor, lambda b, x: aten.add.Tensor(x, b), [[6, 8], X], 0, Cut(1)),
     (aten.where.self, lambda x: aten.where.self(x > 0, x, x * 2), [X], 2, Cut(2)),
@@ -111,6 +143,10 @@ CASES = [
     (aten.index_put.default, lambda x: aten.index_put.default(x, [None, torch.arange(4) // 2], x[:, 1:5] + 1, True), [X], 0, Cut(0)),
     (aten.index_put.default, lambda x: aten.index_put.default(x, [None, torch.arange(2) * 3], x[:, 1:3] + 1), [X], 2, Cut(2)),
     (aten.index_put.default, lambda x, t: aten.index_put.default(t, [x[0, 0].long().abs()], x[1, :5].t(), True), [X, [5, 5]], 2, SUM),
+    (aten.index_put.default, lambda x: aten.index_put.default(x, [x[:, :, 0] > 0], torch.ones([], dtype=x.dtype)), [X], 1, Cut(1)),
+    (aten.index_put.default, lambda x, m: aten.index_put.default(x, [m > 0], torch.ones([1], dtype=x.dtype)), [X, [4, 6]], 2, Cut(2)),
+    (aten._unsafe_masked_index_put_accumulate.default, masked_add, [[4, 6, 3], [5, 3]], 0, SUM),
+    (aten._unsafe_masked_index_put_accumulate.default, masked_add, [[4, 6, 3], [5, 3]], 1, SUM),
     (aten._unsafe_index_put.default, lambda x, t: aten._unsafe_index_put.default(t, [None, x[0, 0].long().abs()], x[1, :5], True), [X, [5, 5]], 2, SUM),
     (aten.scatter_add.default, lambda x, t: aten.scatter_add.default(t, 1, x[0].long().abs(), x[1]), [X, [6, 5]], 2, SUM),
     (aten.scatter_add.default, lambda x: aten.scatter_add.default(x[0], 1, x[1].long().abs(), x[1]), [X], 1, Cut(0)),
@@ -150,8 +186,9 @@ ENDS = [
     (lambda x: aten.split.Tensor(x, 1, 0), 0, "its pieces are not those"),
     (lambda x: aten.cat.default([x, x[:, :2]], 1), 1, "joins pieces of unlike sizes"),
     (lambda x: x[:, :4] + aten.permute.default(x[:, :4], [1, 0, 2]), 0, "its inputs lie in unlike parts"),
-    (lambda x: aten.amax.default(x, [0]), 0, "reduces over the parts and is no sum"),
-    (lambda x: aten.mean.dim(x, [0]), 0, "reduces over the parts and is no sum"),
+    (lambda x: aten.argmax.default(x, 0), 0, "reduces over the parts and is no sum"),
+    (lambda x: aten.var.correction(x, [0], correction=0), 0, "reduces over the parts and is no sum"),
+    (lambda x: aten.index_put.default(x, [x > -9], x.view(-1)), 0, "which of its values it puts where"),
     (lambda x: aten.cumsum.default(x, 0), 0, "mixes what the parts hold"),
     (lambda x: aten._softmax.default(x, -1, False), 2, "mixes what the parts hold"),
     (lambda x: aten.embedding.default(x[0], torch.zeros(3, dtype=torch.long)), 2, "table lies in parts"),

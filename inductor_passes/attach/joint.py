@@ -1,0 +1,64 @@
+"""Cut a joint graph, before AOTAutograd makes a forward and a backward graph of it, as ranks settle."""
+
+from __future__ import annotations
+
+import logging
+
+from torch import fx
+
+from inductor_passes.agree import orders
+from inductor_passes.agree.graph import frame_of_graph, number_launches
+from inductor_passes.agree.offer import GraphOffer
+from inductor_passes.agree.plan import PROGRAM, LaunchPlan
+from inductor_passes.machine import CostModel
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.pipeline import pass_context, run_pass, selected_passes
+from inductor_passes.records import PassRecord
+from inductor_passes.schedule.graph.schedule import CAP_BYTES
+from inductor_passes.split.follow import FollowSplit
+from inductor_passes.split.joint import Joint, note
+from inductor_passes.split.regions import SplitRegions
+
+log = logging.getLogger(__name__)
+
+
+def cut_joint(
+    graph: fx.Graph, options: PassOptions, cost: CostModel, *, graph_id: str, told: str
+) -> Joint | None:
+    """Cut a joint graph in place, or leave it whole, on all ranks alike, and note which on its launches.
+
+    ``told``: a digest of all that the choice depends on. Returns None, and asks nobody, if no pass would cut it.
+    """
+    chosen = selected_passes(pass_context(cost, options, False), options)
+    cutting = [each for each in chosen if isinstance(each, SplitRegions)]
+    if not cutting:
+        return None
+
+    def run(trial: fx.Graph, plan: LaunchPlan | None, keep: bool) -> PassRecord | None:
+        if plan is None and keep:
+            return None
+        pass_ = cutting[0] if plan is None else FollowSplit(plan)
+        return run_pass(pass_, trial, on_error=options.on_pass_error)
+
+    job = orders.current()
+    stream = number_launches(
+        graph,
+        orders.ranks_of,
+        frame_of_graph(),
+        phase="joint",
+        graph_id=graph_id,
+        options=told,
+    )
+    if job is None or not stream.launches:
+        record = run(graph, None, False)
+        assert record is not None
+        joint = Joint("cut" if record.changed else PROGRAM, None, record)
+    else:
+        offer = GraphOffer(graph, stream, run)
+        decision = job.decide(stream, offer)
+        log.info("Graph %s: parts %s", graph_id, decision.how)
+        made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
+        joint = Joint(decision.plan, stream, made)
+    graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
+    note(graph, joint)
+    return joint

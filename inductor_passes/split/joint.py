@@ -1,0 +1,53 @@
+"""What became of the joint graph of a training step, for its forward and backward graph.
+
+Cut before AOTAutograd makes the two of it, what the forward graph saves for the backward one stays in parts, and both
+lie in the same. Launches carry the outcome into both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.stream import Stream
+from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.numbers import JOINT
+from inductor_passes.records import PassRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """The joint graph that a graph is a half of.
+
+    ``plan``: how all ranks launch it, parts named: ``PROGRAM`` if it was left whole. ``stream``: its launches before; None
+    where no ranks settle anything. ``record``: of the pass that cut it.
+    """
+
+    plan: str
+    stream: Stream | None = None
+    record: PassRecord | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it was cut."""
+        return self.plan != PROGRAM
+
+    @property
+    def key(self) -> str:
+        """The name of its stream, if it was cut."""
+        return self.stream.key if self.is_cut and self.stream is not None else ""
+
+
+def note(graph: fx.Graph, joint: Joint) -> None:
+    """Note the outcome on all launches of a joint graph."""
+    for node in graph.nodes:
+        if is_launch(node):
+            node.meta[JOINT] = joint
+
+
+def half_of(graph: fx.Graph) -> Joint | None:
+    """Return the joint graph that a graph with launches is a half of; None if there was none, or nobody looked at it."""
+    found = (node.meta.get(JOINT) for node in graph.nodes if is_launch(node))
+    return next((joint for joint in found if joint is not None), None)
