@@ -12,6 +12,7 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.channels.second import SecondChannels
 from inductor_passes.errors import (
     CannotFollowError,
     InvariantError,
@@ -105,7 +106,7 @@ def run_passes(
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
     """The plan in the place of what merges and cuts launches, in front of what orders the graph."""
-    kept = [p for p in passes if not isinstance(p, (MergeTiny, SplitRegions))]
+    kept = [p for p in passes if not isinstance(p, (MergeTiny, SplitRegions, SecondChannels))]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))
     cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
@@ -121,6 +122,7 @@ def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> P
         options.exact,
         ranks_differ,
         options.split,
+        options.channels,
     )
 
 
@@ -134,6 +136,8 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
         if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
         if isinstance(pass_, SplitRegions) and options.split == "off":
+            continue
+        if isinstance(pass_, SecondChannels) and options.channels == 1:
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

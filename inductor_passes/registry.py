@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
+from inductor_passes.channels.second import SecondChannels
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
@@ -20,6 +21,7 @@ PLUGIN_GROUP = "inductor_passes.plugins"
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
+    SecondChannels,
     ScheduleGraph,
     SinkWaits,
     HoistLaunches,

@@ -2,7 +2,7 @@
 
 A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
 kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
-``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+``group_size`` and, if it is not 1, ``compute_stretch``; ``shared`` names the group that each clone shares a link with. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ PROBLEM = Form(
                 "additionalProperties": {"type": "integer", "minimum": 1},
             },
             "compute_stretch": {"type": "number", "minimum": 1},
+            "shared": {"type": "object", "additionalProperties": _TEXT},
         },
         "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
     },
@@ -94,6 +95,7 @@ def problem_of(data: dict[str, Any], file: str = "") -> Problem:
         copy_bytes_per_us=float(data["copy_bytes_per_us"]),
         group_size=data["group_size"],
         compute_stretch=float(data.get("compute_stretch", 1.0)),
+        shared=data.get("shared", {}),
     )
     check_problem(problem)
     return problem
