@@ -9,6 +9,10 @@ from torch import fx
 
 # Of a launch: numbers of the program's launches that it stands for. New nodes inherit it (``rewrite/edit.py``).
 MEMBERS = "dist_launches"
+CHUNKS = (
+    " of one product"  # ends how chunks of a collective product lie, beside parts of larger regions
+)
+PART = "dist_part"  # of a launch that is a part of one of the program's
 _PART = re.compile(
     r"(?P<launch>[0-9]{1,9}): part [0-9]{1,9} of (?P<parts>[0-9]{1,9}) along (?P<along>.+)"
 )
