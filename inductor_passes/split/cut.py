@@ -67,9 +67,9 @@ class Cutter:
         self._parts[node] = made
         if is_launch(node):
             self.made[node] = tuple(made)
-            (cut,) = step.reads.values()
+            along = self._region.launches[node] + self._region.of
             for i, part in enumerate(made):
-                part.meta[MEMBERS] = part_of(node, i, self._count, f"{cut}{self._region.of}")
+                part.meta[MEMBERS] = part_of(node, i, self._count, along)
                 part.meta[PART] = True
 
     def _given(self, node: fx.Node, step: InParts, i: int) -> tuple[tuple[Any, ...], Any]:

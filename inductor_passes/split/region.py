@@ -34,10 +34,10 @@ class Region:
     of: str = ""
 
     @property
-    def launches(self) -> dict[fx.Node, Cut]:
-        """Launches in parts, and how what each of them sends is cut."""
+    def launches(self) -> dict[fx.Node, str]:
+        """Launches in parts, and how what each of them sends is cut: one way, or several if it sends several tensors."""
         return {
-            node: next(iter(step.reads.values()))
+            node: ", ".join(dict.fromkeys(map(str, step.reads.values())))
             for node, step in self.steps.items()
             if is_launch(node)
         }
