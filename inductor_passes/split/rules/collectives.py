@@ -67,12 +67,12 @@ def _scattered(cut: Cut, ranks: int) -> Cut:
 def coalesced(node: fx.Node, places: Places, parts: int) -> InParts:
     """Launch a part of each tensor; one that lies in no parts is cut along its first dimension."""
     _once(node)
-    sources, ranks = node.args[0], group_size(node)
-    assert isinstance(sources, (list, tuple))
+    given, ranks = node.args[0], group_size(node)
+    assert isinstance(given, (list, tuple))
+    sources = [source for source in given if isinstance(source, fx.Node)]
     lies = _COALESCED[node.target]
     reads: dict[fx.Node, Cut] = {}
     for source in sources:
-        assert isinstance(source, fx.Node)
         cut = places.get(source, Cut(0, max(ranks, 1) if lies is _scattered else 1))
         if not isinstance(cut, Cut):
             raise EndsError("what it reads lies in unlike parts")
