@@ -11,7 +11,8 @@ from torch import fx
 from inductor_passes.base import PassContext, PassStats
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.fuse.base import Fusion
-from inductor_passes.graph.collectives import kind
+from inductor_passes.graph.collectives import kind, launches
+from inductor_passes.graph.numbers import PART
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
@@ -104,6 +105,8 @@ class ChunkProducts(Cutting):
     def _choose(self, graph: fx.Graph) -> tuple[list[_Chunks], list[str]]:
         """What to chunk, one kind of collective product after the other, and a line about each."""
         scheduler = ScheduleGraph(self.cost, self.schedule)
+        if any(PART in launch.meta for launch in launches(graph)):
+            return [], ["larger regions were cut"]
         if next(collective_products(graph), None) is None:
             return [], []
         current = graph
