@@ -13,6 +13,7 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.channels.second import SecondChannels
 from inductor_passes.errors import (
     CannotFollowError,
     InvariantError,
@@ -37,7 +38,9 @@ from inductor_passes.schedule.graph.follow import FollowPlan
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
+from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.follow import FollowSplit
+from inductor_passes.split.follow_chunks import FollowChunks
 from inductor_passes.split.regions import SplitRegions
 
 log = logging.getLogger(__name__)
@@ -109,11 +112,16 @@ def run_passes(
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
     """The plan in the place of what merges and cuts launches, in front of what orders the graph."""
-    kept = [p for p in passes if not isinstance(p, (MergeTiny, SplitRegions))]
+    kept = [
+        p
+        for p in passes
+        if not isinstance(p, (MergeTiny, SplitRegions, ChunkProducts, SecondChannels))
+    ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))
     cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
-    return [*kept[:at], *cut, follow, *kept[at:]]
+    chunks = [FollowChunks(follow.plan)] if follow.plan.chunks else []
+    return [*kept[:at], *cut, *chunks, follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -125,6 +133,7 @@ def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> P
         options.exact,
         ranks_differ,
         options.split,
+        options.channels,
     )
 
 
@@ -137,7 +146,9 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
             continue
         if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
-        if isinstance(pass_, SplitRegions) and options.split == "off":
+        if isinstance(pass_, (SplitRegions, ChunkProducts)) and options.split == "off":
+            continue
+        if isinstance(pass_, SecondChannels) and options.channels == 1:
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
+from inductor_passes.channels.second import SecondChannels
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
@@ -13,6 +14,7 @@ from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.regions import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"
@@ -20,6 +22,8 @@ PLUGIN_GROUP = "inductor_passes.plugins"
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
+    ChunkProducts,
+    SecondChannels,
     ScheduleGraph,
     SinkWaits,
     HoistLaunches,

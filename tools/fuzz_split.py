@@ -3,6 +3,7 @@
     python tools/fuzz_split.py --programs 3000               # small whole numbers in float64: every bit
     python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
     python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
+    python tools/fuzz_split.py --programs 1000 --chunks      # collective products in chunks, in place of regions
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
 A program, its inputs, and where and in how many parts it is cut, are drawn from its number alone. All ranks run in this process,
@@ -15,7 +16,8 @@ import argparse
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from fuzzing.parts import RANKS, SHAPES, drawn, halves, trained
@@ -25,6 +27,8 @@ from torch.utils import _pytree as pytree
 from inductor_passes.split import rules
 from inductor_passes.split.candidates import regions
 from inductor_passes.split.cut import Cutter
+from inductor_passes.split.products import collective_products
+from inductor_passes.split.region import Region
 from inductor_passes.split.rules.places import SUM, Cut, InParts
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
@@ -67,8 +71,8 @@ def gathers() -> None:
 FAULTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (joins, sums, gathers)}
 
 
-def tried(number: int, exact: bool) -> tuple[int, str]:
-    """Cut one program in two and four parts behind a drawn input; how many launches were cut, and what is wrong."""
+def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str]:
+    """Cut one program in two and four parts, where is drawn; how many launches were cut, and what is wrong."""
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     graph = trace(drawn(number, exact), *SHAPES, dtype=dtype)
@@ -81,12 +85,13 @@ def tried(number: int, exact: bool) -> tuple[int, str]:
         truth = _run(wide, [[x.double() for x in given] for given in inputs])
     launches = 0
     for parts in (2, 4):
-        listed = list(regions(graph, parts))
+        listing = _chunks if chunks else regions
+        listed = list(listing(graph, parts))
         if not listed:
             continue
         at = choose.randrange(len(listed))
         made = copy.deepcopy(graph)
-        region = list(regions(made, parts))[at]
+        region = list(listing(made, parts))[at]
         launches += len(region.launches)
         try:
             Cutter(made, region).run()
@@ -141,6 +146,14 @@ def _step_of(graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]]) -> l
     return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
 
 
+def _chunks(graph: fx.Graph, parts: int) -> Iterator[Region]:
+    """Regions of one product each, with every way to chunk it."""
+    for product in collective_products(graph):
+        for _, cut in product.seeds:
+            if (region := product.region(parts, cut)) is not None:
+                yield region
+
+
 def _inputs(choose: random.Random, exact: bool, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     if exact:
@@ -175,11 +188,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--floats", action="store_true", help="any numbers, in float32")
     parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
     parser.add_argument("--joint", action="store_true", help="training, cut before the partition")
+    parser.add_argument("--chunks", action="store_true", help="collective products alone")
     options = parser.parse_args(argv)
     if options.plant:
         FAULTS[options.plant]()
     launches, cut_programs, failures = 0, 0, []
-    one = trained_in_parts if options.joint else tried
+    one = trained_in_parts if options.joint else partial(tried, chunks=options.chunks)
     with fake_group(RANKS):
         for number in range(options.seed, options.seed + options.programs):
             found, wrong = one(number, not options.floats)

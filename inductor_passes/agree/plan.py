@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 
 from inductor_passes.agree.stream import Stream
-from inductor_passes.graph.numbers import launch_in_parts
+from inductor_passes.graph.numbers import CHUNKS, launch_in_parts
 
+SECOND = "on the second channel"  # ends what a launch does that goes on a clone of its group
 PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
 
 
@@ -20,6 +21,11 @@ class Planned:
 
     members: tuple[int | str, ...]
     what: str
+
+    @property
+    def on_second_channel(self) -> bool:
+        """Return whether it goes on the clone of its group."""
+        return self.what.endswith(SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,16 @@ class LaunchPlan:
 
     @property
     def parts(self) -> dict[int, tuple[int, str]]:
-        """Return into how many parts each of the program's launches is cut, and how they lie."""
+        """Return into how many parts each of the program's launches is cut, and how they lie; chunks left out."""
+        return {n: its for n, its in self._in_parts.items() if not its[1].endswith(CHUNKS)}
+
+    @property
+    def chunks(self) -> dict[int, tuple[int, str]]:
+        """Return the same of launches that are in chunks with one product."""
+        return {n: its for n, its in self._in_parts.items() if its[1].endswith(CHUNKS)}
+
+    @property
+    def _in_parts(self) -> dict[int, tuple[int, str]]:
         found = (launch_in_parts(member) for planned in self.launches for member in planned.members)
         return {launch: (count, along) for launch, count, along in filter(None, found)}
 

@@ -52,7 +52,7 @@ class Cutting(Rewrite):
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
         for launch, what, size, parts in self._cut:
-            if len({part.args[0] for part in parts}) < len(parts):
+            if len({str(part.args[0]) for part in parts}) < len(parts):
                 raise self._broken(f"two parts of %{launch.name} send the same")
             for part in parts:
                 if (_what(part), payload_bytes(part) * len(parts)) != (what, size):

@@ -12,7 +12,7 @@ from torch import fx
 from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import aten, emit
-from inductor_passes.graph.numbers import MEMBERS, part_of
+from inductor_passes.graph.numbers import MEMBERS, PART, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Region
@@ -79,9 +79,10 @@ class Cutter:
         self._parts[node] = made
         if is_launch(node):
             self.made[node] = tuple(made)
-            (cut,) = step.reads.values()
+            along = self._region.launches[node] + self._region.of
             for i, part in enumerate(made):
-                part.meta[MEMBERS] = part_of(node, i, self._count, str(cut))
+                part.meta[MEMBERS] = part_of(node, i, self._count, along)
+                part.meta[PART] = True
 
     def _given(self, node: fx.Node, step: InParts, i: int) -> tuple[tuple[Any, ...], Any]:
         """Arguments of part ``i``. A launch sends what lies side by side."""

@@ -55,6 +55,8 @@ class FollowSplit(Cutting):
         for region in regions(graph, parts):
             launches = [n for n in region.launches if n.meta.get(MEMBERS, (-1,))[0] in wanted]
             found = spread(Positions(graph), region.seed, region.cut, parts, launches)
-            if {n.meta[MEMBERS][0]: (parts, str(c)) for n, c in found.launches.items()} == wanted:
+            if {
+                n.meta[MEMBERS][0]: (parts, along) for n, along in found.launches.items()
+            } == wanted:
                 return found
         return None

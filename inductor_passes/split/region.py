@@ -22,6 +22,7 @@ class Region:
 
     ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
     behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
+    ``of``: what its parts are of, in words that end how they lie.
     """
 
     seed: fx.Node
@@ -30,12 +31,13 @@ class Region:
     steps: dict[fx.Node, InParts] = field(default_factory=dict)
     places: dict[fx.Node, Place] = field(default_factory=dict)
     ended: dict[fx.Node, str] = field(default_factory=dict)
+    of: str = ""
 
     @property
-    def launches(self) -> dict[fx.Node, Cut]:
-        """Launches in parts, and how what each of them sends is cut."""
+    def launches(self) -> dict[fx.Node, str]:
+        """Launches in parts, and how what each of them sends is cut: one way, or several if it sends several tensors."""
         return {
-            node: next(iter(step.reads.values()))
+            node: ", ".join(dict.fromkeys(map(str, step.reads.values())))
             for node, step in self.steps.items()
             if is_launch(node)
         }
@@ -54,8 +56,10 @@ def spread(
     cut: Cut,
     parts: int,
     launches: Collection[fx.Node] | None = None,
+    within: Collection[fx.Node] | None = None,
 ) -> Region:
-    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut.
+    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut; ``within``: only
+    these nodes are computed in parts.
 
     Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
     """
@@ -73,6 +77,8 @@ def spread(
     lie(seed, cut)
     while queue:
         _, node = heapq.heappop(queue)
+        if within is not None and node not in within:
+            continue
         near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source not in region.steps:

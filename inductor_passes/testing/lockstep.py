@@ -86,7 +86,17 @@ def _run(graph: fx.Graph, given: Sequence[Any]) -> _Rank:
     return None
 
 
-def _collective(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[torch.Tensor]:
+def _collective(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[Any]:
+    """What each rank's launch returns; a coalesced one returns a tensor for each that it is given."""
+    if not isinstance(calls[0][1][0], (list, tuple)):
+        return _of_one(calls)
+    if len({len(args[0]) for _, args in calls}) > 1:
+        raise LockstepError("Ranks of one group launch different numbers of tensors at once.")
+    each = zip(*([(node, (t, *args[1:])) for t in args[0]] for node, args in calls), strict=True)
+    return [list(of_rank) for of_rank in zip(*map(_of_one, each), strict=True)]
+
+
+def _of_one(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[torch.Tensor]:
     said = {(str(node.target), args[0].dtype, str(args[1:])) for node, args in calls}
     shapes = {tuple(args[0].shape) for _, args in calls}
     name = kind(calls[0][0]) or "shard_dim_alltoall"

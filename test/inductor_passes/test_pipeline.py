@@ -10,6 +10,7 @@ from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.testing import dump, fake_group, trace
 
 c10d = torch.ops._c10d_functional
+ON_REQUEST = ("split_regions", "chunk_products", "second_channels")  # off unless asked for
 
 
 def gathered_weight(x, w):
@@ -79,13 +80,13 @@ def test_passes_run_in_registered_order(registered):
     assert ip.registered_passes() == (*first, *added, *last)
     record = ip.run_passes(trace(gathered_weight, *SHAPES), ip.PassOptions(disable=("raises",)))
     assert [p.name for p in record.passes] == [
-        *(name for name in first if name != "split_regions"),  # off unless it is asked for
+        *(name for name in first if name not in ON_REQUEST),
         "sink_waits",
         "noop",
         "hoist_launches",
         *last,
     ]
-    assert record.passes[start].counters == {"seen": 7}
+    assert next(p for p in record.passes if p.name == "noop").counters == {"seen": 7}
 
 
 def test_registering_is_checked(registered):
@@ -138,12 +139,13 @@ def test_numerics_decide_what_runs(registered):
         record = ip.run_passes(trace(gathered_weight, *SHAPES), ip.PassOptions(**options))
         return [p.name for p in record.passes]
 
-    own = [p for p in registry.DEFAULT_PASSES if p.name != "split_regions"]  # off by default
+    own = [p for p in registry.DEFAULT_PASSES if p.name not in ON_REQUEST]
     exact = [p for p in own if p.numerics is Numerics.BITWISE]
     rewrites = [p for p in own if not p.schedules]
     assert ran() == [*(p.name for p in own), "sums"]
     assert ran(exact=True) == ran(exact=True, split=2) == [p.name for p in exact]
     assert "split_regions" in ran(split=2)
+    assert "second_channels" in ran(channels=2)
     assert ran(passes=("rounds", "sums")) == ["sums", "rounds"]
     assert ran(schedule="off") == [*(p.name for p in rewrites), "sums"]
 

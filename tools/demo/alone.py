@@ -40,7 +40,9 @@ def main() -> None:
         sizes = Sizes(args.layers, args.hidden, args.batch, args.sequence)
         batches = [share_of(b, args.parallel, mesh) for b in text_batches(sizes, TURN_STEPS)]
         progress.phase("without a link: compiling")
-        run = Run("ours", work / "checkpoint", {"topology": "cpu-gloo"}, args.parallel, mesh)
+        run = Run(
+            "ours", "ours", work / "checkpoint", {"topology": "cpu-gloo"}, args.parallel, mesh
+        )
         run.turn(batches[:1])
         progress.phase("without a link", TURNS)
         for turn in range(TURNS):

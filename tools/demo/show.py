@@ -20,6 +20,8 @@ from dynamo_dist.benchmark.records import VariantResult, over_ranks
 TITLES = benchmark_table.TITLES | {
     "stock_blocks": "stock, block by block",
     "data_parallel": "data_parallel",
+    "split_auto": "in parts, auto",
+    "split_2": "in 2 parts",
 }
 # fp32, the same batches: what reassociated sums may add up to over 20 optimizer steps.
 TOLERANCE = 1e-5

@@ -32,8 +32,14 @@ from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
 from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3
-# Beside the three, over a link and for fully_shard: ways to train the same model -> whose way it is.
-BESIDE = {"stock_blocks": "stock", "data_parallel": "ours"}
+# Beside the three, over a link, by how the model is parallel: ways to train it -> whose way it is, and its options.
+BESIDE = {
+    "fsdp": {"stock_blocks": ("stock", {}), "data_parallel": ("ours", {})},
+    "tensor": {
+        "split_auto": ("ours", {"split": "auto"}),
+        "split_2": ("ours", {"split": 2}),
+    },
+}
 TURN_STEPS = 4  # of one variant, before the next has its turn
 
 
@@ -56,10 +62,10 @@ def main() -> None:
             topology = str(work / "this_link.json")
             write_topology(Path(topology), compute=alone.slower)
         options = {"topology": topology}
-        beside = BESIDE if alone is not None and args.parallel == "fsdp" else ()
+        beside = BESIDE.get(args.parallel, {}) if alone is not None else {}
         runs = {
-            name: Run(name, work / "checkpoint", options, args.parallel, mesh)
-            for name in (*VARIANTS, *beside)
+            name: Run(name, whose, work / "checkpoint", {**options, **own}, args.parallel, mesh)
+            for name, (whose, own) in {**{v: (v, {}) for v in VARIANTS}, **beside}.items()
         }
         train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
@@ -95,9 +101,15 @@ class Run:
     """The training of one variant: its model, and what was seen of it."""
 
     def __init__(
-        self, variant: str, checkpoint: Path, options: dict, parallel: str, mesh: DeviceMesh
+        self,
+        variant: str,
+        whose: str,
+        checkpoint: Path,
+        options: dict,
+        parallel: str,
+        mesh: DeviceMesh,
     ) -> None:
-        self.variant, self.whose = variant, BESIDE.get(variant, variant)
+        self.variant, self.whose = variant, whose
         with plugin_for(self.whose):
             self.model = load(
                 checkpoint, "data" if variant == "data_parallel" else parallel, mesh, self.whose

@@ -19,7 +19,6 @@ def limit_us(problem: Problem) -> float:
             key = node.group, node.op
             if key not in rates:
                 rates[key] = least_us_per_mib(problem.link_table(*key))
-            busy[f"group {node.group}"] = (
-                busy.get(f"group {node.group}", 0.0) + rates[key] * node.payload / MIB
-            )
+            link = f"group {problem.link_of(node.group)}"
+            busy[link] = busy.get(link, 0.0) + rates[key] * node.payload / MIB
     return max(busy.values())

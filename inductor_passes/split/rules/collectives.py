@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import fx
@@ -38,20 +38,46 @@ def all_gather(node: fx.Node, places: Places, parts: int) -> InParts:
     """Gather along dimension 0, where the block of each rank then holds a piece of every part."""
     _once(node)
     source, cut = cut_of(node, places)
-    ranks = group_size(node)
-    if cut.dim == 0 and ranks < 1:
-        raise EndsError("nobody knows how many ranks its group has")
-    return InParts(Cut(cut.dim, cut.outer * (1 if cut.dim else ranks)), {source: cut})
+    return InParts(_gathered(cut, group_size(node)), {source: cut})
 
 
 def reduce_scatter(node: fx.Node, places: Places, parts: int) -> InParts:
     """Scatter along dimension 0 what holds, for each rank, a piece of every part."""
     _once(node)
     source, cut = cut_of(node, places)
-    ranks = group_size(node)
+    return InParts(_scattered(cut, group_size(node)), {source: cut})
+
+
+def _reduced(cut: Cut, ranks: int) -> Cut:
+    return cut
+
+
+def _gathered(cut: Cut, ranks: int) -> Cut:
+    if cut.dim == 0 and ranks < 1:
+        raise EndsError("nobody knows how many ranks its group has")
+    return Cut(cut.dim, cut.outer * (1 if cut.dim else ranks))
+
+
+def _scattered(cut: Cut, ranks: int) -> Cut:
     if cut.dim == 0 and (ranks < 1 or cut.outer % ranks):
         raise EndsError("a part does not hold the shares of all ranks")
-    return InParts(Cut(cut.dim, cut.outer // (1 if cut.dim else ranks)), {source: cut})
+    return Cut(cut.dim, cut.outer // (1 if cut.dim else ranks))
+
+
+def coalesced(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Launch a part of each tensor; one that lies in no parts is cut along its first dimension."""
+    _once(node)
+    given, ranks = node.args[0], group_size(node)
+    assert isinstance(given, (list, tuple))
+    sources = [source for source in given if isinstance(source, fx.Node)]
+    lies = _COALESCED[node.target]
+    reads: dict[fx.Node, Cut] = {}
+    for source in sources:
+        cut = places.get(source, Cut(0, max(ranks, 1) if lies is _scattered else 1))
+        if not isinstance(cut, Cut):
+            raise EndsError("what it reads lies in unlike parts")
+        reads[source] = cut
+    return InParts(tuple(lies(reads[source], ranks) for source in sources), reads)
 
 
 def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -69,10 +95,16 @@ def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(cut, {source: cut}, (source, share, share, *node.args[3:]))
 
 
+_COALESCED: dict[object, Callable[[Cut, int], Cut]] = {
+    c10d.all_reduce_coalesced.default: _reduced,
+    c10d.all_gather_into_tensor_coalesced.default: _gathered,
+    c10d.reduce_scatter_tensor_coalesced.default: _scattered,
+}
 RULES: dict[object, Rule] = {
     c10d.wait_tensor.default: wait,
     c10d.all_reduce.default: all_reduce,
     c10d.all_gather_into_tensor.default: all_gather,
     c10d.reduce_scatter_tensor.default: reduce_scatter,
     c10d.all_to_all_single.default: all_to_all,
+    **dict.fromkeys(_COALESCED, coalesced),
 }

@@ -46,6 +46,10 @@ def chunks(x):
     return aten.cat.default(aten.split.Tensor(x, 2, 0), 1)
 
 
+def both(launched):
+    return [wait(each) for each in launched]
+
+
 # What is computed on a value cut along a dimension, and how its result lies: operator, function, shapes, dim, place.
 CASES = [
     (aten.view.default, lambda x: aten.view.default(x, [24, 8]), [X], 0, Cut(0)),
@@ -129,6 +133,10 @@ CASES = [
     (prims.convert_element_type.default, lambda x: prims.convert_element_type.default(x, torch.float32), [X], 0, Cut(0)),
     (aten.clone.default, lambda x: aten.clone.default(x, memory_format=torch.contiguous_format), [X], 1, Cut(1)),
     (aten.full_like.default, lambda x: aten.full_like.default(x, 2), [X], 0, Cut(0)),
+    (c10d.all_reduce_coalesced.default, lambda x: both(c10d.all_reduce_coalesced([x, x * 2], "sum", "0")), [X], 1, (Cut(1), Cut(1))),
+    (c10d.all_reduce_coalesced.default, lambda x, y: both(c10d.all_reduce_coalesced([x, y], "sum", "0")), [X, [4, 3]], 2, (Cut(2), Cut(0))),
+    (c10d.all_gather_into_tensor_coalesced.default, lambda x: both(c10d.all_gather_into_tensor_coalesced([x, x * 2], 2, "0")), [X], 0, (Cut(0, 2), Cut(0, 2))),
+    (c10d.reduce_scatter_tensor_coalesced.default, lambda x, y: both(c10d.reduce_scatter_tensor_coalesced([x, y], "sum", 2, "0")), [X, X], 1, (Cut(1), Cut(0))),
     (c10d.all_reduce.default, lambda x: wait(c10d.all_reduce(x, "sum", "0")), [X], 1, Cut(1)),
     (c10d.wait_tensor.default, lambda x: wait(c10d.all_reduce(x, "max", "0")), [X], 0, Cut(0)),
     (c10d.all_gather_into_tensor.default, lambda x: wait(c10d.all_gather_into_tensor(x, 2, "0")), [X], 0, Cut(0, 2)),

@@ -1,0 +1,1 @@
+"""Second channels over the peers of a group: made by the user, used by the scheduler."""
