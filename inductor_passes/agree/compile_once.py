@@ -26,6 +26,7 @@ from inductor_passes.torch_compat.c10d import Store
 log = logging.getLogger(__name__)
 
 PREFIX = "dynamo_dist/compile/"
+APART = f"{PREFIX}folders apart"
 BEAT_S = 0.5
 SILENT_S = 10.0  # a rank that has not beaten for so long compiles no more
 LOOK_S = 0.05
@@ -97,9 +98,9 @@ class Claim:
         return _Published(self, offer)
 
     def is_wanted(self) -> bool:
-        """Return whether some rank waits that has another cache folder."""
+        """Return whether some rank has another cache folder: one that waits for this graph, or waited for one before."""
         try:
-            return self._store.check([self.turn.at("want")])
+            return any(self._store.check([key]) for key in (self.turn.at("want"), APART))
         except FAILURES:
             return False
 
@@ -156,6 +157,7 @@ class Waiting:
     def want(self) -> None:
         """Ask for the entry through the store."""
         self._store.set(self.turn.at("want"), "1")
+        self._store.set(APART, "1")  # who has a graph done before the others come to it is to know
 
     def entry(self) -> bytes | None:
         """Return the entry that this rank has asked for, if it was sent."""

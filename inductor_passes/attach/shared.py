@@ -77,6 +77,9 @@ class SharedCompile:
 
     def _fetch(self, waiting: Waiting, end: End) -> bool:
         """Put into this rank's folder what came through the store; nothing that is not what was announced."""
+        held = caches.newest_entry(self._key)
+        if held is not None and hashlib.sha256(held).hexdigest() == end.digest:
+            return True
         entry = waiting.entry()
         if entry is None or hashlib.sha256(entry).hexdigest() != end.digest:
             return False
@@ -94,9 +97,6 @@ class SharedCompile:
             self._claim.end(
                 digest, entry if entry is not None and self._claim.is_wanted() else None
             )
-        if self._mark:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(_marks(), self._mark))
 
 
 @contextlib.contextmanager
@@ -142,14 +142,19 @@ def _vote(stream: Stream, offer: Offer) -> None:
 
 
 def _leave_mark() -> str:
-    """A file in this rank's cache folder, by which others see whether it is theirs; "" if it cannot be written."""
-    mark = uuid.uuid4().hex
+    """Return this process's file in its cache folder, by which others see whether it is theirs; "" if there can be none."""
     try:
-        folder.put(_marks(), mark, "")
-        return mark
+        return _marked(_marks())
     except OSError as error:
         _say_once(f"the cache folder cannot be written ({error})")
         return ""
+
+
+@functools.cache
+def _marked(marks: str) -> str:
+    mark = uuid.uuid4().hex
+    folder.put(marks, mark, "")
+    return mark
 
 
 def _is_here(mark: str) -> bool:

@@ -15,6 +15,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -151,9 +152,20 @@ APART = (tensor_parallel,)
 def ran(case, mesh):
     torch.compiler.reset()
     dist.barrier()
-    with recorder.records_of_block() as records:
+    lowered = []
+    lower = GraphLowering.compile_to_module
+
+    def counted(self):
+        lowered.append(self)
+        return lower(self)
+
+    with (
+        recorder.records_of_block() as records,
+        mock.patch.object(GraphLowering, "compile_to_module", counted),
+    ):
         right = case(mesh)
-    return {"right": bool(right), "caches": [str(each.cache) for each in records]}
+    caches = [str(each.cache) for each in records]
+    return {"right": bool(right), "caches": caches, "lowered": len(lowered)}
 
 
 def killed(mesh, rank):

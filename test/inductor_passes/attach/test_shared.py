@@ -22,6 +22,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile_once, "LOOK_S", 0.01)
     shared._say_once.cache_clear()
+    shared._marked.cache_clear()
     return tmp_path
 
 
@@ -46,15 +47,49 @@ def save():
 
 def test_what_one_has_compiled_the_other_finds_in_their_folder(folder):
     assert both(save) == (True, 0)
-    assert not list((folder / "inductor_passes" / "compiling").iterdir())
+    assert len(list((folder / "inductor_passes" / "compiling").iterdir())) == 1  # of this process
+
+
+def test_who_comes_when_it_is_done_finds_it_too():
+    store = dist.HashStore()
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    assert not first.missed(KEY)
+    save()
+    first.end()
+    assert second.missed(KEY)
+    assert second.made_by == 0
+
+
+def test_folders_apart_are_known_for_later_graphs(monkeypatch):
+    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    store = dist.HashStore()
+    both(save, store)
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    assert not first.missed("fother")
+    caches.put_entry("fother", b"more")
+    first.end()  # before the other comes
+    monkeypatch.setattr(caches, "newest_entry", lambda key: None)  # not in the other's folder
+    assert second.missed("fother")
 
 
 def test_a_compile_that_fails_leaves_the_others_to_themselves():
     assert both(lambda: None) == (False, None)
 
 
-def test_another_folder_gets_the_entry_through_the_store(monkeypatch, folder):
+@pytest.fixture
+def apart(monkeypatch):
+    """The rank that compiles, in the main thread, has the entries that are written; the other has none of them."""
     monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    newest = caches.newest_entry
+
+    def in_own_folder(key):
+        return newest(key) if threading.current_thread() is threading.main_thread() else None
+
+    monkeypatch.setattr(caches, "newest_entry", in_own_folder)
+
+
+@pytest.mark.usefixtures("apart")
+def test_another_folder_gets_the_entry_through_the_store(monkeypatch):
     written = []
     put = caches.put_entry
     monkeypatch.setattr(caches, "put_entry", lambda *entry: written.append(entry) or put(*entry))
@@ -62,9 +97,9 @@ def test_another_folder_gets_the_entry_through_the_store(monkeypatch, folder):
     assert written == [(KEY, b"code")]
 
 
+@pytest.mark.usefixtures("apart")
 def test_an_entry_that_is_not_what_was_announced_is_not_read(monkeypatch):
-    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
-    monkeypatch.setattr(compile_once.Waiting, "entry", lambda self: b"cod")  # truncated on its way
+    monkeypatch.setattr(compile_once.Waiting, "entry", lambda self: b"cod")  # truncated
     assert both(save) == (False, None)
 
 
