@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from torch import fx
 
@@ -12,20 +13,20 @@ from inductor_passes.agree.graph import plan_of
 from inductor_passes.agree.plan import PROGRAM, LaunchPlan
 from inductor_passes.agree.stream import Stream
 from inductor_passes.errors import CannotFollowError, PassesError
-from inductor_passes.records import GraphRecord
 
 log = logging.getLogger(__name__)
 
+Record = TypeVar("Record")  # what is told of a run
 # Runs the passes on a graph, in place: as a plan says, or freely (None, False), or with launches as they are (None, True).
-Run = Callable[[fx.Graph, LaunchPlan | None, bool], GraphRecord | None]
+Run = Callable[[fx.Graph, LaunchPlan | None, bool], Record | None]
 
 
-class GraphOffer:
+class GraphOffer(Generic[Record]):
     """A graph before its passes, and each way to run them that was tried; the graph itself stays as it is."""
 
-    def __init__(self, graph: fx.Graph, stream: Stream, run: Run) -> None:
+    def __init__(self, graph: fx.Graph, stream: Stream, run: Run[Record]) -> None:
         self._graph, self._stream, self._run = graph, stream, run
-        self._tried: dict[str, tuple[fx.GraphModule, GraphRecord | None]] = {}
+        self._tried: dict[str, tuple[fx.GraphModule, Record | None]] = {}
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
@@ -52,7 +53,7 @@ class GraphOffer:
         self._tried[plan] = trial, record
         return True
 
-    def carry_out(self, plan: str) -> GraphRecord | None:
+    def carry_out(self, plan: str) -> Record | None:
         """Make the graph launch as ``plan`` says, which it can follow."""
         if plan not in self._tried:
             trial, record = self._try(None, True)
@@ -69,9 +70,7 @@ class GraphOffer:
         _put_in_place(self._graph, trial)
         return record
 
-    def _try(
-        self, plan: LaunchPlan | None, keep: bool
-    ) -> tuple[fx.GraphModule, GraphRecord | None]:
+    def _try(self, plan: LaunchPlan | None, keep: bool) -> tuple[fx.GraphModule, Record | None]:
         trial = fx.GraphModule(self._graph.owning_module or {}, copy.deepcopy(self._graph))
         return trial, self._run(trial.graph, plan, keep)
 

@@ -39,7 +39,7 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
         return None
     elem = torch.empty(0, dtype=value.dtype, device="meta")
     place = int(source.storage_offset()) + behind
-    elem.set_(source.untyped_storage(), place, value.shape, value.stride())  # type: ignore[call-overload]
+    elem.set_(source.untyped_storage(), place, value.shape, value.stride())
     return FakeTensor(value.fake_mode, elem, value.device)
 
 

@@ -75,7 +75,7 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
     q, k, v = (made.parts(source) for source in made.node.args[:3])
     causal, kwargs = bool(argument(made.node, "is_causal")), made.node.kwargs
     dtype, wide = (each.dtype for each in made.node.meta["val"])
-    found = []
+    found: list[tuple[fx.Node, ...]] = []
     for i in range(made.count):
         several = []
         for first, end, masked in _seen(causal, i, made.count):
