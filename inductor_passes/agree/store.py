@@ -124,11 +124,14 @@ def _has_many(store: Store) -> bool:
 
 
 def _await(store: Store, key: str, end: float) -> bool:
-    left = max(0.001, end - time.monotonic())
-    try:
-        store.wait([key], datetime.timedelta(seconds=left))
-    except (
-        RuntimeError
-    ):  # how stores say that time is up; one that fails does so again at the next step
-        return False
-    return True
+    for pause_s in (*PAUSES_S, None):
+        left = max(0.001, end - time.monotonic())
+        try:
+            store.wait([key], datetime.timedelta(seconds=left))
+        except RuntimeError:  # how stores say that time is up, and that they fail
+            if pause_s is None or time.monotonic() + pause_s >= end:
+                break
+            time.sleep(pause_s)
+        else:
+            return True
+    return False  # a store that fails does so again at the next step

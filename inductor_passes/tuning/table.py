@@ -99,6 +99,7 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             log.warning("Graph %s is not timed: %s.", record.graph_id, _why_not(layout, calls))
             continue
         times = graph_times(record, layout, calls, _launched(record))
+        times = as_it_ran(times, _beside_us(layout, calls))
         places.setdefault(record.place, {})[name] = times
         machines[record.place] = record.machine
         for rank, factor in stragglers(layout, calls).items():
@@ -159,6 +160,22 @@ def _add(of_ranks: dict[int, list[float]], rank: int, us: Sequence[float]) -> No
         of_ranks[rank] = list(us)
     elif len(known) == len(us):
         of_ranks[rank] = [a + b for a, b in zip(known, us, strict=True)]
+
+
+def as_it_ran(times: GraphTimes, computed_us: float) -> GraphTimes:
+    """Times of nodes that add up to no more than the compute of a scheduled call.
+
+    In a call whose launches are waited for at once each stretch of compute counts as on the rank that was slowest then: where ranks are
+    late in turn, these are more than any rank computes in a step that waits for nobody.
+    """
+    total = sum(node.us for node in times.nodes.values())
+    if not 0.0 < computed_us < total:
+        return times
+    factor = computed_us / total
+    nodes = {
+        name: dataclasses.replace(node, us=node.us * factor) for name, node in times.nodes.items()
+    }
+    return dataclasses.replace(times, nodes=nodes)
 
 
 def _why_not(layout: CodeLayout | None, calls: Mapping[int, RankCalls]) -> str:

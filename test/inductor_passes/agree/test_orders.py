@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 import zlib
 from base64 import urlsafe_b64encode
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, 
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.store import StoreFailedError, Swap, run
+from inductor_passes.agree.store import Await, StoreFailedError, Swap, run
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
@@ -432,3 +433,22 @@ def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):
 
     assert run(steps(), store, "", 1.0) == "new"
     assert store.asked == 3
+
+
+def test_a_wait_that_fails_for_a_moment_is_not_taken_for_time_that_is_up():
+    class Moody:
+        failures = 2
+
+        def wait(self, keys, timeout):
+            if self.failures:
+                self.failures -= 1
+                raise RuntimeError("connection reset by peer")
+
+    def steps():
+        return (yield Await("key"))
+
+    assert run(steps(), Moody(), "", 5.0) is True
+    store = dist.HashStore()
+    start = time.monotonic()
+    assert run(steps(), store, "", 0.2) is False
+    assert time.monotonic() - start < 1.0

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from inductor_passes.machine.times.times import LaunchTime
+from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime
 from inductor_passes.records import NodeRecord
 from inductor_passes.tuning.layout import layout_of
 from inductor_passes.tuning.merge import RankCalls, graph_times, offsets, stragglers
+from inductor_passes.tuning.table import as_it_ran
 
 EVENTS = ("kernel", "launch all_reduce", "kernel", "wait 0", "kernel")
 NODES = (
@@ -110,3 +111,12 @@ def test_what_a_pass_made_has_no_row(record):
     of_passes = dataclasses.replace(record, nodes=(*NODES[:-1], made))
     times = graph_times(of_passes, LAYOUT, ranks(100 * US, 100 * US), LAUNCHED)
     assert set(times.nodes) == {"mm", "mm_1", "mm_2"}
+
+
+def test_compute_is_no_more_than_a_step_has_where_ranks_are_late_in_turn():
+    nodes = {"mm": NodeTime("mm", 60.0, 1.0), "relu": NodeTime("relu", 40.0, 1.0)}
+    times = GraphTimes("forward", nodes, {})
+    ran = as_it_ran(times, 50.0)
+    assert {name: node.us for name, node in ran.nodes.items()} == {"mm": 30.0, "relu": 20.0}
+    assert as_it_ran(times, 130.0) is times  # what collectives cost compute, stretch says
+    assert as_it_ran(times, 0.0) is times  # no scheduled call was timed
