@@ -77,14 +77,17 @@ class SecondChannels(GraphPass):
         scheduler = ScheduleGraph(self.cost, self.schedule, exact=self.exact)
         one_us = best_us = _scheduled_us(graph, scheduler)
         best: list[fx.Node] = []
+        tried: list[str] = []
         for chosen in _candidates(graph, movable):
             _put(chosen, movable)
             took = _scheduled_us(graph, scheduler)
             _put(chosen, self._groups)
+            tried.append(f"{took:.0f} with {len(chosen)} there")
             if took < best_us and took <= one_us * (1 - LEAST_GAIN):
                 best, best_us = chosen, took
         _put(best, movable)
         note = f"{len(best)} of {len(movable)} launches on second channels: {best_us:.0f} us scheduled, {one_us:.0f} on one"
+        note += "; tried " + (", ".join(tried) or "nothing: all launches are alike")
         return PassStats(bool(best), {"launches": len(best)}, notes=(note,))
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:

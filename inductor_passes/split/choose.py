@@ -74,7 +74,7 @@ def choose(
     folded = fold(graph)
     if folded.graph is graph:
         return _chosen(graph, cost, scheduler, counts, least_gain)
-    cap_bytes = _give_room(graph, folded, cost, scheduler)
+    cap_bytes = give_room(graph, folded, cost, scheduler)
     choice = _chosen(folded.graph, cost, scheduler, counts, least_gain)
     region = None
     if choice.best is not None:
@@ -85,7 +85,7 @@ def choose(
     )
 
 
-def _give_room(graph: fx.Graph, folded: Folded, cost: CostModel, scheduler: ScheduleGraph) -> int:
+def give_room(graph: fx.Graph, folded: Folded, cost: CostModel, scheduler: ScheduleGraph) -> int:
     """Let a folded graph's schedule take as much more memory than its program's order as the whole graph's; return the latter's cap."""
     cap_bytes = scheduler.cap_bytes(graph)
     more = cap_bytes - simulate(graph, cost).peak_bytes

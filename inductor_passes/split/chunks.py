@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,21 +21,23 @@ from inductor_passes.schedule.model.limit import limit_us
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.split.base import Cutting
+from inductor_passes.split.choose import give_room
 from inductor_passes.split.cut import Cutter
+from inductor_passes.split.fold import fold
 from inductor_passes.split.products import CollectiveProduct, collective_products
 from inductor_passes.split.rules.places import Cut
 
 AUTO = (2, 4)
 LEAST_GAIN = 0.03  # of the step, for products that are chunked alike
 TRIED = 3  # kinds of collective products, those exposed longest
-MOST_NODES = 12_000  # of all graphs that are scheduled to find out; one is, however large
+MOST_NODES = 9_000  # of all graphs that are scheduled to find out; one is, however large
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Launches, by name, whose products are computed in ``parts`` along ``cut``."""
+    """Collective products that are ``alike`` so are computed in ``parts`` along ``cut``."""
 
-    launches: tuple[str, ...]
+    alike: tuple[object, ...]
     parts: int
     cut: Cut
 
@@ -74,10 +77,19 @@ class ChunkProducts(Cutting):
         return f"{self.split} {self.schedule} {self.cost.digest()}"
 
     def run(self, graph: fx.Graph) -> PassStats:
-        chosen, notes = self._choose(graph)
-        cap = graph.output_node().meta.get(CAP_BYTES)
-        if chosen and cap is None:
-            cap = ScheduleGraph(self.cost, self.schedule).cap_bytes(graph)
+        if any(PART in launch.meta for launch in launches(graph)):
+            return PassStats(False, notes=("larger regions were cut",))
+        if next(collective_products(graph), None) is None:
+            return PassStats(False)
+        scheduler = ScheduleGraph(self.cost, self.schedule)
+        folded = fold(graph)
+        if folded.graph is graph:
+            cap = scheduler.cap_bytes(graph)
+        else:
+            cap = give_room(graph, folded, self.cost, scheduler)
+        chosen, notes = self._choose(folded.graph, scheduler)
+        if folded.kept < folded.layers:
+            notes.append(f"looked at {folded.kept} of {folded.layers} equal layers")
         made = [cutter for chunks in chosen for cutter in self.apply(graph, chunks)]
         if made:
             graph.output_node().meta[CAP_BYTES] = cap
@@ -91,7 +103,8 @@ class ChunkProducts(Cutting):
     def apply(self, graph: fx.Graph, chunks: _Chunks) -> list[Cutter]:
         """Write chunks into the graph, where they can be."""
         made = []
-        for name in chunks.launches:
+        named = [p.launch.name for p in collective_products(graph) if p.alike == chunks.alike]
+        for name in named:
             its = (p for p in collective_products(graph) if p.launch.name == name)
             product = next(its, None)
             region = product.region(chunks.parts, chunks.cut) if product is not None else None
@@ -102,13 +115,8 @@ class ChunkProducts(Cutting):
                 self._returned = returned or self._returned
         return made
 
-    def _choose(self, graph: fx.Graph) -> tuple[list[_Chunks], list[str]]:
+    def _choose(self, graph: fx.Graph, scheduler: ScheduleGraph) -> tuple[list[_Chunks], list[str]]:
         """What to chunk, one kind of collective product after the other, and a line about each."""
-        scheduler = ScheduleGraph(self.cost, self.schedule)
-        if any(PART in launch.meta for launch in launches(graph)):
-            return [], ["larger regions were cut"]
-        if next(collective_products(graph), None) is None:
-            return [], []
         current = graph
         extracted = scheduler.extract(graph)
         solution, refused = scheduler.plan(graph, extracted)
@@ -131,15 +139,15 @@ class ChunkProducts(Cutting):
             waits_us = sum(exposed.get(name, 0.0) for name in names)
             if waits_us < LEAST_GAIN * now_us or now_us * (1 - LEAST_GAIN) < limit:
                 continue
-            best, best_us, best_graph = None, now_us, current
+            best, best_us, best_graph = None, math.inf, current
             for parts in counts:
                 for _, cut in first.seeds:
                     size = len(current.nodes) + parts * sum(len(p.nodes) for p in alike)
                     if nodes and nodes + size > MOST_NODES:
                         continue
                     trial = copy.deepcopy(current)
-                    chunks = _Chunks(names, parts, cut)
-                    if not self.tried(trial, chunks):
+                    chunks = _Chunks(first.alike, parts, cut)
+                    if not self.tried(trial, chunks, len(alike)):
                         continue
                     nodes += size
                     trial.output_node().meta[CAP_BYTES] = cap
@@ -151,7 +159,8 @@ class ChunkProducts(Cutting):
             fused_us = now_us - self._saved_by_kernels(alike, exposed)
             where = f"{len(alike)} x {kind(first.launch)} and its product"
             where += f" ({user_line(first.launch)})" if user_line(first.launch) else ""
-            times = f"{now_us:.0f} us whole, {best_us:.0f} in chunks"
+            times = f"{now_us:.0f} us whole"
+            times += f", {best_us:.0f} in chunks" if best is not None else ", no chunks fit"
             if fused_us < now_us and fused_us <= best_us:
                 notes.append(f"{where}: left to a fused kernel; {times}, {fused_us:.0f} fused")
             elif best is None or best_us > now_us * (1 - LEAST_GAIN):
@@ -162,10 +171,10 @@ class ChunkProducts(Cutting):
                 current, now_us = best_graph, best_us
         return chosen, notes
 
-    def tried(self, trial: fx.Graph, chunks: _Chunks) -> bool:
-        """Write chunks into a graph on trial; return whether all of them could be."""
+    def tried(self, trial: fx.Graph, chunks: _Chunks, count: int) -> bool:
+        """Write chunks into a graph on trial; return whether all of its ``count`` products could be."""
         other = type(self)(self.cost, self.split, self.schedule, self.fusions)
-        return len(other.apply(trial, chunks)) == len(chunks.launches)
+        return len(other.apply(trial, chunks)) == count
 
     def _saved_by_kernels(
         self, alike: Sequence[CollectiveProduct], exposed: dict[str, float]

@@ -3,7 +3,7 @@
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
 (tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link, and training of a
 small Llama with tensor and with data parallelism, and FSDP2 as it is, on one rank a host, whose losses must be equal; at the rate
-of ``--both`` with both, on two ranks a host. Every run measures its link first and is scheduled for it.
+of ``--both`` with both, on two ranks a host. With tensor parallelism ours trains in parts too (``split_auto``, ``split_2``). Every run measures its link first and is scheduled for it.
 
 Times are milliseconds on the wall, variants in turn; ratios are of what stood in one turn, of the slower
 rank. Predictions are the simulator's, on the link as measured and compute scaled to this machine: by compute

@@ -58,7 +58,7 @@ def test_a_launch_behind_a_wait_does_not_slow_what_was_waited_for():
 def test_compute_beside_either_channel_is_stretched():
     program = two(0.0, 10.0, 10.0, awaits=())
     slowed = Program(
-        program.compute_us, program.channel, program.link_us, program.awaits, 2.0, program.shared
+        program.compute_us, program.channel, program.link_us, program.awaits, 2.0, shared=program.shared
     )
     assert execute(slowed).compute_us == 10.0
 
@@ -97,7 +97,7 @@ def drawn(seed):
     nodes.append(Node("out", "output", tuple(range(1, len(nodes)))))
     table = {"all_reduce": TABLE}
     shared = {"clone": "g"}
-    return Problem(str(seed), tuple(nodes), {"g": table, "clone": table}, 1e6, dict.fromkeys(("g", "clone"), 4), 1.0, shared)  # fmt: skip
+    return Problem(str(seed), tuple(nodes), {"g": table, "clone": table}, 1e6, dict.fromkeys(("g", "clone"), 4), shared=shared)  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(60))

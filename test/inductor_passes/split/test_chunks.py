@@ -189,6 +189,21 @@ def test_layers_are_chunked_alike_and_numbers_stay():
     same(whole, graph, whole_numbers([[8, 8]] * 3))
 
 
+def test_of_many_equal_layers_a_few_are_looked_at_and_all_are_chunked():
+    def deep(x, *weights):
+        for w in weights:
+            x = torch.clamp(torch.tanh(torch.relu(reduced(x @ w) + 1) * 2) - 1, -1, 1).round()
+        return x
+
+    shapes = [[8, 8]] * 13
+    graph = traced(deep, shapes)
+    whole = copy.deepcopy(graph)
+    record = run_pass(ChunkProducts(ByElements()), graph)
+    assert record.counters["products"] == 12
+    assert "equal layers" in record.notes[-1]
+    same(whole, graph, whole_numbers(shapes))
+
+
 @pytest.mark.parametrize(
     ("cost", "why"), [(FixedCost(launch=10, mm=10), "floors"), (FixedCost(launch=0, mm=10), "no link")]
 )  # fmt: skip
