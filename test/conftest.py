@@ -1,5 +1,6 @@
 """What all tests share: programs on real ranks, compiles cut short, records made by hand."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,7 +31,15 @@ import preloaded  # noqa: E402 - tools are no package
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
+# Seconds of the slow tests of a file, about: which files a run begins with, so that none of its processes is left
+# with a long one at the end.
+SECONDS = json.loads((ROOT / "test" / "slow_files.json").read_text())
 KEPT = 3000  # characters from either end of what the ranks said
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first; the order within a file, and of all others, stays."""
+    items.sort(key=lambda item: -SECONDS.get(item.nodeid.partition("::")[0], 0))
 
 
 @pytest.fixture

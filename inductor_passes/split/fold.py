@@ -6,51 +6,15 @@ A joint graph has two of them, of the forward and of the backward, which meet la
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
+from inductor_passes.schedule.model.repeats import WINDOW, left_out, stretches
+
 FIRST, LAST = 1, 2  # layers that are kept at either end of a stretch
-LEAST = 8  # layers, for any to be left out
-WINDOW = 16  # nodes in a row that look alike, before a stretch is looked for
-PERIODS = 8  # distances that are tried, those at which nodes look alike most often
-ALIKE = 2  # stretches whose counts of layers differ by no more lose equally many
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """``layers`` periods of ``period`` nodes each, from place ``start`` on; ``gone`` of them, behind the first, are left out."""
-
-    start: int
-    period: int
-    layers: int
-    gone: int = 0
-
-    @property
-    def end(self) -> int:
-        """The place behind its last node."""
-        return self.start + self.period * self.layers
-
-    @property
-    def left_out(self) -> range:
-        """Places of the nodes that are left out."""
-        start = self.start + FIRST * self.period
-        return range(start, start + self.gone * self.period)
-
-    def stand_in(self, place: int, before: int) -> int:
-        """The place of a node that is kept, looks like the one at ``place``, and stands above place ``before``.
-
-        It is the one that the reader would have if the first layer behind the gap were the next after the last before it.
-        """
-        step = self.gone * self.period
-        middle = self.start + (FIRST * self.period + step // 2)
-        wanted = place + step if place < middle else place - step
-        if self.start <= wanted < min(before, self.end):
-            return wanted
-        return self.left_out.start - self.period + (place - self.start) % self.period
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +34,7 @@ def fold(graph: fx.Graph) -> Folded:
     costs what it did. The copy computes something else: it is for being priced.
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    found = _even(list(stretches(looks(nodes))))
+    found = left_out(list(stretches(looks(nodes))), FIRST, LAST)
     if not found:
         return Folded(graph)
     place = {node: i for i, node in enumerate(nodes)}
@@ -109,55 +73,6 @@ def looks(nodes: Sequence[fx.Node]) -> list[int]:
         said = f"{target} {args} {_said(node.meta.get('val'))} {[d for d in near if d <= WINDOW]}"
         found.append(numbers.setdefault(said, len(numbers)))
     return found
-
-
-def stretches(numbers: Sequence[int]) -> Iterator[Stretch]:
-    """Yield stretches of at least ``LEAST`` periods that share no place, by the most frequent periods first."""
-    last: dict[tuple[int, ...], int] = {}
-    distances: Counter[int] = Counter()
-    for i in range(len(numbers) - WINDOW + 1):
-        window = tuple(numbers[i : i + WINDOW])
-        if window in last:
-            distances[i - last[window]] += 1
-        last[window] = i
-    taken: set[int] = set()
-    periods = [period for period, _ in distances.most_common(PERIODS)]
-    for period in periods:
-        for stretch in list(_periodic(numbers, period, taken)):
-            if stretch.start in taken:
-                continue
-            own = min(p for p in periods if period % p == 0 and _repeats(numbers, stretch, p))
-            for found in _periodic(numbers, own, taken):
-                taken.update(range(found.start, found.end))
-                yield found
-
-
-def _repeats(numbers: Sequence[int], stretch: Stretch, period: int) -> bool:
-    places = range(stretch.start, stretch.end - period)
-    return all(numbers[i] == numbers[i + period] for i in places)
-
-
-def _periodic(numbers: Sequence[int], period: int, taken: Collection[int]) -> Iterator[Stretch]:
-    start = 0
-    for i in range(len(numbers) - period + 1):
-        ends = i + period == len(numbers) or numbers[i] != numbers[i + period]
-        if not ends and i not in taken and i + period not in taken:
-            continue
-        layers = (i - start) // period + 1
-        if layers >= LEAST:
-            yield Stretch(start, period, layers)
-        start = i + 1
-
-
-def _even(found: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches, each with how many of its layers are left out."""
-    made: list[Stretch] = []
-    for stretch in sorted(found, key=lambda s: s.layers):
-        gone = stretch.layers - FIRST - LAST
-        if made and stretch.layers - made[-1].gone - FIRST - LAST <= ALIKE:
-            gone = made[-1].gone
-        made.append(Stretch(stretch.start, stretch.period, stretch.layers, gone))
-    return made
 
 
 def _said(value: object) -> str:

@@ -21,7 +21,7 @@ from inductor_passes.schedule.graph.promises import Before, check
 from inductor_passes.schedule.model.judge import check_schedule
 from inductor_passes.schedule.model.problem import MERGED_OPS, Problem
 from inductor_passes.schedule.model.solution import Solution
-from inductor_passes.schedule.solver.solve import solve
+from inductor_passes.schedule.solver.known import solve_once
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import Timeline, simulate
 
@@ -143,7 +143,7 @@ class ScheduleGraph(GraphPass):
     ) -> Solution:
         """The order and buckets to use, within ``extra_bytes`` of memory above the program's order."""
         ratio = self.options.extra_memory_ratio if extra_ratio is None else extra_ratio
-        return solve(
+        return solve_once(
             problem,
             effort=self.options.effort,
             extra_memory_ratio=ratio,

@@ -37,15 +37,15 @@ def judge(problem: Problem, schedule: Schedule) -> Judgement:
     entries = _Entries(problem, schedule)
     execution = execute(entries.program)
     live = live_bytes(entries.fresh, entries.last_use())
-    run_at = [entries.runs_at[i] for i in range(len(problem.nodes))]
+    run_at = entries.runs_at
     return Judgement(
         makespan_us=execution.makespan_us,
         exposed_us=execution.exposed_us,
         peak_bytes=max(live, default=0),
         exposed_by_launch={
             i: execution.exposed[entry]
-            for i, entry in sorted(entries.runs_at.items())
-            if entries.node_at.get(entry) == i and execution.exposed[entry] > 0
+            for i, entry in enumerate(run_at)
+            if execution.exposed[entry] > 0 and entries.node_at[entry] == i
         },
         start_us=tuple(execution.start[entry] for entry in run_at),
         end_us=tuple(execution.end[entry] for entry in run_at),
@@ -58,7 +58,9 @@ def check_schedule(problem: Problem, schedule: Schedule) -> None:
     nodes = problem.nodes
     if sorted(schedule.order) != list(range(len(nodes))):
         raise ProblemError("The order does not hold every node exactly once.")
-    position = {i: p for p, i in enumerate(schedule.order)}
+    position = [0] * len(nodes)
+    for p, i in enumerate(schedule.order):
+        position[i] = p
     waits: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
         for d in node.deps:
@@ -94,7 +96,7 @@ class _Entries:
     """A schedule as entries of a program: the nodes in order, and the copies into and out of buckets.
 
     ``runs_at``: node -> the entry at which it runs; all members of a bucket run at their first one's.
-    ``node_at``: the reverse, for nodes that run themselves. ``fresh``: bytes each entry brings to life.
+    ``node_at``: the reverse, for nodes that run themselves; else -1. ``fresh``: bytes each entry brings to life.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -103,7 +105,7 @@ class _Entries:
         self._bucket_of = {i: b for b, members in enumerate(self._buckets) for i in members}
         self._packed: dict[int, int] = {}  # bucket -> the entry that holds its copy
         self._waited: dict[int, int] = {}  # bucket -> the entry of its last wait so far
-        self._entry: dict[int, int] = {}  # node -> the entry that stands in its place
+        self._entry = [0] * len(problem.nodes)  # node -> the entry that stands in its place
         shared = {**problem.shared, **{group: group for group in problem.shared.values()}}
         self._startup_us: dict[int, float] = {}
         self.program = Program(
@@ -114,8 +116,8 @@ class _Entries:
             startup_us=self._startup_us,
         )
         self.fresh: list[int] = []
-        self.runs_at: dict[int, int] = {}
-        self.node_at: dict[int, int] = {}
+        self.runs_at = [0] * len(problem.nodes)
+        self.node_at: list[int] = []
         for i in schedule.order:
             if problem.nodes[i].kind == "launch":
                 self._launch(i)
@@ -134,9 +136,11 @@ class _Entries:
         owners: list[int] = []
         for i, node in enumerate(self._problem.nodes):
             owners.append(i if node.alias is None else owners[node.alias])
+            reader = self._entry[i]
             for d in node.deps:
                 owner = self._entry[owners[d]]
-                last[owner] = max(last[owner], self._entry[i])
+                if last[owner] < reader:
+                    last[owner] = reader
         for b, entry in self._packed.items():
             last[entry] = self._waited.get(b, len(last) - 1)
         return last
@@ -197,4 +201,5 @@ class _Entries:
         self.program.link_us.append(link_us)
         self.program.awaits.append(awaits)
         self.fresh.append(fresh)
+        self.node_at.append(-1)
         return len(self.fresh) - 1

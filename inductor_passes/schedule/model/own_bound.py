@@ -84,6 +84,9 @@ def _heads(
     """Earliest starts; with ``direction`` -1 and successors for ``before``, least times to the end."""
     head = [0.0] * tasks.count
     for t in range(tasks.count)[::direction]:
+        if len(before[t]) < 2:  # what comes before its one predecessor has been seen there
+            head[t] = max((head[p] + duration[p] for p in before[t]), default=0.0)
+            continue
         way = dict.fromkeys(before[t], 0.0)  # task before t -> longest way from its end to t
         # Latest first: when a task comes up, all ways from it to t have been seen.
         queue = [-direction * p for p in way]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from inductor_passes.schedule.model.tasks import Tasks
@@ -40,10 +39,11 @@ class Arrivals:
             if at > ready_at[s]:
                 ready_at[s] = at
             if not missing[s]:
-                self.add(s, ready_at[s])
+                heappush(self._coming, (ready_at[s], s))
 
-    def due(self, now: float) -> Iterator[int]:
+    def due(self, now: float) -> list[int]:
         """Take those that are ready by now."""
-        coming = self._coming
+        coming, found = self._coming, []
         while coming and coming[0][0] <= now:
-            yield heappop(coming)[1]
+            found.append(heappop(coming)[1])
+        return found

@@ -26,8 +26,17 @@ class Channels:
     def add(self, entries: Iterable[Entry]) -> None:
         """Launches may go."""
         for entry in entries:
-            loose = not self._tasks.preds[entry[1]]
-            heappush(self._queues[self.number[self._tasks.group[entry[1]]]][loose], entry)
+            self.queue(entry)
+
+    def queue(self, entry: Entry) -> None:
+        """A launch may go."""
+        t = entry[1]
+        loose = not self._tasks.preds[t]
+        heappush(self._queues[self.number[self._tasks.group[t]]][loose], entry)
+
+    def waiting(self) -> list[int]:
+        """The channels for which launches queue, or have queued."""
+        return [c for c, (bound, loose) in enumerate(self._queues) if bound or loose]
 
     def queues(self, c: int) -> tuple[list[Entry], list[Entry]]:
         """The bound and the loose launches of channel c, as heaps whose first may go."""

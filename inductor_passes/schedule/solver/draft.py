@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inductor_passes.schedule.solver.collect import Enough
@@ -29,6 +30,7 @@ class Limits:
 
     ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which launches
     wait for one another (``collect.py``). ``worth_us``: a draft that will end later than that is given up.
+    ``tail``: per task, what must come after its end (us).
     """
 
     cap_bytes: int
@@ -36,3 +38,4 @@ class Limits:
     scale_us: float
     enough: Enough
     worth_us: float = math.inf
+    tail: Sequence[float] = ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from inductor_passes.schedule.model.problem import Schedule
 from inductor_passes.schedule.model.tasks import Tasks
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Run ``tasks``: one of compute, or the launches of one bucket. ``waits``: wait for those."""
 
     tasks: tuple[int, ...]

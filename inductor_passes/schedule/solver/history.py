@@ -41,8 +41,8 @@ class History:
         if group:
             c, free = self._channels.number[group], self._channels.free
             self.now = free[c] = max(self.now, free[c]) + us
-        else:
-            self.now += self.takes(us)
+        elif us:
+            self.now += us if self._stretch <= 1.0 else self.takes(us)
 
     def launch(self, members: list[int], link_us: float) -> float:
         """Launch a bucket and return when it ends."""

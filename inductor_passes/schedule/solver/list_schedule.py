@@ -65,11 +65,16 @@ class _ListScheduler:
         self.by_need: list[Entry] = []  # everything that has arrived, by the compute that needs it
         self.waits: list[_Wait] = []
         self.left_us = sum(tasks.us)  # of compute
+        self.tail = limits.tail or [0.0] * tasks.count
+        self.least_us = 0.0  # the schedule cannot end sooner
 
     def run(self) -> Draft:
         history = self.history
         while self.progress.left or self.arrivals or self.ready:
-            if history.now + self.left_us > self.limits.worth_us:
+            if (
+                self.least_us > self.limits.worth_us
+                or history.now + self.left_us > self.limits.worth_us
+            ):
                 return Draft([], {}, [], math.inf, self.memory.peak)
             self._update()
             chosen = self._pick()
@@ -91,12 +96,13 @@ class _ListScheduler:
 
     def _update(self) -> None:
         """Take in what the clock and progress have made available."""
-        self.progress.advance()
-        self.room_for = self.limits.cap_bytes - self.limits.rises[self.progress.frontier]
+        progress = self.progress
+        progress.advance()
+        self.room_for = self.limits.cap_bytes - self.limits.rises[progress.frontier]
         for number in self.arrivals.due(self.history.now):
             self._arrive(number)
         if self.collector.enough:
-            self.channels.add(self.collector.due(self.progress.at_us + self.launch_ahead))
+            self.channels.add(self.collector.due(progress.at_us + self.launch_ahead))
         self.ready.update()
 
     def _arrive(self, number: int) -> None:
@@ -111,7 +117,7 @@ class _ListScheduler:
         if tasks.preds[number] and key is not None and key in self.collector.enough:
             self.channels.add(self.collector.add(key, entry, tasks.payload[number]))
         else:
-            self.channels.add([entry])
+            self.channels.queue(entry)
 
     def _pick(self) -> int:
         """The task or wait to run next, or -1 to let time pass."""
@@ -147,7 +153,7 @@ class _ListScheduler:
         blocks = 0 <= chosen < self.tasks.count and self.tasks.blocks[chosen]
         held = self.channels.number[blocks] if blocks else -1
         launched = False
-        for c in range(len(free)):
+        for c in self.channels.waiting():
             while free[c] < horizon or free[c] <= history.now:
                 queue = self._next_queue(c, chosen >= 0)
                 if queue is None or (c == held and queue[0][0] >= self.latest[chosen]):
@@ -234,6 +240,7 @@ class _ListScheduler:
             history.compute(tasks.us[t])
             self._done(t)
         end = history.launch(members, bucket.link_us)
+        self.least_us = max(self.least_us, end + max(self.tail[t] for t in members))
         if not merged and not self.memory.keeps(members[0]):
             self.arrivals.complete(members[0], end)
             return
@@ -253,14 +260,18 @@ class _ListScheduler:
         if tasks.us[number]:
             history.late = max(history.late, history.now - self.latest[number])
         history.compute(tasks.us[number], tasks.blocks[number])
-        history.finish[number] = history.now
+        history.finish[number] = now = history.now
+        if now + self.tail[number] > self.least_us:
+            self.least_us = now + self.tail[number]
         history.steps.append(Step((number,)))
         self._done(number)
         self.arrivals.complete(number, history.now)
 
     def _done(self, t: int) -> None:
         self.memory.run(t)
-        self.progress.mark(t)
+        progress = self.progress
+        progress.done[t] = True
+        progress.left -= 1
         self.left_us -= self.tasks.us[t]
 
     def _finish(self, wait: _Wait) -> None:

@@ -27,11 +27,14 @@ class LiveMemory:
         A launch that keeps what it reads holds it until ``waited``.
         """
         tasks = self._tasks
-        self.peak = max(self.peak, self.live + tasks.transient[t])
+        if self.live + tasks.transient[t] > self.peak:
+            self.peak = self.live + tasks.transient[t]
         self.live += tasks.alloc[t] + tasks.kept_inside[t]
         uses, kept = tasks.uses[t], tasks.kept[t]
-        self.keeping += self.keeps(t)
-        self._release([v for v in uses if v not in kept] if kept else uses)
+        if kept or tasks.kept_inside[t]:
+            self.keeping += 1
+            uses = [v for v in uses if v not in kept]
+        self._release(uses)
 
     def waited(self, t: int) -> None:
         """The launch of task t is done: it holds nothing any more."""
@@ -44,11 +47,11 @@ class LiveMemory:
         return bool(self._tasks.kept[t] or self._tasks.kept_inside[t])
 
     def _release(self, values: Iterable[int]) -> None:
-        users, size = self._users, self._tasks.value_bytes
+        users = self._users
         for v in values:
-            users[v] -= 1
-            if not users[v]:
-                self.live -= size[v]
+            users[v] = left = users[v] - 1
+            if not left:
+                self.live -= self._tasks.value_bytes[v]
 
     def hold(self, size: int, beside: int = 0) -> None:
         """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""

@@ -22,11 +22,6 @@ class Progress:
         bound = [t for t in range(tasks.count) if tasks.launch[t] < 0 and not tasks.floating[t]]
         self._by_urgency = sorted(bound, key=latest.__getitem__, reverse=True)
 
-    def mark(self, t: int) -> None:
-        """Task t is done."""
-        self.done[t] = True
-        self.left -= 1
-
     def advance(self) -> None:
         """Look past what is done."""
         done, launch, waiting = self.done, self._tasks.launch, self._by_urgency

@@ -51,24 +51,23 @@ class ReadyCompute:
 
     def update(self) -> None:
         """Offer what progress has brought near."""
-        while self._too_far and self._too_far[0] <= self._progress.frontier + self._window:
-            self.add(heappop(self._too_far))
-        while self._too_early and self._too_early[0][0] <= self._progress.at_us + self._ahead_us:
-            self._offer(heappop(self._too_early)[1])
+        progress, too_far, too_early = self._progress, self._too_far, self._too_early
+        while too_far and too_far[0] <= progress.frontier + self._window:
+            self.add(heappop(too_far))
+        while too_early and too_early[0][0] <= progress.at_us + self._ahead_us:
+            self._offer(heappop(too_early)[1])
 
     def choose(self, fits: Callable[[int], bool]) -> int:
         """The wait or the compute that should run, or -1: the most urgent, or else the oldest that fits.
 
         Running the program's oldest compute frees memory soonest.
         """
-        count = self._tasks.count
-        while (
-            self._urgent and self._urgent[0][1] < count and self._progress.done[self._urgent[0][1]]
-        ):
-            heappop(self._urgent)
-        if not self._urgent:
+        count, urgent, done = self._tasks.count, self._urgent, self._progress.done
+        while urgent and urgent[0][1] < count and done[urgent[0][1]]:
+            heappop(urgent)
+        if not urgent:
             return -1
-        key, chosen = self._urgent[0]
+        key, chosen = urgent[0]
         if chosen >= count or (key <= self._progress.at_us + self._ahead_us and fits(chosen)):
             return chosen
         return self._oldest(fits)

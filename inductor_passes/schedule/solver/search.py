@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from inductor_passes.schedule.model.own_bound import Certificate
 from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.bucket import Merger
 from inductor_passes.schedule.solver.collect import Enough, enough_for, link_us_in_buckets
@@ -14,7 +16,10 @@ from inductor_passes.schedule.solver.list_schedule import list_schedule
 from inductor_passes.schedule.solver.live_memory import RiseAhead
 from inductor_passes.schedule.solver.rules import PORTFOLIO, Rules
 
-IMPROVED, ROUNDS = 2, 2  # how many of the best drafts are improved in each way, and how often each
+IMPROVED, ROUNDS = 1, 2  # how many of the best drafts are improved in each way, and how often each
+BACKWARDS, URGED = "backwards", "urged"
+BETTER = BACKWARDS, URGED  # in which ways latest starts are improved
+WAYS = 3  # that are followed of a problem that is alike
 SLIMMED = 4  # how many drafts that are too large are tried again
 
 ROUNDING = 1e-9  # times are summed in another order than they pass
@@ -23,12 +28,12 @@ URGE = 2.0  # by how much of the time lost a launch moves ahead
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A draft and what led to it."""
+    """A draft and what led to it: latest starts by ``rules``, then better ones, each ``how`` of the draft before."""
 
     draft: Draft
     latest: list[float]
     rules: Rules
-    rounds: int
+    how: tuple[str, ...] = ()
 
 
 class Search:
@@ -41,20 +46,24 @@ class Search:
         scale_us: float,
         merges: bool,
         kept: int = IMPROVED,
-        least_us: float = 0.0,
+        least: Certificate | None = None,
+        busy_scale_us: float | None = None,
     ) -> None:
         """``kept``: how many of the best drafts are asked for; one that cannot be among them is given up.
-        ``least_us``: no draft is shorter; the search ends with one that is as short.
+        ``busy_scale_us``: what channels are busy for is part of that time, where not of ``scale_us``.
+        ``least``: no draft is shorter; the search ends with one that is as short.
         """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
         self._scale_us = scale_us
+        self._busy_scale_us = scale_us if busy_scale_us is None else busy_scale_us
         self._merger = Merger(tasks)
         self._ahead = RiseAhead(tasks)
         self._rises: dict[float, list[int]] = {}
         self._latest: dict[tuple[str, float], list[float]] = {}
         self._enough: dict[float, Enough] = {}
-        self._merges, self._kept, self._least_us = merges, kept, least_us
+        self._merges, self._kept = merges, kept
+        self._least = least or Certificate(0.0, "", (), (0.0,) * tasks.count)
         self.found: list[Found] = []
 
     def run(self) -> None:
@@ -63,21 +72,35 @@ class Search:
             if self._is_done():
                 return
             if not rules.busy or self._enough_by(rules):
-                self._draft(rules, self._latest_by(rules), 0, worth_us=self._worth_us())
+                self._draft(rules, self._latest_by(rules), worth_us=self._worth_us())
         self._slim()
-        for better in (self.latest_from, self._urged):
+        for how in BETTER:
             for found in self.best(IMPROVED):
                 if self._is_done():
                     return
                 for _ in range(ROUNDS - 1):
-                    found = self.draft_from(found, better(found))
-                self._draft(found.rules, better(found), found.rounds + 1, worth_us=self._worth_us())
+                    found = self._better(found, how)
+                self._better(found, how, worth_us=self._worth_us())
+
+    def follow(self, ways: Iterable[Found]) -> None:
+        """Fill ``found`` by what led to the best drafts of a problem that is alike; as ``run`` does if none of them fits."""
+        left = WAYS
+        for way in ways:
+            if self._is_done() or not left:
+                break
+            left -= 1
+            worth_us = math.inf if way.how else self._worth_us()
+            found = self._draft(way.rules, self._latest_by(way.rules), worth_us=worth_us)
+            for how in way.how:
+                found = self._better(found, how)
+        if not any(found.draft.peak_bytes <= self.cap_bytes for found in self.found):
+            self.run()
 
     def _is_done(self) -> bool:
         best = [found.draft for found in self.best(1)]
         return any(
             draft.peak_bytes <= self.cap_bytes
-            and draft.makespan_us <= self._least_us * (1 + ROUNDING)
+            and draft.makespan_us <= self._least.us * (1 + ROUNDING)
             for draft in best
         )
 
@@ -98,7 +121,7 @@ class Search:
             limit = self.cap_bytes
             for _ in range(ROUNDS):
                 limit -= max(0, found.draft.peak_bytes - self.cap_bytes)
-                found = self._draft(found.rules, found.latest, found.rounds, limit)
+                found = self._draft(found.rules, found.latest, found.how, limit)
                 if found.draft.peak_bytes <= self.cap_bytes:
                     break
 
@@ -120,17 +143,21 @@ class Search:
 
     def draft_by(self, rules: Rules) -> Found:
         """One more draft, by rules alone."""
-        return self._draft(rules, self._latest_by(rules), 0)
+        return self._draft(rules, self._latest_by(rules))
 
     def draft_from(self, found: Found, latest: list[float]) -> Found:
         """One more draft, by the rules of another and its latest starts."""
-        return self._draft(found.rules, latest, found.rounds + 1)
+        return self._draft(found.rules, latest, (*found.how, "disturbed"))
+
+    def _better(self, found: Found, how: str, worth_us: float = math.inf) -> Found:
+        latest = self.latest_from(found) if how == BACKWARDS else self._urged(found)
+        return self._draft(found.rules, latest, (*found.how, how), worth_us=worth_us)
 
     def _draft(
         self,
         rules: Rules,
         latest: list[float],
-        rounds: int,
+        how: tuple[str, ...] = (),
         cap_bytes: int | None = None,
         worth_us: float = math.inf,
     ) -> Found:
@@ -140,9 +167,9 @@ class Search:
             self._rises[horizon] = self._ahead.within(horizon)
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
         rises, enough = self._rises[horizon], self._enough_by(rules)
-        limits = Limits(cap_bytes, rises, self._scale_us, enough, worth_us)
+        limits = Limits(cap_bytes, rises, self._scale_us, enough, worth_us, self._least.tail)
         draft = list_schedule(self.tasks, self._merger, latest, limits, rules)
-        found = Found(draft, latest, rules, rounds)
+        found = Found(draft, latest, rules, how)
         if draft.makespan_us < math.inf:
             self.found.append(found)
         return found
@@ -164,7 +191,7 @@ class Search:
             return {}
         if rules.busy not in self._enough:
             self._enough[rules.busy] = enough_for(
-                self.tasks, self._merger, rules.busy * self._scale_us
+                self.tasks, self._merger, rules.busy * self._busy_scale_us
             )
         return self._enough[rules.busy]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from inductor_passes.errors import OptionError
 from inductor_passes.schedule.model.bound import lower_bound
+from inductor_passes.schedule.model.folded import folded
 from inductor_passes.schedule.model.judge import Judgement, judge
 from inductor_passes.schedule.model.own_bound import own_bound
 from inductor_passes.schedule.model.problem import Problem, Schedule, program_order
@@ -18,6 +21,7 @@ from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
 from inductor_passes.schedule.solver.explore import BEST, explore
 from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
+from inductor_passes.schedule.solver.rehearse import rehearse
 from inductor_passes.schedule.solver.search import Search
 
 EFFORTS = ("default", "high")
@@ -63,10 +67,15 @@ def solve(
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
     tasks = Tasks(problem)
-    own = max(bound.us, own_bound(tasks, effort).us)
+    least = own_bound(tasks, effort)
+    own = max(bound.us, least.us)
+    least = replace(least, us=own)
     kept = BEST if effort == "high" else JUDGED
-    search = Search(tasks, cap, bound.us, merges=bucket, kept=kept, least_us=own)
-    search.run()
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=kept, least=least)
+    if effort == "default" and (few := folded(problem)) is not None:
+        search.follow(rehearse(few, len(problem.nodes) / len(few.nodes), extra, bound.us, bucket))
+    else:
+        search.run()
     if effort == "high":
         explore(search)
 
@@ -74,9 +83,10 @@ def solve(
         _, _, judged = candidate
         return max(0, judged.peak_bytes - cap), judged.makespan_us
 
-    candidates = [("program order", program_order(problem), original)]
-    candidates += [(s, c, judge(problem, c)) for s, c in _candidates(problem, search, effort)]
-    strategy, schedule, judged = min(candidates, key=rank)
+    best = "program order", program_order(problem), original
+    for name, candidate in _candidates(problem, search, effort):
+        best = min(best, (name, candidate, judge(problem, candidate)), key=rank)
+    strategy, schedule, judged = best
     return Solution(
         order=schedule.order,
         buckets=schedule.buckets,
@@ -95,8 +105,12 @@ def solve(
 
 def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple[str, Schedule]]:
     yield "hoist and sink", hoist_and_sink(problem)
+    found_us = math.inf
     for found in search.best(JUDGED):
-        name = f"{found.rules.priority} window={found.rules.window} round={found.rounds}"
+        if found.draft.peak_bytes <= search.cap_bytes and found.draft.makespan_us >= found_us:
+            break
+        found_us = found.draft.makespan_us
+        name = f"{found.rules.priority} window={found.rules.window} round={len(found.how)}"
         yield name, expand(search.tasks, found.draft.steps)
     for found in search.best(JUDGED if effort == "high" else 0):
         steps = exact_steps(search.tasks, found.draft, search.cap_bytes)

@@ -58,7 +58,12 @@ def test_a_launch_behind_a_wait_does_not_slow_what_was_waited_for():
 def test_compute_beside_either_channel_is_stretched():
     program = two(0.0, 10.0, 10.0, awaits=())
     slowed = Program(
-        program.compute_us, program.channel, program.link_us, program.awaits, 2.0, shared=program.shared
+        program.compute_us,
+        program.channel,
+        program.link_us,
+        program.awaits,
+        2.0,
+        shared=program.shared,
     )
     assert execute(slowed).compute_us == 10.0
 

@@ -26,6 +26,7 @@ from small_problems import (
 from inductor_passes.errors import OptionError
 from inductor_passes.schedule.model.json_format import load_problem
 from inductor_passes.schedule.model.judge import judge
+from inductor_passes.schedule.model.own_bound import Certificate
 from inductor_passes.schedule.model.problem import program_order
 from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.exact import exact_steps
@@ -86,7 +87,13 @@ def test_a_search_ends_with_a_draft_that_none_can_beat():
     tasks = Tasks(layers(8))
 
     def found(least_us):
-        search = Search(tasks, 1 << 40, 100.0, merges=True, least_us=least_us)
+        search = Search(
+            tasks,
+            1 << 40,
+            100.0,
+            merges=True,
+            least=Certificate(least_us, "", (), (0.0,) * tasks.count),
+        )
         search.run()
         return [each.draft.makespan_us for each in search.found]
 
