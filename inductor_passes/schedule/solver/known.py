@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import marshal
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
@@ -13,9 +12,6 @@ from inductor_passes.schedule.model.solution import Solution
 from inductor_passes.schedule.solver.solve import solve
 
 MOST = 32  # solutions that are kept, the latest
-REFERENCES = (
-    2  # the last version of marshal's format that says equal things alike, however they are shared
-)
 _known: OrderedDict[tuple[object, ...], Solution] = OrderedDict()
 
 
@@ -52,8 +48,7 @@ def digest(problem: Problem) -> str:
         for op, points in tables.items()
     )
     rest = [_plain(getattr(problem, name)) for name in _OF_PROBLEMS]
-    said = marshal.dumps((nodes, links, rest), REFERENCES)
-    return hashlib.sha256(said).hexdigest()
+    return hashlib.sha256(repr((nodes, links, rest)).encode()).hexdigest()
 
 
 # A field that is added to either is part of the digest.
