@@ -54,7 +54,10 @@ def of_process() -> Facts:
 def of_options(own: PassOptions, inductor: Mapping[str, Any]) -> Facts:
     """Options of one compile, as far as they change its graphs: ours, and under ``inductor`` those of Inductor."""
     ours = {name: getattr(own, name) for name in own.parts()}
-    facts = {name: asdict(each) if is_dataclass(each) else each for name, each in ours.items()}  # type: ignore[call-overload]
+    facts = {
+        name: asdict(each) if is_dataclass(each) and not isinstance(each, type) else each
+        for name, each in ours.items()
+    }
     return plain({**facts, "inductor": dict(inductor)})
 
 

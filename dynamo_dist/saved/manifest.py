@@ -112,9 +112,13 @@ class Manifest:
                 "Load it with that version, or save the artefacts again.",
             )
         checked(data, _FORM, where)
-        fields = ("fingerprint", "compiles", "file", "sha256", "entries")
-        given = {name: tuple(v) if isinstance(v := data[name], list) else v for name in fields}
-        return cls(**given)
+        return cls(
+            data["fingerprint"],
+            tuple(data["compiles"]),
+            data["file"],
+            data["sha256"],
+            tuple(data["entries"]),
+        )
 
     @classmethod
     def of(
