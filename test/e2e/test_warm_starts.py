@@ -85,8 +85,9 @@ def test_with_caches_of_its_own_a_job_finds_what_it_loads(jobs):
     assert what(cases, "hits") == [COMPILED] * RANKS and what(cases, "misses") == [NOTHING] * RANKS
     for rank in found:
         assert rank["lowered"] == 0
-        assert rank["from"]
-        assert all(text.endswith(f"loaded from {folder / 'saved'}") for text in rank["from"])
+        # Without the path where a rank found an equal graph that the other one has put there.
+        assert all(text.startswith("hit: AOTAutograd's cache") for text in rank["from"])
+        assert any(text.endswith(f"loaded from {folder / 'saved'}") for text in rank["from"])
         assert "options.schedule.effort: default -> high" in rank["refusal"]
 
 

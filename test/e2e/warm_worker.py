@@ -162,13 +162,13 @@ def main(folder, planted, artefacts):
         found = {case.__name__: ran(case, mesh) for case in cases}
         if artefacts == "save":
             dynamo_dist.save(Path(folder, "saved"))
-        if artefacts == "load":
-            found = {
-                "cases": found,
-                "lowered": len(lowered),
-                "from": sorted({str(each.cache) for each in records}),
-                "refusal": refusal(mesh),
-            }
+    if artefacts == "load":
+        found = {
+            "cases": found,
+            "lowered": len(lowered),
+            "from": sorted({str(each.cache) for each in records}),
+            "refusal": refusal(mesh),
+        }
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     leave_process()
