@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ArtefactError
+from dynamo_dist.plugins import read_plugins
+from dynamo_dist.sharding import registration
 from dynamo_dist.torch_compat.inductor import vector_units
 from inductor_passes import registry
 from inductor_passes.attach.hooks import third_party_digest
@@ -27,6 +29,7 @@ _DIGITS = 12
 
 def of_process() -> Facts:
     """What this process is: torch, Python, our sources, plugins, job, devices. Raises ArtefactError before the job has its ranks."""
+    read_plugins()
     return {
         "torch": caches.torch_version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -38,6 +41,7 @@ def of_process() -> Facts:
             for pass_ in registry.ordered_passes()
             if (pass_ if isinstance(pass_, type) else type(pass_)) not in registry.DEFAULT_PASSES
         },
+        "strategies": registration.digests(),
         "trackers_off": sorted(DistConfig.from_env().trackers_off),
         "job": _job(),
         "cpu": {

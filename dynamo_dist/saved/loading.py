@@ -21,7 +21,7 @@ _MANIFEST = re.compile(r"rank-(\d+)-of-(\d+)\.json")
 def load(path: str | os.PathLike[str]) -> Artefacts:
     """Fill torch's caches with what this rank of an earlier job has saved to the folder ``path``, before the first compile.
 
-    Call it on each rank, after ``init_process_group``. Graphs whose keys match are then neither traced by AOTAutograd nor
+    Call it on each rank, after ``init_process_group`` and what you register (passes, strategies). Graphs whose keys match are then neither traced by AOTAutograd nor
     lowered by Inductor; reports say of them from where they were loaded. **Dynamo still traces the program**, so that its guards and
     its errors are this process's own.
 

@@ -98,7 +98,8 @@ def opened(path: str | os.PathLike[str], make: bool = False) -> Iterator[Folder]
 
 def write_whole(path: str, content: bytes) -> None:
     """Write ``content`` to ``path``, readable by this user alone. Raises OSError, and leaves what was there as it was."""
-    handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(path), prefix=TEMPORARY)
+    folder, name = os.path.split(path)
+    handle, unfinished = tempfile.mkstemp(dir=folder, prefix=f"{TEMPORARY}{name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)

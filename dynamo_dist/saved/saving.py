@@ -10,6 +10,8 @@ from dynamo_dist.saved import compiles, fingerprint, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
+from inductor_passes.attach import measured
+from inductor_passes.files.whole import TEMPORARY
 from inductor_passes.reporting import recorder
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ def save(path: str | os.PathLike[str]) -> Artefacts:
         entries = saved.recorded() if done else []
         if not entries:
             raise _nothing(bool(done))
-        entries += saved.files(recorder.met())
+        entries += saved.files([*recorder.met(), *measured.in_use()])
     prefix = name_of(facts["job"]["rank"], facts["job"]["world_size"])
     content = b"".join(each.content for each in entries)
     manifest = Manifest.of(prefix, facts, done, content, entries)
@@ -43,14 +45,16 @@ def save(path: str | os.PathLike[str]) -> Artefacts:
             if manifest.file not in _named_by(folder, prefix):
                 folder.remove(manifest.file)
             raise
-        for name in folder.names():  # of an earlier save
-            if name.startswith(f"{prefix}.") and name.endswith(".bin") and name != manifest.file:
+        for name in folder.names():  # of an earlier save, or of one that was killed
+            is_old = name.startswith(f"{prefix}.") and name.endswith(".bin")
+            if (is_old and name != manifest.file) or name.startswith(f"{TEMPORARY}{prefix}."):
                 folder.remove(name)
     artefacts = Artefacts.of(folder.path, entries)
     log.info("saved: %s", artefacts)
     if left_out := saved.bypassed():
         log.warning(
-            "torch's caches keep %d of the compiled graphs not: a job that loads %s compiles them.",
+            "AOTAutograd's cache does not keep %d of the compiled graphs: a job that loads %s traces them "
+            "again, and finds Inductor's code for them.",
             left_out,
             folder.path,
         )

@@ -73,8 +73,11 @@ def put(entries: Iterable[Entry]) -> None:
 
 
 def misses() -> int:
-    """Graphs that this process has not found in AOTAutograd's cache."""
-    return int(torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_miss"])
+    """How often this process has not found a graph in AOTAutograd's or Inductor's cache."""
+    counted = torch._dynamo.utils.counters
+    return int(
+        counted["aot_autograd"]["autograd_cache_miss"] + counted["inductor"]["fxgraph_cache_miss"]
+    )
 
 
 def bypassed() -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ import dynamo_dist
 from dynamo_dist.errors import ArtefactError
 from dynamo_dist.saved import compiles, fingerprint, owned
 from dynamo_dist.torch_compat.inductor import saved
+from inductor_passes.attach import measured
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.reporting import recorder
 
@@ -174,6 +176,17 @@ def test_a_full_disk_leaves_the_earlier_save(folder, process, monkeypatch, which
     assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
+def test_what_a_killed_save_left_is_removed(folder, process):
+    left = [folder / ".unfinished.rank-0-of-1.json.x", folder / "rank-0-of-1.0123.bin"]
+    others = [folder / ".unfinished.rank-0-of-10.json.x", folder / "rank-0-of-10.0123.bin"]
+    for each in (*left, *others):
+        each.write_text("")
+    compiles._noted.append({})
+    dynamo_dist.save(folder)
+    assert [each.exists() for each in left] == [False] * 2
+    assert [each.exists() for each in others] == [True] * 2
+
+
 def test_half_a_write_leaves_no_remains(tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
@@ -255,3 +268,22 @@ def test_records_of_reports_go_along(tmp_path, process):
     dynamo_dist.load(tmp_path / "saved")
     assert json.loads(kept.read_text()) == {"a": 1}
     assert recorder._loaded["inductor_passes/records/abc.json"] == str(tmp_path / "saved")
+
+
+def test_tables_of_measured_times_go_along(tmp_path, process, monkeypatch):
+    monkeypatch.setitem(measured._kept, "place", object())
+    monkeypatch.setitem(measured._kept, "none was there", None)
+    table = Path(measured.path_of("place"))
+    table.parent.mkdir(parents=True)
+    table.write_text("times")
+    assert len(measured.in_use()) == 2  # its own, and the one of all places
+    dynamo_dist.save(tmp_path / "saved")
+    process()
+    table.unlink()
+    dynamo_dist.load(tmp_path / "saved")
+    assert table.read_text() == "times"
+
+
+def test_a_strategy_that_is_not_registered_is_named(folder, process, monkeypatch):
+    monkeypatch.setattr(fingerprint.registration, "digests", lambda: {"aten.mm.default": "ab"})
+    refused(folder, process, "strategies.aten.mm.default: none -> ab.")
