@@ -27,9 +27,15 @@ def load(path: str | os.PathLike[str]) -> Artefacts:
 
     Raises ArtefactError, with what differs, where the artefacts are of another torch, Python, version of our sources, job
     or machine; a later compile raises it where its options or meshes are none of those that were saved
-    (``options.schedule.effort: high -> default``). A graph of a program that has changed is compiled, with a warning. Raises it too
+    (``options.schedule.effort: high -> default``). Raises it if torch's caches are off. A graph of a program that has changed is compiled, with a warning. Raises it too
     for a folder or file that is not this user's alone (they are pickles and machine code), truncated, or of a newer version; nothing is loaded then.
     """
+    if off := saved.off():
+        raise ArtefactError(
+            f"What is loaded would not be used: torch's caches are off, by {off}.",
+            "",
+            "Turn them on.",
+        )
     now = fingerprint.plain(fingerprint.of_process())
     prefix = name_of(now["job"]["rank"], now["job"]["world_size"])
     with owned.opened(path) as folder:

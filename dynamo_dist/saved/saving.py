@@ -72,7 +72,9 @@ def _nothing(has_compiled: bool) -> ArtefactError:
     if has_compiled:
         return ArtefactError(
             "There is nothing to save: torch's caches have no graph of this process.",
-            "Caches are off (TORCHINDUCTOR_FORCE_DISABLE_CACHES, fx_graph_cache), or cannot keep these graphs.",
+            f"Caches are off, by {off}."
+            if (off := saved.off())
+            else "They cannot keep these graphs.",
             "Turn them on, or see TORCH_LOGS=dist_passes for why a graph is not kept.",
         )
     return ArtefactError(

@@ -72,6 +72,19 @@ def put(entries: Iterable[Entry]) -> None:
             write_atomic(str(target), each.content, make_dirs=True)
 
 
+def off() -> str:
+    """Return the switch by which torch's caches on disk are off; "" if they are on. The switches were seen in 2.11 to 2.14."""
+    from torch._functorch import config as functorch
+    from torch._inductor import config as inductor
+
+    switches = (
+        ("force_disable_caches", not getattr(inductor, "force_disable_caches", False)),
+        ("fx_graph_cache", getattr(inductor, "fx_graph_cache", True)),
+        ("enable_autograd_cache", getattr(functorch, "enable_autograd_cache", True)),
+    )
+    return next((name for name, is_on in switches if not is_on), "")
+
+
 def misses() -> int:
     """How often this process has not found a graph in AOTAutograd's or Inductor's cache."""
     counted = torch._dynamo.utils.counters

@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch._functorch.config
+import torch._inductor.config
 
 import dynamo_dist
 from dynamo_dist.errors import ArtefactError
@@ -287,3 +289,20 @@ def test_tables_of_measured_times_go_along(tmp_path, process, monkeypatch):
 def test_a_strategy_that_is_not_registered_is_named(folder, process, monkeypatch):
     monkeypatch.setattr(fingerprint.registration, "digests", lambda: {"aten.mm.default": "ab"})
     refused(folder, process, "strategies.aten.mm.default: none -> ab.")
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [
+        (torch._inductor.config, "force_disable_caches", True),
+        (torch._inductor.config, "fx_graph_cache", False),
+        (torch._functorch.config, "enable_autograd_cache", False),
+    ],
+)
+def test_caches_that_are_off(folder, process, monkeypatch, config, name, value):
+    with config.patch({name: value}):
+        refused(folder, process, f"torch's caches are off, by {name}.")
+        monkeypatch.setattr(saved, "recorded", list)
+        compiles._noted.append({})
+        with pytest.raises(ArtefactError, match=f"Caches are off, by {name}"):
+            dynamo_dist.save(folder)
