@@ -306,3 +306,43 @@ def test_caches_that_are_off(folder, process, monkeypatch, config, name, value):
         compiles._noted.append({})
         with pytest.raises(ArtefactError, match=f"Caches are off, by {name}"):
             dynamo_dist.save(folder)
+
+
+def test_a_library_that_is_there_in_part_is_made_whole(folder, process):
+    library = process.cache / "ab" / "cab.main.so"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.write_bytes(b"lib")
+    dynamo_dist.load(folder)
+    assert library.read_bytes() == b"library"
+
+
+def test_libraries_are_those_that_this_process_has_loaded(process, tmp_path, monkeypatch):
+    for name in ("ab/one.so", "ab/two.so", "ab/three.cpp", "dynamo_dist/vector_units/unit"):
+        file = process.cache / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    lines = (
+        f"7f00-7f01 r-xp 00000000 08:01 {number} {' ' * 20}{path}"
+        for number, path in enumerate(
+            (
+                process.cache / "ab/one.so",
+                process.cache / "ab/one.so",
+                process.cache / "ab/three.cpp",
+                process.cache / "ab/gone.so",
+                f"{process.cache / 'ab/two.so'} (deleted)",
+                "/usr/lib/libc.so",
+            )
+        )
+    )
+    maps = tmp_path / "maps"
+    maps.write_text("\n".join([*lines, "7f00-7f01 rw-p 00000000 00:00 0", ""]))
+    monkeypatch.setattr(saved, "_MAPS", maps)
+    found = saved.files(["ab/three.cpp", "ab/no such file"])
+    assert [each.name for each in found] == [
+        "ab/one.so",
+        "ab/three.cpp",
+        "dynamo_dist/vector_units/unit",
+    ]
+    assert found[0].content == b"ab/one.so"
+    monkeypatch.setattr(saved, "_MAPS", tmp_path / "none")
+    assert [each.name for each in saved.files([])] == ["dynamo_dist/vector_units/unit"]
