@@ -25,15 +25,20 @@ def register_switches() -> None:
 
 
 def changes() -> list[Change]:
-    """List the changes that let ranks wait for what another rank compiles: with option ``compile="shared"`` alone."""
-    from dynamo_dist.torch_compat.inductor import shared
+    """List changes that do nothing until asked: ranks wait for what another compiles (``compile="shared"``), no header for loaded kernels."""
+    from dynamo_dist.torch_compat.inductor import headers, shared
 
     def missed(key: str) -> bool:
         from inductor_passes.attach.shared import missed as ask
 
         return ask(key)
 
-    return shared.look_again(missed)
+    def has_loaded() -> bool:
+        from dynamo_dist.saved import compiles
+
+        return compiles.has_loaded()
+
+    return [*shared.look_again(missed), *headers.only_for_builds(has_loaded)]
 
 
 def compile_frame(
@@ -45,8 +50,21 @@ def compile_frame(
 ) -> Callable[..., Any]:
     """Compile a graph by configuration of this compile alone: our options and Inductor's.
 
-    ``region``: the compile's name in torch's logs.
+    ``region``: the compile's name in torch's logs. Raises ArtefactError where artefacts were loaded that are of compiles with other options.
     """
+    from dynamo_dist.saved import compiles
+
+    with compiles.noting(own, inductor, example_inputs):
+        return _compile_frame(gm, example_inputs, own, inductor, region)
+
+
+def _compile_frame(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    own: PassOptions,
+    inductor: Mapping[str, Any],
+    region: str | None,
+) -> Callable[..., Any]:
     from dynamo_dist.run import shared_memory
     from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
     from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct

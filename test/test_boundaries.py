@@ -59,6 +59,7 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
         "trace/lowering/ops.py",
         "sharding/plan",
         "tuning",
+        "saved",
         "sharding/registration.py",  # a hash of sources, as of plugins
     )
     for path in sources("dynamo_dist"):

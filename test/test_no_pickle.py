@@ -1,4 +1,7 @@
-"""Nothing that a user may pass around is read as pickle, which runs what it holds."""
+"""Nothing that a user may pass around is read as pickle, which runs what it holds.
+
+One thing is by torch: entries of its compile caches that ``dynamo_dist.load`` puts there, from a folder that is this user's alone.
+"""
 
 import ast
 from pathlib import Path
@@ -52,3 +55,16 @@ def test_it_would_be_seen(source):
 
 def test_weights_alone_are_fine():
     assert not list(unpickles("torch.load(f, weights_only=True)"))
+
+
+def test_torch_gets_pickles_in_one_place_which_one_caller_fills():
+    def sources_with(*words):
+        return [p for p in SOURCES if any(word in p.read_text() for word in words)]
+
+    puts = sources_with("populate_cache", "load_cache_artifacts", "_write_to_local_cache")
+    assert [p.relative_to(ROOT).as_posix() for p in puts] == [
+        "dynamo_dist/torch_compat/inductor/saved.py"
+    ]
+    callers = [p for p in sources_with("saved.put(") if p not in puts]
+    assert [p.relative_to(ROOT).as_posix() for p in callers] == ["dynamo_dist/saved/loading.py"]
+    assert "with owned.opened(path) as folder:" in callers[0].read_text()

@@ -92,6 +92,11 @@ def changes(ops: Sequence[types.OpOverload] | None = None) -> list[Change]:
     return [*found, strategies.ClearCaches()]
 
 
+def digests() -> dict[str, str]:
+    """Return registered operators, with what their strategies add to the keys of torch's caches."""
+    return {str(op): _digest(op, function) for op, (function, _) in registered.items()}
+
+
 def _digest(op: types.OpOverload, function: calls.Strategy) -> str:
     function = inspect.unwrap(function)
     try:

@@ -1,4 +1,4 @@
-"""Ranks that share one cache folder: in a second job each finds what it compiled in the first, and no other's."""
+"""Ranks that share one cache folder: in a second job each finds what it compiled in the first, and no other's; by ``load``, without that folder too."""
 
 import json
 import os
@@ -12,6 +12,14 @@ import pytest
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("warm_worker.py")
 RANKS = 2
+# Entries of AOTAutograd's cache and of Inductor's.
+COMPILED = {
+    "tensor_parallel": [1, 2],
+    "rows_of_its_own": [1, 2],
+    "uneven_rows": [1, 2],
+    "a_dtensor_that_leaves": [1, 1],
+}
+NOTHING = {name: [0, 0] for name in COMPILED}
 
 
 def job(folder, **variables):
@@ -51,7 +59,7 @@ def job(folder, **variables):
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
-    return job(folder), job(folder)
+    return job(folder, ARTEFACTS="save"), job(folder), folder
 
 
 def what(found, field):
@@ -59,16 +67,28 @@ def what(found, field):
 
 
 def test_numbers_are_eagers_in_both(jobs):
-    assert all(all(rank.values()) for found in jobs for rank in what(found, "right"))
+    assert all(all(rank.values()) for found in jobs[:2] for rank in what(found, "right"))
 
 
 def test_the_second_finds_all_that_the_first_compiled(jobs):
-    first, second = jobs
-    graphs = {"tensor_parallel": 2, "rows_of_its_own": 2, "uneven_rows": 2}
-    compiled = {name: [1, of] for name, of in {**graphs, "a_dtensor_that_leaves": 1}.items()}
-    nothing = {name: [0, 0] for name in compiled}
-    assert what(first, "misses") == what(second, "hits") == [compiled] * RANKS
-    assert what(first, "hits") == what(second, "misses") == [nothing] * RANKS
+    first, second, _ = jobs
+    assert what(first, "misses") == what(second, "hits") == [COMPILED] * RANKS
+    assert what(first, "hits") == what(second, "misses") == [NOTHING] * RANKS
+
+
+def test_with_caches_of_its_own_a_job_finds_what_it_loads(jobs):
+    """No graph is traced by AOTAutograd, which a hit in its cache says, or lowered; other options are an error."""
+    folder = jobs[-1]
+    found = job(folder, ARTEFACTS="load", TORCHINDUCTOR_CACHE_DIR=str(folder / "another"))
+    cases = [rank["cases"] for rank in found]
+    assert all(all(rank.values()) for rank in what(cases, "right"))
+    assert what(cases, "hits") == [COMPILED] * RANKS and what(cases, "misses") == [NOTHING] * RANKS
+    for rank in found:
+        assert rank["lowered"] == 0
+        # Without the path where a rank found an equal graph that the other one has put there.
+        assert all(text.startswith("hit: AOTAutograd's cache") for text in rank["from"])
+        assert any(text.endswith(f"loaded from {folder / 'saved'}") for text in rank["from"])
+        assert "options.schedule.effort: default -> high" in rank["refusal"]
 
 
 def test_without_the_rank_in_keys_one_rank_takes_the_graph_of_the_other(tmp_path):

@@ -1,7 +1,8 @@
 """One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
 
 Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
-its caches, is written to ``<rank>.json`` in the folder of the first argument. Kernels are Python
+its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save`` or ``load``, artefacts go to
+``saved`` there, or are from there. Kernels are Python
 (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
+from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -24,8 +26,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+import dynamo_dist
 from dynamo_dist.torch_compat.inductor import keys
 from inductor_passes.attach import compile as attached
+from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -107,6 +111,31 @@ def ran(case, mesh):
 
 
 @contextlib.contextmanager
+def lowerings():
+    """Graphs that Inductor lowers in the block, as a list that grows."""
+    found, stock = [], GraphLowering.run
+
+    def run(self, *args, **kwargs):
+        found.append(self)
+        return stock(self, *args, **kwargs)
+
+    with mock.patch.object(GraphLowering, "run", run):
+        yield found
+
+
+def refusal(mesh):
+    """What a compile with other options than those that were saved is told."""
+    x = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate()], run_check=False)
+    options = {"schedule": {"effort": "high"}}
+    function = torch.compile(lambda x: x * 2, backend="dynamo_dist", options=options)
+    try:
+        function(x)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
 def no_rank_in_keys():
     """The fault that tests plant."""
     rank = {"_rank", "_coordinate_on_dim", "_dim_group_names"}
@@ -117,16 +146,32 @@ def no_rank_in_keys():
         yield
 
 
-def main(folder, planted):
+def main(folder, planted, artefacts):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    with without_cpp(), no_rank_in_keys() if planted else contextlib.nullcontext():
+    if artefacts == "load":
+        dynamo_dist.load(Path(folder, "saved"))
+    with (
+        without_cpp(),
+        no_rank_in_keys() if planted else contextlib.nullcontext(),
+        lowerings() as lowered,
+        recorder.records_of_block() as records,
+    ):
         cases = [rows_of_its_own] if planted else CASES
         found = {case.__name__: ran(case, mesh) for case in cases}
+        if artefacts == "save":
+            dynamo_dist.save(Path(folder, "saved"))
+    if artefacts == "load":
+        found = {
+            "cases": found,
+            "lowered": len(lowered),
+            "from": sorted({str(each.cache) for each in records}),
+            "refusal": refusal(mesh),
+        }
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     leave_process()
 
 
-main(sys.argv[1], os.environ.get("PLANTED") == "1")
+main(sys.argv[1], os.environ.get("PLANTED") == "1", os.environ.get("ARTEFACTS"))

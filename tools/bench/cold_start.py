@@ -4,8 +4,8 @@
     python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--json FILE]
 
 Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
-in fresh processes: once with an empty cache folder that they share, then again with what is in it; with ``shared`` one of
-them compiles what all have (``options={"compile": "shared"}``). Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
+in fresh processes: once with an empty cache folder that they share, then again with what is in it, and, ``loaded``, with empty caches
+and what the first job has saved (``dynamo_dist.save`` and ``load``, whose time counts); with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``). Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
 and ``init_process_group``; what passed by the clock, which others on the machine lengthen; and what torch counted of its
 caches on the first rank: graphs that AOTAutograd and Inductor found.
 """
@@ -30,6 +30,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "shared": {"backend": "dynamo_dist", "options": {"compile": "shared"}},
 }
 WIDTH = 128
+STARTS = ("cold", "warm", "loaded")
 
 
 def processor_seconds() -> float:
@@ -38,8 +39,8 @@ def processor_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def worker(backend: str, layers: int) -> None:
-    """One rank: its first step, as a line of JSON."""
+def worker(backend: str, layers: int, saved: str, start: str) -> None:
+    """One rank: its first step, as a line of JSON. ``saved``: the folder of artefacts."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -52,6 +53,7 @@ def worker(backend: str, layers: int) -> None:
         parallelize_module,
     )
 
+    import dynamo_dist
     from inductor_passes.testing import leave_process
 
     class Block(nn.Module):
@@ -96,6 +98,8 @@ def worker(backend: str, layers: int) -> None:
     x = torch.randn(2, 32, WIDTH)
     dist.barrier()
     clock, processor = time.perf_counter(), processor_seconds()
+    if start == "loaded":
+        dynamo_dist.load(saved)
     torch.compile(model, **BACKENDS[backend])(x).square().mean().backward()
     found = {
         "processor_s": processor_seconds() - processor,
@@ -104,22 +108,30 @@ def worker(backend: str, layers: int) -> None:
         "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
         "graphs_compiled": len(compiled),
     }
+    if start == "cold" and backend != "stock":
+        dynamo_dist.save(saved)
     print(json.dumps(found) + "\n", end="", flush=True)  # at once: ranks share the pipe
     dist.barrier()
     leave_process()
 
 
-def first_step(backend: str, layers: int, ranks: int, cache: str) -> dict[str, Any]:
-    """A job's first step, in fresh processes."""
+def first_step(backend: str, layers: int, ranks: int, folder: str, start: str) -> dict[str, Any]:
+    """A job's first step, in fresh processes. ``loaded`` it has a temporary folder of its own too, as on another host."""
+    apart = Path(folder, "apart")
+    apart.mkdir(exist_ok=True)
+    own = {"TMPDIR": str(apart)} if start == "loaded" else {}
+    cache = apart if start == "loaded" else Path(folder, "cache")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run"),
             *(f"--nproc-per-node={ranks}", "--standalone", __file__),
             *("--worker", backend, "--layers", str(layers)),
+            *("--caches", start, "--saved", str(Path(folder, "saved"))),
         ],
         env={
             **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": cache,
+            **own,
+            "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a rank waits for each compiler it starts
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
@@ -148,18 +160,20 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
+    parser.add_argument("--caches", choices=STARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--saved", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker, *options.layers)
+        worker(options.worker, *options.layers, options.saved, options.caches)
         return
     import torch
 
     rows = []
     for layers in options.layers:
         for backend in options.backends:
-            with tempfile.TemporaryDirectory() as cache:
-                for start in ("cold", "warm"):
-                    found = first_step(backend, layers, options.ranks, cache)
+            with tempfile.TemporaryDirectory() as folder:
+                for start in STARTS[: 2 if backend == "stock" else 3]:
+                    found = first_step(backend, layers, options.ranks, folder, start)
                     rows.append({"layers": layers, "backend": backend, "start": start, **found})
                     print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if options.json:

@@ -1,0 +1,35 @@
+"""Artefacts without a compile: entries that torch's caches take, and what a process has noted of its compiles."""
+
+import pytest
+
+from dynamo_dist.saved import compiles
+from dynamo_dist.saved.fingerprint import of_options
+from dynamo_dist.torch_compat.inductor import saved
+from inductor_passes.pass_options import PassOptions
+from inductor_passes.reporting import recorder
+
+ENTRIES = [
+    saved.Entry("aot_autograd", "akey", b"first"),
+    saved.Entry("aot_autograd", "akey", b"second"),
+    saved.Entry("file", "ab/cab.main.so", b"library"),
+]
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """A process that compiled; ``fresh()`` is another one, with empty caches; both have ``cache``."""
+    cache = tmp_path / "cache"
+
+    def fresh():
+        for name in ("_noted", "_loaded", "_from"):
+            monkeypatch.setattr(compiles, name, [])
+        monkeypatch.setattr(recorder, "_met", set())
+        monkeypatch.setattr(recorder, "_loaded", {})
+
+    fresh()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(saved, "recorded", lambda: list(ENTRIES))
+    compiles._noted.append({"options": of_options(PassOptions(), {}), "meshes": ["cpu 2 ('tp',)"]})
+    fresh.cache = cache
+    return fresh
