@@ -21,7 +21,7 @@ from inductor_passes.tuning.table import merged, pack, unpack
 class Findings:
     """``tables``: by place in the program. ``slow``: ranks and how many times as long their compute takes.
 
-    ``before_us``: of a step as it was scheduled, the median over steps of the slowest rank.
+    ``before_us``: of a step as it was scheduled, the median over steps of the slowest rank. ``left``: a line for each graph without times.
     """
 
     tables: Mapping[str, Times]
@@ -29,6 +29,7 @@ class Findings:
     before_us: float
     steps: int
     outliers: tuple[Outlier, ...] = ()
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of_text(cls, text: str) -> Findings:
@@ -40,6 +41,7 @@ class Findings:
             data["before_us"],
             data["steps"],
             tuple(Outlier(*each) for each in data["outliers"]),
+            tuple(data["left"]),
         )
 
     def report(self, decision: str, **figures: Any) -> TuneReport:
@@ -54,6 +56,7 @@ class Findings:
             launch_stretch=a_table.launch_stretch,
             slow=self.slow,
             outliers=self.outliers,
+            left=self.left,
             **figures,
         )
 
@@ -66,7 +69,14 @@ def evidence(clocks: Clocks, walls: list[float], *, compiled: bool = False) -> s
 
     ``compiled``: whether one of the steps compiled.
     """
-    return json.dumps({"walls": walls, "graphs": pack(clocks.calls()), "compiled": compiled})
+    return json.dumps(
+        {
+            "walls": walls,
+            "graphs": pack(clocks.calls()),
+            "compiled": compiled,
+            "left": clocks.left,
+        }
+    )
 
 
 def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
@@ -75,8 +85,12 @@ def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
     if any(each["compiled"] for each in data.values()):
         raise ValueError(COMPILED)
     found = merged({rank: unpack(each["graphs"]) for rank, each in data.items()}, steps, world)
+    left = list(
+        dict.fromkeys((*found.left, *(line for each in data.values() for line in each["left"])))
+    )
     if not found.tables:
-        raise ValueError("the step runs no compiled graph whose launches can be timed")
+        why = "the step runs no compiled graph whose launches can be timed"
+        raise ValueError("; ".join((why, *left)))
     walls = {rank: json.dumps(each["walls"]) for rank, each in data.items()}
     return json.dumps(
         {
@@ -85,6 +99,7 @@ def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
             "outliers": [dataclasses.astuple(each) for each in found.outliers],
             "before_us": float(slowest(walls)),
             "steps": steps,
+            "left": left,
         }
     )
 

@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from dynamo_dist.errors import TuneError
 from dynamo_dist.switch import is_enabled
-from dynamo_dist.tuning import by_itself, codes
+from dynamo_dist.tuning import by_itself, codes, profiled
 from dynamo_dist.tuning.findings import Findings, error_of, evidence, findings, slowest
 from dynamo_dist.tuning.meetings import LostError, Meetings, StoppedError
 from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
+from inductor_passes.attach.clocked import Way
 from inductor_passes.machine.times.times import TunedStep
 from inductor_passes.tuning.changes import changes
 
@@ -33,10 +34,11 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
 
     Every rank of the job calls this, at the same point of the program, as often as the others, with a step that does what
     the program's steps do: it is called up to ``2 * steps + 6`` times, and nothing else changes the program's state. In
-    every other timed call launches are waited for at once, so that each is timed by itself. All ranks switch together or
+    some timed calls launches are waited for at once, so that each is timed by itself. All ranks switch together or
     none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
-    ``options={"costs": "measured"}``. Graphs on the CPU are timed; those on other devices, whose kernels run on when their
-    launch returns, are left as they are.
+    ``options={"costs": "measured"}``. Graphs on the CPU are timed by the host's clock, in every other call so; those on CUDA by
+    torch.profiler, in two of three, while the third, without it, shows what a step takes. What a profile does not tell
+    apart, and what CUDA graphs replay, is left as it was, and the report says so.
 
     Raises TuneError for ``steps`` below 1, where there are no ranks to agree with, and on a rank whose store fails again and
     again while the others may go on: it launches nothing from compiled graphs any more. What ``step`` raises leaves the
@@ -112,11 +114,12 @@ class _Tuning:
         log.info("%s", report)
         return report
 
-    def _step(self) -> float:
-        """Run one step, as all ranks do now, and return its seconds; not if one of them cannot."""
+    def _step(self, settle: Callable[[], None] = lambda: None) -> float:
+        """Run one step, as all ranks do now, and return its seconds, ``settle`` included; not if one of them cannot."""
         self.ranks.before_step()
         start = time.perf_counter()
         self.step()
+        settle()
         return time.perf_counter() - start
 
     def _warm_up(self) -> None:
@@ -132,16 +135,24 @@ class _Tuning:
         )
 
     def _timed(self, steps: int, *, alone: bool) -> tuple[codes.Clocks, list[float]]:
-        """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled."""
-        clocks, walls = codes.Clocks(), []
-        for number in range(steps + 1 if alone and steps == 1 else steps):
-            way = codes.WAYS[number % 2 if alone else 1]
-            clocks.start(way)
+        """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled.
+
+        A profiler makes steps longer: where one is needed, steps without it are in turn too, and show the wall's time.
+        """
+        clocks, walls = codes.Clocks(profiled.Profiler()), []
+        ways: list[Way | None] = ["alone", "scheduled"] if alone else ["scheduled"]
+        if clocks.is_profiling:
+            ways.append(None)
+        for number in range(max(steps, len(ways))):
+            way = ways[number % len(ways)]
+            if way is not None:
+                clocks.start(way)
             try:
-                took = self._step()
+                took = self._step(clocks.wait)
             finally:
-                clocks.stop(way)
-            if way == "scheduled":
+                if way is not None:
+                    clocks.stop(way)
+            if way == ways[-1]:
                 walls.append(1e6 * took)
         return clocks, walls
 
