@@ -94,6 +94,10 @@ class Clocks:
                 continue
             record = each.load()
             made = clocked(each.call, each.source) if record is not None and record.graph else None
+            if each.runs != "cpu" and made is None and record is not None and record.collectives:
+                self.left.append(
+                    f"graph {record.graph_id} is not timed: its code is of no known form"
+                )
             if made is None or record is None or id(made.function) in seen:
                 continue
             seen.add(id(made.function))

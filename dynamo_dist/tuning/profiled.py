@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dynamo_dist.torch_compat import profiling
 from inductor_passes.attach.clocked import Way
 from inductor_passes.errors import TopologyError
 from inductor_passes.machine.importing import kineto_calls
@@ -36,7 +37,9 @@ class Profiler:
         return torch.profiler.record_function(name)
 
     def start(self) -> None:
-        """Profile from now on. Raises RuntimeError, as torch does where another profiler runs."""
+        """Profile from now on. Raises RuntimeError where the program profiles itself."""
+        if profiling.is_profiling():
+            raise RuntimeError("the program's own profiler is on")
         self.wait()
         activities = torch.profiler.ProfilerActivity
         made = torch.profiler.profile(activities=[activities.CPU, activities.CUDA])

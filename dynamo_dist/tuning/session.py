@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # Steps that may compile before those that are timed.
 WARM_UP = 3
+_PROFILED = "profiled"
 _calls = itertools.count()
 
 
@@ -67,6 +68,7 @@ class _Tuning:
     def __init__(self, job: Orders, step: Callable[[], object], steps: int, name: str) -> None:
         self.ranks, self.step, self.steps = Meetings(job, name), step, steps
         self.recompiles, self.recompile_s = 0, 0.0
+        self.profiled = False  # a graph of some rank's is
 
     def run(self) -> TuneReport:
         try:
@@ -116,7 +118,8 @@ class _Tuning:
 
     def _step(self, settle: Callable[[], None] = lambda: None) -> float:
         """Run one step, as all ranks do now, and return its seconds, ``settle`` included; not if one of them cannot."""
-        self.ranks.before_step()
+        said = self.ranks.before_step(_PROFILED if self.profiled else "")
+        self.profiled = said == _PROFILED
         start = time.perf_counter()
         self.step()
         settle()
@@ -140,10 +143,9 @@ class _Tuning:
         A profiler makes steps longer: where one is needed, steps without it are in turn too, and show the wall's time.
         """
         clocks, walls = codes.Clocks(profiled.Profiler()), []
-        ways: list[Way | None] = ["alone", "scheduled"] if alone else ["scheduled"]
-        if clocks.is_profiling:
-            ways.append(None)
-        for number in range(max(steps, len(ways))):
+        self.profiled = self.profiled or clocks.is_profiling
+        number, ways = 0, self._ways(alone=alone)
+        while number < max(steps, len(ways)):
             way = ways[number % len(ways)]
             if way is not None:
                 clocks.start(way)
@@ -152,9 +154,16 @@ class _Tuning:
             finally:
                 if way is not None:
                     clocks.stop(way)
+            ways = self._ways(alone=alone)  # as all ranks go on, whatever graphs this one has
             if way == ways[-1]:
                 walls.append(1e6 * took)
+            number += 1
         return clocks, walls
+
+    def _ways(self, *, alone: bool) -> list[Way | None]:
+        """How steps are timed in turn; None: by the wall alone."""
+        ways: list[Way | None] = ["alone", "scheduled"] if alone else ["scheduled"]
+        return [*ways, None] if self.profiled else ways
 
     def _compile(self) -> None:
         """Run a step that compiles."""

@@ -3,12 +3,14 @@
 import functools
 import json
 import runpy
+import threading
 import types
 import weakref
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import dynamo_dist
 from dynamo_dist.tuning import by_itself, codes, profiled, session
@@ -157,6 +159,76 @@ def test_a_profiler_that_does_not_start_leaves_the_steps_to_run(tuned):
     assert report.decision == "left" and device.steps == 1 + 6
     assert "torch.profiler failed: Profiler is already enabled on this thread" in report.why
     assert "and more" not in report.why
+
+
+def test_a_profile_of_the_programs_own_stays_whole(made, monkeypatch):
+    device = Device(US)
+    real = profiled.Profiler()
+    monkeypatch.setattr(real, "wait", device.wait)
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        with record_function("before"):
+            pass
+        found = made(device)
+        clocks = codes.Clocks(real)
+        clocks.start("alone")
+        found.step()
+        clocks.stop("alone")
+        with record_function("after"):
+            pass
+    assert {"before", "after"} <= {each.key for each in own.key_averages()}
+    assert clocks.calls()[0].why_not == "torch.profiler failed: the program's own profiler is on"
+
+
+def test_the_real_profiler_where_no_device_is_shows_calls_without_kernels(made, monkeypatch):
+    device = Device(US)
+    real = profiled.Profiler()
+    monkeypatch.setattr(real, "wait", device.wait)
+    found = made(device)
+    clocks = codes.Clocks(real)
+    clocks.start("alone")
+    found.step()
+    clocks.stop("alone")
+    assert clocks.calls()[0].why_not == "the profile shows nothing that it ran on the device"
+
+
+class Here:
+    """Clocks of a rank whose graphs are profiled, or not."""
+
+    def __init__(self, *, is_profiling):
+        self.is_profiling, self.ways = is_profiling, []
+        self.start, self.stop, self.wait = self.ways.append, lambda _: None, lambda: None
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_ranks_time_as_many_steps_whoever_is_profiled(monkeypatch, steps):
+    store, ran = dist.HashStore(), {}
+    monkeypatch.setattr(c10d, "world_size", lambda: 2)
+    here = threading.local()
+    monkeypatch.setattr(codes, "Clocks", lambda _: here.clocks)
+
+    def run(tuning, rank):
+        here.clocks = Here(is_profiling=rank == 1)
+        _, walls = tuning._timed(steps, alone=True)
+        _, after = tuning._timed(2, alone=False)
+        ran[rank] = here.clocks.ways, len(walls), len(after), tuning.ranks._steps
+
+    tunings = []
+    for rank in range(2):
+        monkeypatch.setattr(c10d, "global_rank", lambda rank=rank: rank)
+        tunings.append(session._Tuning(Orders(store, rank, None), lambda: None, steps, "t"))
+    threads = [threading.Thread(target=run, args=(t, r)) for r, t in enumerate(tunings)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert ran[0] == ran[1]
+    ways = ["alone", "scheduled"] * 3
+    assert ran[0] == (
+        [*ways[: {1: 2, 2: 2, 5: 4}[steps]], "scheduled"],
+        1,
+        1,
+        max(steps, 3) + 2,
+    )
 
 
 @pytest.mark.parametrize(
