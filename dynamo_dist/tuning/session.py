@@ -34,14 +34,14 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
     """Time ``steps`` calls of ``step``, schedule its compiled graphs again by what they took, and report.
 
     Every rank of the job calls this, at the same point of the program, as often as the others, with a step that does what
-    the program's steps do: it is called up to ``2 * steps + 6`` times, and nothing else changes the program's state. In
+    the program's steps do: it is called up to ``2 * steps + 6`` times, or 10 if that is more, and nothing else changes the program's state. In
     some timed calls launches are waited for at once, so that each is timed by itself. All ranks switch together or
     none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
     ``options={"costs": "measured"}``. Graphs on the CPU are timed by the host's clock, in every other call so; those on CUDA by
     torch.profiler, in two of three, while the third, without it, shows what a step takes. What a profile does not tell
     apart, and what CUDA graphs replay, is left as it was, and the report says so.
 
-    Raises TuneError for ``steps`` below 1, where there are no ranks to agree with, and on a rank whose store fails again and
+    Raises TuneError for ``steps`` below 1, for a step that still compiles when it is called the third time, where there are no ranks to agree with, and on a rank whose store fails again and
     again while the others may go on: it launches nothing from compiled graphs any more. What ``step`` raises leaves the
     schedules as they were, on all ranks.
     """
