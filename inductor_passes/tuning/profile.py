@@ -75,8 +75,8 @@ def shares_of(layout: CodeLayout, call: Call) -> dict[str, float]:
         if inside and at in clocked:
             continue
         sent = _sent(call, started) if inside and at in launches else ()
-        segment = bisect.bisect_left(layout.syncs, at)
-        kernels[segment] += [kernel for kernel in started if kernel not in sent]
+        into = kernels[bisect.bisect_left(layout.syncs, at)]
+        into += [kernel for kernel in started if kernel not in sent]
     found: dict[str, float] = defaultdict(float)
     for segment, ran in zip(layout.segments, kernels, strict=True):
         _share_segment(found, segment, ran)
