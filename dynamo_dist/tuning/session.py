@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dynamo_dist.errors import TuneError
 from dynamo_dist.switch import is_enabled
@@ -20,6 +20,7 @@ from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
 from inductor_passes.attach.clocked import Way
 from inductor_passes.machine.times.times import TunedStep
+from inductor_passes.tuning import probes
 from inductor_passes.tuning.changes import changes
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,14 @@ class _Tuning:
 
     def _tune(self) -> TuneReport:
         ranks = self.ranks
-        with ranks.told("costs"):
+        with ranks.told("probes"):
             self._warm_up()
             clocks, walls = self._timed(self.steps, alone=True)
-            mine = evidence(clocks, walls)
-        make = functools.partial(findings, steps=self.steps, world=ranks.world)
+            wanted = [] if self.profiled else probes.wanted(clocks.records())
+        planned = self._planned(wanted)
+        with ranks.told("costs"):
+            mine = evidence(clocks, walls, probed=self._probed(planned))
+        make = functools.partial(findings, steps=self.steps, world=ranks.world, planned=planned)
         said = Findings.of_text(ranks.agreed("costs", mine, make))
         error_before, was = error_of(clocks), clocks.records()
         ranks.switch(said.tables)
@@ -136,6 +140,29 @@ class _Tuning:
             "What is compiled anew in each step has no times.",
             "TORCH_LOGS=recompiles says why it is.",
         )
+
+    def _planned(self, wanted: list[probes.Probe]) -> list[probes.Probe]:
+        """What ranks launch beside the steps, the same on all."""
+
+        def make(of_ranks: Mapping[int, str]) -> str:
+            listed = {
+                rank: [probes.Probe.from_json(each) for each in json.loads(text)]
+                for rank, text in of_ranks.items()
+            }
+            return json.dumps([probe.to_json() for probe in probes.plan(listed)])
+
+        mine = json.dumps([probe.to_json() for probe in wanted])
+        return [
+            probes.Probe.from_json(each)
+            for each in json.loads(self.ranks.agreed("probes", mine, make))
+        ]
+
+    def _probed(self, planned: list[probes.Probe]) -> Mapping[int, probes.Spans]:
+        """Launch what all have planned, as a step of its own."""
+        if not planned:
+            return {}
+        self.ranks.before_step()
+        return probes.run(planned, self.ranks.rank)
 
     def _timed(self, steps: int, *, alone: bool) -> tuple[codes.Clocks, list[float]]:
         """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled.

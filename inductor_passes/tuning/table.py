@@ -83,8 +83,16 @@ class Merged:
     left: tuple[str, ...] = ()
 
 
-def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int) -> Merged:
-    """Make one table for each place from the calls of all ranks. A graph whose code is in another order is left out."""
+def merged(
+    of_ranks: Mapping[int, Sequence[GraphCalls]],
+    steps: int,
+    world: int,
+    probes: Sequence[LaunchTime] = (),
+) -> Merged:
+    """Make one table for each place from the calls of all ranks. A graph whose code is in another order is left out.
+
+    ``probes``: launches of other payloads than the graphs', by themselves.
+    """
     by_graph: dict[str, dict[int, GraphCalls]] = {}
     for rank, graphs in of_ranks.items():
         for each in graphs:
@@ -145,6 +153,12 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
         for g in graphs.values()
         for launch in g.launches.values()
     ]
+    probed = [
+        dataclasses.replace(
+            probe, stretch=factors.of_launch.get(_sort(_link(probe.nodes), probe.kind), 1.0)
+        )
+        for probe in probes
+    ]
     tables = {}
     for place, timed in places.items():
         own = {id(launch) for g in timed.values() for launch in g.launches.values()}
@@ -154,7 +168,7 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             world=world,
             steps=steps,
             graphs=timed,
-            probes=tuple(launch for launch in launches if id(launch) not in own),
+            probes=(*(launch for launch in launches if id(launch) not in own), *probed),
             compute_stretch=of_compute,
             launch_stretch=of_launch,
             inter_stretch=overall.get(BETWEEN) if WITHIN in overall else None,
@@ -207,13 +221,21 @@ def _channels(record: GraphRecord) -> list[str]:
 
 def _links(record: GraphRecord) -> list[str]:
     hosts = [node.hosts for node in record.nodes if node.event == "launch"]
-    return [BETWEEN if on > 1 else WITHIN for on in hosts]
+    return [_link(on) for on in hosts]
+
+
+def _link(nodes: int) -> str:
+    return BETWEEN if nodes > 1 else WITHIN
 
 
 def _sorts(record: GraphRecord) -> list[str]:
     """Of each launch, its link and kind: those of one sort are slowed alike, by compute and by what they queue behind."""
     kinds = [collective.kind for collective in record.collectives]
-    return [f"{link} {kind}" for link, kind in zip(_links(record), kinds, strict=True)]
+    return [_sort(link, kind) for link, kind in zip(_links(record), kinds, strict=True)]
+
+
+def _sort(link: str, kind: str) -> str:
+    return f"{link} {kind}"
 
 
 def _overall(graphs: Sequence[Beside], link: str, factors: Factors) -> tuple[float, float]:

@@ -85,7 +85,7 @@ class Times:
 
     ``machine``: name of the topology, digest of its figures, and device. ``world``: ranks of the job. ``steps``: how
     many were timed. ``graphs``: by ``graph/identity.py``'s digest. ``probes``: launches of graphs at
-    other places in the program. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
+    other places in the program, and those made to time another payload, whose ``predicted_us`` is 0. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
     ``launch_stretch``: a collective while kernels ran. ``inter_stretch``: both, of collectives between nodes, where the job has
     others too; None: the same.
     """
