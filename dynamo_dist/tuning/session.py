@@ -36,7 +36,8 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
 
     Every rank of the job calls this, at the same point of the program, as often as the others, with a step that does what
     the program's steps do: it is called up to ``2 * steps + 6`` times, or 10 if that is more, and nothing else changes the program's state. In
-    some timed calls launches are waited for at once, so that each is timed by itself. All ranks switch together or
+    some timed calls launches are waited for at once, so that each is timed by itself; on the CPU what was launched with
+    payloads of one size alone is launched, six times, with another one too, on zeros. All ranks switch together or
     none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
     ``options={"costs": "measured"}``. Graphs on the CPU are timed by the host's clock, in every other call so; those on CUDA by
     torch.profiler, in two of three, while the third, without it, shows what a step takes. What a profile does not tell
