@@ -133,6 +133,20 @@ def test_a_collective_that_slows_compute_is_seen(tuned):
     assert report.launch_stretch == pytest.approx(1.0, rel=0.02)
 
 
+def test_of_several_graphs_what_cannot_be_timed_is_in_the_report(tuned, graph, monkeypatch):
+    other = Made(
+        Device(US),
+        graph(nodes=NODES, collectives=(GATHER,), graph="b", graph_id="1/0"),
+        "cuda graph",
+    )
+    clocks = codes.Clocks
+    monkeypatch.setattr(codes, "Clocks", lambda *how: codes._noted.append(other) or clocks(*how))
+    report = tuned(Device(US))
+    line = "graph 1/0 is not timed: a CUDA graph replays it, and its code does not run"
+    assert report.decision == "tuned" and report.left == (line,)
+    assert str(report).endswith(f"\n{line}")
+
+
 @pytest.mark.parametrize("word", ["nccl", "gemm", "inductor_passes call"])
 def test_what_a_profile_does_not_show_leaves_the_schedule_and_is_named(tuned, word):
     device = Device(US)
