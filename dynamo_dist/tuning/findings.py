@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from dynamo_dist.tuning.report import TuneReport
 from inductor_passes.machine.times.file import of_text, to_text
 from inductor_passes.machine.times.times import Times
 from inductor_passes.tuning.outliers import Outlier
+from inductor_passes.tuning.probes import Probe, Spans, launch_times
 from inductor_passes.tuning.table import merged, pack, unpack
 
 
@@ -21,7 +22,7 @@ from inductor_passes.tuning.table import merged, pack, unpack
 class Findings:
     """``tables``: by place in the program. ``slow``: ranks and how many times as long their compute takes.
 
-    ``before_us``: of a step as it was scheduled, the median over steps of the slowest rank.
+    ``before_us``: of a step as it was scheduled, the median over steps of the slowest rank. ``left``: a line for each graph without times.
     """
 
     tables: Mapping[str, Times]
@@ -29,6 +30,7 @@ class Findings:
     before_us: float
     steps: int
     outliers: tuple[Outlier, ...] = ()
+    left: tuple[str, ...] = ()
 
     @classmethod
     def of_text(cls, text: str) -> Findings:
@@ -40,6 +42,7 @@ class Findings:
             data["before_us"],
             data["steps"],
             tuple(Outlier(*each) for each in data["outliers"]),
+            tuple(data["left"]),
         )
 
     def report(self, decision: str, **figures: Any) -> TuneReport:
@@ -54,6 +57,7 @@ class Findings:
             launch_stretch=a_table.launch_stretch,
             slow=self.slow,
             outliers=self.outliers,
+            left=self.left,
             **figures,
         )
 
@@ -61,22 +65,50 @@ class Findings:
 COMPILED = "a step compiled while steps were timed"
 
 
-def evidence(clocks: Clocks, walls: list[float], *, compiled: bool = False) -> str:
+def evidence(
+    clocks: Clocks,
+    walls: list[float],
+    *,
+    compiled: bool = False,
+    probed: Mapping[int, Spans] | None = None,
+) -> str:
     """What this rank's clocks show, and microseconds on the wall of the steps that ran as scheduled.
 
-    ``compiled``: whether one of the steps compiled.
+    ``compiled``: whether one of the steps compiled. ``probed``: spans of probes by their number in the plan.
     """
-    return json.dumps({"walls": walls, "graphs": pack(clocks.calls()), "compiled": compiled})
+    return json.dumps(
+        {
+            "walls": walls,
+            "graphs": pack(clocks.calls()),
+            "compiled": compiled,
+            "left": clocks.left,
+            "probed": probed or {},
+        }
+    )
 
 
-def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
-    """Make one text of all ranks' evidence. Raises ValueError where it shows nothing."""
+def findings(
+    of_ranks: Mapping[int, str], *, steps: int, world: int, planned: Sequence[Probe] = ()
+) -> str:
+    """Make one text of all ranks' evidence. Raises ValueError where it shows nothing.
+
+    ``planned``: the probes that ranks have launched.
+    """
     data = {rank: json.loads(text) for rank, text in of_ranks.items()}
     if any(each["compiled"] for each in data.values()):
         raise ValueError(COMPILED)
-    found = merged({rank: unpack(each["graphs"]) for rank, each in data.items()}, steps, world)
+    probed = {
+        rank: {int(number): spans for number, spans in each["probed"].items()}
+        for rank, each in data.items()
+    }
+    graphs = {rank: unpack(each["graphs"]) for rank, each in data.items()}
+    found = merged(graphs, steps, world, launch_times(planned, probed))
+    left = list(
+        dict.fromkeys((*found.left, *(line for each in data.values() for line in each["left"])))
+    )
     if not found.tables:
-        raise ValueError("the step runs no compiled graph whose launches can be timed")
+        why = "the step runs no compiled graph whose launches can be timed"
+        raise ValueError("; ".join((why, *left)))
     walls = {rank: json.dumps(each["walls"]) for rank, each in data.items()}
     return json.dumps(
         {
@@ -85,6 +117,7 @@ def findings(of_ranks: Mapping[int, str], *, steps: int, world: int) -> str:
             "outliers": [dataclasses.astuple(each) for each in found.outliers],
             "before_us": float(slowest(walls)),
             "steps": steps,
+            "left": left,
         }
     )
 

@@ -59,10 +59,11 @@ class Meetings:
             raise StoppedError(found.why)
         return found.text
 
-    def before_step(self) -> None:
-        """Go on once all ranks have come. Raises StoppedError if one does not."""
-        self.agreed(self._next, "", lambda _: "")
+    def before_step(self, word: str = "") -> str:
+        """Go on once all ranks have come, with the word that one of them has said, if any. Raises StoppedError if one does not."""
+        said = self.agreed(self._next, word, lambda of_ranks: max(of_ranks.values()))
         self._steps += 1
+        return said
 
     @property
     def _next(self) -> str:

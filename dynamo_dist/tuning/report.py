@@ -25,7 +25,8 @@ class TuneReport:
     rank's compiled graphs, on steps other than those that the costs are from. ``recompile_s``: seconds of steps that
     compiled, and ``recompiles`` how many such steps there were. ``slow``: ranks whose compute takes longer than the others', and
     how many times as long. ``inter_stretch``: both stretches of collectives between nodes, where there are others too.
-    ``outliers``: steps, counted from 0 among those timed as scheduled, that took much longer than the others.
+    ``outliers``: steps, counted from 0 among those timed as scheduled, that took much longer than the others. ``left``: a line
+    for each graph of the step that has no times, and why.
     """
 
     decision: str
@@ -42,6 +43,7 @@ class TuneReport:
     slow: Mapping[int, float] | None = None
     inter_stretch: tuple[float, float] | None = None
     outliers: tuple[Outlier, ...] = ()
+    left: tuple[str, ...] = ()
 
     @property
     def pays_after_steps(self) -> float:
@@ -84,4 +86,5 @@ class TuneReport:
             lines.append(
                 f"step {each.step} took {each.factor:.1f} times as long as the others, {whose}"
             )
+        lines += self.left
         return "\n".join(lines)

@@ -7,24 +7,27 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dynamo_dist.errors import TuneError
 from dynamo_dist.switch import is_enabled
-from dynamo_dist.tuning import by_itself, codes
+from dynamo_dist.tuning import by_itself, codes, profiled
 from dynamo_dist.tuning.findings import Findings, error_of, evidence, findings, slowest
 from dynamo_dist.tuning.meetings import LostError, Meetings, StoppedError
 from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
 from inductor_passes.agree.orders import Orders
 from inductor_passes.attach import measured
+from inductor_passes.attach.clocked import Way
 from inductor_passes.machine.times.times import TunedStep
+from inductor_passes.tuning import probes
 from inductor_passes.tuning.changes import changes
 
 log = logging.getLogger(__name__)
 
 # Steps that may compile before those that are timed.
 WARM_UP = 3
+_PROFILED = "profiled"
 _calls = itertools.count()
 
 
@@ -32,13 +35,15 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
     """Time ``steps`` calls of ``step``, schedule its compiled graphs again by what they took, and report.
 
     Every rank of the job calls this, at the same point of the program, as often as the others, with a step that does what
-    the program's steps do: it is called up to ``2 * steps + 6`` times, and nothing else changes the program's state. In
-    every other timed call launches are waited for at once, so that each is timed by itself. All ranks switch together or
+    the program's steps do: it is called up to ``2 * steps + 6`` times, or 10 if that is more, and nothing else changes the program's state. In
+    some timed calls launches are waited for at once, so that each is timed by itself; on the CPU what was launched with
+    payloads of one size alone is launched, six times, with another one too, on zeros. All ranks switch together or
     none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
-    ``options={"costs": "measured"}``. Graphs on the CPU are timed; those on other devices, whose kernels run on when their
-    launch returns, are left as they are.
+    ``options={"costs": "measured"}``. Graphs on the CPU are timed by the host's clock, in every other call so; those on CUDA by
+    torch.profiler, in two of three, while the third, without it, shows what a step takes. What a profile does not tell
+    apart, and what CUDA graphs replay, is left as it was, and the report says so.
 
-    Raises TuneError for ``steps`` below 1, where there are no ranks to agree with, and on a rank whose store fails again and
+    Raises TuneError for ``steps`` below 1, for a step that still compiles when it is called the third time, where there are no ranks to agree with, and on a rank whose store fails again and
     again while the others may go on: it launches nothing from compiled graphs any more. What ``step`` raises leaves the
     schedules as they were, on all ranks.
     """
@@ -65,6 +70,7 @@ class _Tuning:
     def __init__(self, job: Orders, step: Callable[[], object], steps: int, name: str) -> None:
         self.ranks, self.step, self.steps = Meetings(job, name), step, steps
         self.recompiles, self.recompile_s = 0, 0.0
+        self.profiled = False  # a graph of some rank's is
 
     def run(self) -> TuneReport:
         try:
@@ -80,11 +86,14 @@ class _Tuning:
 
     def _tune(self) -> TuneReport:
         ranks = self.ranks
-        with ranks.told("costs"):
+        with ranks.told("probes"):
             self._warm_up()
             clocks, walls = self._timed(self.steps, alone=True)
-            mine = evidence(clocks, walls)
-        make = functools.partial(findings, steps=self.steps, world=ranks.world)
+            wanted = [] if self.profiled else probes.wanted(clocks.records())
+        planned = self._planned(wanted)
+        with ranks.told("costs"):
+            mine = evidence(clocks, walls, probed=self._probed(planned))
+        make = functools.partial(findings, steps=self.steps, world=ranks.world, planned=planned)
         said = Findings.of_text(ranks.agreed("costs", mine, make))
         error_before, was = error_of(clocks), clocks.records()
         ranks.switch(said.tables)
@@ -112,11 +121,13 @@ class _Tuning:
         log.info("%s", report)
         return report
 
-    def _step(self) -> float:
-        """Run one step, as all ranks do now, and return its seconds; not if one of them cannot."""
-        self.ranks.before_step()
+    def _step(self, settle: Callable[[], None] = lambda: None) -> float:
+        """Run one step, as all ranks do now, and return its seconds, ``settle`` included; not if one of them cannot."""
+        said = self.ranks.before_step(_PROFILED if self.profiled else "")
+        self.profiled = said == _PROFILED
         start = time.perf_counter()
         self.step()
+        settle()
         return time.perf_counter() - start
 
     def _warm_up(self) -> None:
@@ -131,19 +142,56 @@ class _Tuning:
             "TORCH_LOGS=recompiles says why it is.",
         )
 
+    def _planned(self, wanted: list[probes.Probe]) -> list[probes.Probe]:
+        """What ranks launch beside the steps, the same on all."""
+
+        def make(of_ranks: Mapping[int, str]) -> str:
+            listed = {
+                rank: [probes.Probe.from_json(each) for each in json.loads(text)]
+                for rank, text in of_ranks.items()
+            }
+            return json.dumps([probe.to_json() for probe in probes.plan(listed)])
+
+        mine = json.dumps([probe.to_json() for probe in wanted])
+        return [
+            probes.Probe.from_json(each)
+            for each in json.loads(self.ranks.agreed("probes", mine, make))
+        ]
+
+    def _probed(self, planned: list[probes.Probe]) -> Mapping[int, probes.Spans]:
+        """Launch what all have planned, as a step of its own."""
+        if not planned:
+            return {}
+        self.ranks.before_step()
+        return probes.run(planned, self.ranks.rank)
+
     def _timed(self, steps: int, *, alone: bool) -> tuple[codes.Clocks, list[float]]:
-        """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled."""
-        clocks, walls = codes.Clocks(), []
-        for number in range(steps + 1 if alone and steps == 1 else steps):
-            way = codes.WAYS[number % 2 if alone else 1]
-            clocks.start(way)
+        """Clocks of steps, in turn alone and scheduled, and microseconds on the wall of those that are scheduled.
+
+        A profiler makes steps longer: where one is needed, steps without it are in turn too, and show the wall's time.
+        """
+        clocks, walls = codes.Clocks(profiled.Profiler()), []
+        self.profiled = self.profiled or clocks.is_profiling
+        number, ways = 0, self._ways(alone=alone)
+        while number < max(steps, len(ways)):
+            way = ways[number % len(ways)]
+            if way is not None:
+                clocks.start(way)
             try:
-                took = self._step()
+                took = self._step(clocks.wait)
             finally:
-                clocks.stop(way)
-            if way == "scheduled":
+                if way is not None:
+                    clocks.stop(way)
+            ways = self._ways(alone=alone)  # as all ranks go on, whatever graphs this one has
+            if way == ways[-1]:
                 walls.append(1e6 * took)
+            number += 1
         return clocks, walls
+
+    def _ways(self, *, alone: bool) -> list[Way | None]:
+        """How steps are timed in turn; None: by the wall alone."""
+        ways: list[Way | None] = ["alone", "scheduled"] if alone else ["scheduled"]
+        return [*ways, None] if self.profiled else ways
 
     def _compile(self) -> None:
         """Run a step that compiles."""

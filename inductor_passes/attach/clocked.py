@@ -40,8 +40,16 @@ class ClockedCode:
     calls: list[list[float]] = field(default_factory=list)
     _own: types.CodeType | None = None
 
-    def start(self, way: Way, ended: Callable[[list[float]], None] | None = None) -> None:
-        """Clock every call from now on. ``ended`` is called as one ends, with its marks, and may stop the clocks."""
+    def start(
+        self,
+        way: Way,
+        ended: Callable[[list[float]], None] | None = None,
+        opened: Callable[[], list[float]] = list,
+    ) -> None:
+        """Clock every call from now on. ``ended`` is called as one ends, with its marks, and may stop the clocks.
+
+        ``opened`` makes the list that a call's marks are appended to.
+        """
         self._own = self._own or self.function.__code__
 
         def close(marks: list[float]) -> None:
@@ -50,7 +58,7 @@ class ClockedCode:
                 ended(marks)
 
         self.function.__globals__.update(
-            {_OPEN: list, _CLOSE: close, _NOW: time.perf_counter, _WAIT: _wait}
+            {_OPEN: opened, _CLOSE: close, _NOW: time.perf_counter, _WAIT: _wait}
         )
         self.function.__code__ = self.alone if way == "alone" else self.scheduled
 

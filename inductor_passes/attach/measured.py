@@ -43,7 +43,9 @@ def of_all(tables: Mapping[str, Times]) -> Times | None:
     if len({(times.machine, times.torch, times.world) for times in found}) != 1:
         return None
     graphs = {name: graph for times in found for name, graph in times.graphs.items()}
-    return dataclasses.replace(found[0], graphs=graphs, probes=())
+    launches = {launch for graph in graphs.values() for launch in graph.launches.values()}
+    probes = tuple(probe for probe in found[0].probes if probe not in launches)
+    return dataclasses.replace(found[0], graphs=graphs, probes=probes)
 
 
 def adopted() -> Mapping[str, Times]:

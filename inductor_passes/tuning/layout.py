@@ -8,7 +8,7 @@ the same. What else a segment took is shared out to its other nodes, in proporti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from inductor_passes.attach.generated_code import without_second_waits
@@ -27,8 +27,16 @@ class Segment:
     others: tuple[NodeRecord, ...]
     clocked: tuple[int, ...]
 
-    def shared(self, total_us: float, kernels_us: Sequence[float]) -> dict[str, float]:
-        """Time of each node, by name; they add up to ``total_us``. Empty if the segment has no node."""
+    def shared(
+        self,
+        total_us: float,
+        kernels_us: Sequence[float],
+        measured_us: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """Time of each node, by name; they add up to ``total_us``. Empty if the segment has no node.
+
+        ``measured_us``: of nodes, where a profile tells them apart: what is shared out goes by these, not by predicted times.
+        """
         if self.clocked:
             rest = max(0.0, total_us - sum(kernels_us))
             found = {node.name: us for node, us in zip(self.kernels, kernels_us, strict=True)}
@@ -38,6 +46,9 @@ class Segment:
         weights = {node.name: node.predicted_us for node in into}
         if not self.others and self.clocked:
             weights = dict(found)
+        told = {node.name: (measured_us or {}).get(node.name, 0.0) for node in into}
+        if any(told.values()):
+            weights = told
         total = sum(weights.values())
         for name, weight in weights.items():
             share = weight / total if total > 0 else 1 / len(weights)

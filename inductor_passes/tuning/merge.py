@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime
 from inductor_passes.records import GraphRecord
@@ -25,12 +25,14 @@ Marks = Sequence[float]
 class RankCalls:
     """Calls of one graph on one rank: ``alone`` with each launch waited for at once, ``scheduled`` as it is.
 
-    ``members``: global ranks of the group of each launch, in order.
+    ``members``: global ranks of the group of each launch, in order. ``shares``: microseconds of nodes by name in a call, where a
+    profile tells them apart.
     """
 
     alone: tuple[Marks, ...]
     scheduled: tuple[Marks, ...]
     members: tuple[tuple[int, ...], ...]
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def segment_us(layout: CodeLayout, marks: Marks, number: int) -> tuple[float, list[float]]:
@@ -59,6 +61,10 @@ def graph_times(
     fixed = _host_us(layout, ranks)
     nodes: dict[str, NodeTime] = {}
     known = {node.name: node for node in record.nodes}
+    told: dict[str, float] = {}
+    for each in ranks.values():
+        for name, us in each.shares.items():
+            told[name] = max(us, told.get(name, 0.0))
     carried = 0.0
     for number in range(len(layout.segments)):
         segment = layout.segments[number]
@@ -73,7 +79,7 @@ def graph_times(
         if number:
             total += fixed[number - 1]
         kernels = [statistics.median(k) for k in zip(*(k for _, k in slowest), strict=True)]
-        shared = segment.shared(total, kernels)
+        shared = segment.shared(total, kernels, told)
         carried = 0.0 if shared else total
         for name, us in shared.items():
             node = known[name]

@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GraphCalls:
-    """A graph and its calls on one rank."""
+    """A graph and its calls on one rank. ``why_not``: why this rank cannot say what they took; empty if it can."""
 
     record: GraphRecord
     events: tuple[str, ...]
     calls: RankCalls
+    why_not: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; of the record, what a table is made of. Marks are whole nanoseconds."""
@@ -49,6 +50,8 @@ class GraphCalls:
             "alone": [[round(1e9 * t) for t in marks] for marks in self.calls.alone],
             "scheduled": [[round(1e9 * t) for t in marks] for marks in self.calls.scheduled],
             "members": self.calls.members,
+            "shares": self.calls.shares,
+            "why_not": self.why_not,
         }
 
     @classmethod
@@ -62,7 +65,8 @@ class GraphCalls:
         return cls(
             GraphRecord.from_json(data["record"]),
             tuple(data["events"]),
-            RankCalls(alone, scheduled, members),
+            RankCalls(alone, scheduled, members, data["shares"]),
+            data["why_not"],
         )
 
 
@@ -70,16 +74,25 @@ class GraphCalls:
 class Merged:
     """``tables`` by place; ``slow``: ranks whose compute takes longer than that of others, and how many times.
 
-    ``outliers``: calls as scheduled, by number, that took much longer than others.
+    ``outliers``: calls as scheduled, by number, that took much longer than others. ``left``: a line for each graph that has no times.
     """
 
     tables: Mapping[str, Times]
     slow: Mapping[int, float]
     outliers: tuple[Outlier, ...] = ()
+    left: tuple[str, ...] = ()
 
 
-def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int) -> Merged:
-    """Make one table for each place from the calls of all ranks. A graph whose code is in another order is left out."""
+def merged(
+    of_ranks: Mapping[int, Sequence[GraphCalls]],
+    steps: int,
+    world: int,
+    probes: Sequence[LaunchTime] = (),
+) -> Merged:
+    """Make one table for each place from the calls of all ranks. A graph whose code is in another order is left out.
+
+    ``probes``: launches of other payloads than the graphs', by themselves.
+    """
     by_graph: dict[str, dict[int, GraphCalls]] = {}
     for rank, graphs in of_ranks.items():
         for each in graphs:
@@ -87,6 +100,7 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
     places: dict[str, dict[str, GraphTimes]] = {}
     machines: dict[str, str] = {}
     slow: dict[int, float] = {}
+    left: list[str] = []
     beside = []
     took: dict[int, list[float]] = {}
     computed: dict[int, list[float]] = {}
@@ -95,8 +109,11 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
         calls = {rank: each.calls for rank, each in ranks.items() if each.calls.alone}
         layout = layout_of(record.nodes, ranks[min(ranks)].events)
         alike = {(each.events, each.record.nodes) for each in ranks.values()}
-        if layout is None or not calls or len(alike) > 1:
-            log.warning("Graph %s is not timed: %s.", record.graph_id, _why_not(layout, calls))
+        unread = [f"on rank {rank} {each.why_not}" for rank, each in ranks.items() if each.why_not]
+        if unread or layout is None or not calls or len(alike) > 1:
+            why = unread[0] if unread else _why_not(layout, calls)
+            left.append(f"graph {record.graph_id} is not timed: {why}")
+            log.warning("G%s.", left[-1][1:])
             continue
         times = graph_times(record, layout, calls, _launched(record))
         times = as_it_ran(times, _beside_us(layout, calls))
@@ -136,6 +153,12 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
         for g in graphs.values()
         for launch in g.launches.values()
     ]
+    probed = [
+        dataclasses.replace(
+            probe, stretch=factors.of_launch.get(_sort(_link(probe.nodes), probe.kind), 1.0)
+        )
+        for probe in probes
+    ]
     tables = {}
     for place, timed in places.items():
         own = {id(launch) for g in timed.values() for launch in g.launches.values()}
@@ -145,12 +168,12 @@ def merged(of_ranks: Mapping[int, Sequence[GraphCalls]], steps: int, world: int)
             world=world,
             steps=steps,
             graphs=timed,
-            probes=tuple(launch for launch in launches if id(launch) not in own),
+            probes=(*(launch for launch in launches if id(launch) not in own), *probed),
             compute_stretch=of_compute,
             launch_stretch=of_launch,
             inter_stretch=overall.get(BETWEEN) if WITHIN in overall else None,
         )
-    return Merged(tables, slow, outliers(took, computed))
+    return Merged(tables, slow, outliers(took, computed), tuple(left))
 
 
 def _add(of_ranks: dict[int, list[float]], rank: int, us: Sequence[float]) -> None:
@@ -198,13 +221,21 @@ def _channels(record: GraphRecord) -> list[str]:
 
 def _links(record: GraphRecord) -> list[str]:
     hosts = [node.hosts for node in record.nodes if node.event == "launch"]
-    return [BETWEEN if on > 1 else WITHIN for on in hosts]
+    return [_link(on) for on in hosts]
+
+
+def _link(nodes: int) -> str:
+    return BETWEEN if nodes > 1 else WITHIN
 
 
 def _sorts(record: GraphRecord) -> list[str]:
     """Of each launch, its link and kind: those of one sort are slowed alike, by compute and by what they queue behind."""
     kinds = [collective.kind for collective in record.collectives]
-    return [f"{link} {kind}" for link, kind in zip(_links(record), kinds, strict=True)]
+    return [_sort(link, kind) for link, kind in zip(_links(record), kinds, strict=True)]
+
+
+def _sort(link: str, kind: str) -> str:
+    return f"{link} {kind}"
 
 
 def _overall(graphs: Sequence[Beside], link: str, factors: Factors) -> tuple[float, float]:

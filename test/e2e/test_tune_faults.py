@@ -13,6 +13,9 @@ ROOT = WORKER.parents[2]
 # Meetings before and after the switch, the words by which ranks switch or go back, and what is read of others meanwhile.
 STEPS = [
     "share/tune/0/step 0",
+    "probes/of",
+    "probes/word",
+    "probes/all",
     "costs/of",
     "costs/word",
     "costs/all",

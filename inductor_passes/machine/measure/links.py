@@ -106,20 +106,21 @@ def _of_all(clock: Clock, kind: str) -> Callable[[int], Callable[[], torch.Tenso
     world = dist.group.WORLD
     assert world is not None
 
-    def launch_of(payload: int) -> Callable[[], torch.Tensor]:
+    def of_payload(payload: int) -> Callable[[], torch.Tensor]:
         mine = torch.ones(payload // _ITEM, dtype=torch.float32, device=clock.device)
-        return _launch(kind, mine, world)
+        return launch_of(kind, mine, world.group_name, world.size())
 
-    return launch_of
+    return of_payload
 
 
 def _call(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], object]:
-    start = _launch(kind, mine, group)
+    start = launch_of(kind, mine, group.group_name, group.size())
     return lambda: torch.ops._c10d_functional.wait_tensor(start())
 
 
-def _launch(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
-    ops, name, ranks = torch.ops._c10d_functional, group.group_name, group.size()
+def launch_of(kind: str, mine: torch.Tensor, name: str, ranks: int) -> Callable[[], torch.Tensor]:
+    """What launches a collective of this input over the group of that name and as many ranks, and returns what to wait for."""
+    ops = torch.ops._c10d_functional
     share = [mine.numel() // ranks] * ranks
     launch: dict[str, Callable[[], torch.Tensor]] = {
         "all_gather": lambda: ops.all_gather_into_tensor(mine, ranks, name),

@@ -78,8 +78,9 @@ def topology_of(base: Topology, times: Times) -> Topology:
 
 def _links(launches: Sequence[LaunchTime], times: Times, between: bool) -> float:
     """How many times as long as predicted links within a node take, or those between; as all did where none was measured."""
-    own = [launch for launch in launches if (launch.nodes > 1) == between]
-    return _ratio(own or launches) * times.launch_stretch_on(2 if between else 1)
+    said = [launch for launch in launches if launch.predicted_us > 0]
+    own = [launch for launch in said if (launch.nodes > 1) == between]
+    return _ratio(own or said) * times.launch_stretch_on(2 if between else 1)
 
 
 def _ratio(found: Sequence[NodeTime] | Sequence[LaunchTime]) -> float:

@@ -84,8 +84,8 @@ class Times:
     """Medians of one job's steps. Two tables of equal digest price everything alike.
 
     ``machine``: name of the topology, digest of its figures, and device. ``world``: ranks of the job. ``steps``: how
-    many were timed. ``graphs``: by ``graph/identity.py``'s digest. ``probes``: collectives of other payloads, launched
-    between steps. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
+    many were timed. ``graphs``: by ``graph/identity.py``'s digest. ``probes``: launches of graphs at
+    other places in the program, and those made to time another payload, whose ``predicted_us`` is 0. ``compute_stretch``: how many times as long a kernel took while a collective was on its way,
     ``launch_stretch``: a collective while kernels ran. ``inter_stretch``: both, of collectives between nodes, where the job has
     others too; None: the same.
     """
