@@ -53,7 +53,7 @@ def _is_static(tensor: torch.Tensor) -> bool:
 def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     try:
         return one.untyped_storage()._cdata == other.untyped_storage()._cdata
-    except NotImplementedError:
+    except NotImplementedError:  # a wrapper subclass or an opaque tensor has no storage
         return False
 
 

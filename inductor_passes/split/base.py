@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import Numerics
-from inductor_passes.errors import InvariantError, PreconditionError
+from inductor_passes.errors import CannotFollowError, InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
     group_name,
     input_tensors,
@@ -49,6 +50,13 @@ class Cutting(Rewrite):
         self._cut = [(*said, cutter.made[said[0]]) for said in before]
         return cutter
 
+    def cut_too(self, graph: fx.Graph, region: Region) -> Cutter:
+        """Write one region more; what was promised of those before is checked as well."""
+        before, returned = self._cut, self._returned
+        cutter = self.cut(graph, region)
+        self._cut, self._returned = [*before, *self._cut], returned or self._returned
+        return cutter
+
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
         for launch, what, size, parts in self._cut:
@@ -71,6 +79,23 @@ class Cutting(Rewrite):
     def _broken(self, what: str) -> InvariantError:
         fix = f"Leave it out with options={{'disable': ['{self.name}']}}."
         return InvariantError(f"The pass {self.name} cut the graph wrongly: {what}.", "", fix)
+
+
+class Following(Cutting):
+    """Cuts what a plan says that was made for another rank's graph, or raises CannotFollowError."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def digest(self) -> str:
+        return self.plan.text
+
+    def requires(self, graph: fx.Graph) -> None:
+        try:
+            super().requires(graph)
+        except PreconditionError as error:
+            raise CannotFollowError(str(error)) from error
 
 
 def _what(launch: fx.Node) -> tuple[object, ...]:

@@ -109,10 +109,7 @@ class ChunkProducts(Cutting):
             product = next(its, None)
             region = product.region(chunks.parts, chunks.cut) if product is not None else None
             if region is not None:
-                before, returned = self._cut, self._returned
-                made.append(self.cut(graph, region))
-                self._cut = [*before, *self._cut]
-                self._returned = returned or self._returned
+                made.append(self.cut_too(graph, region))
         return made
 
     def _choose(self, graph: fx.Graph, scheduler: ScheduleGraph) -> tuple[list[_Chunks], list[str]]:

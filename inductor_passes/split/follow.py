@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import PassStats
-from inductor_passes.errors import CannotFollowError, PreconditionError
+from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.numbers import MEMBERS
-from inductor_passes.split.base import Cutting
+from inductor_passes.split.base import Following
 from inductor_passes.split.candidates import regions
 from inductor_passes.split.region import Positions, Region, spread
 
 
-class FollowSplit(Cutting):
+class FollowSplit(Following):
     """Cut the launches that a plan cuts, in as many parts, which lie alike.
 
     Requires: launches that bear the numbers of the program's (``agree/graph.py``), and what ``SplitRegions`` requires.
@@ -23,19 +22,6 @@ class FollowSplit(Cutting):
     """
 
     name = "follow_split"
-
-    def __init__(self, plan: LaunchPlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def digest(self) -> str:
-        return self.plan.text
-
-    def requires(self, graph: fx.Graph) -> None:
-        try:
-            super().requires(graph)
-        except PreconditionError as error:
-            raise CannotFollowError(str(error)) from error
 
     def run(self, graph: fx.Graph) -> PassStats:
         wanted = self.plan.parts

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import PassStats
-from inductor_passes.errors import CannotFollowError, PreconditionError
+from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.numbers import CHUNKS, MEMBERS
-from inductor_passes.split.base import Cutting
+from inductor_passes.split.base import Following
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
 
 
-class FollowChunks(Cutting):
+class FollowChunks(Following):
     """Chunk the collective products whose launches a plan chunks, in as many chunks, which lie alike.
 
     Requires: launches that bear the numbers of the program's (``agree/graph.py``), and what ``ChunkProducts`` requires.
@@ -24,19 +23,6 @@ class FollowChunks(Cutting):
 
     name = "follow_chunks"
 
-    def __init__(self, plan: LaunchPlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def digest(self) -> str:
-        return self.plan.text
-
-    def requires(self, graph: fx.Graph) -> None:
-        try:
-            super().requires(graph)
-        except PreconditionError as error:
-            raise CannotFollowError(str(error)) from error
-
     def run(self, graph: fx.Graph) -> PassStats:
         for number, (parts, along) in self.plan.chunks.items():
             region = _region(graph, number, parts, along)
@@ -44,9 +30,7 @@ class FollowChunks(Cutting):
                 raise CannotFollowError(
                     f"The graph has no collective product with launch {number} in {parts} chunks along {along}."
                 )
-            before, returned = self._cut, self._returned
-            self.cut(graph, region)
-            self._cut, self._returned = [*before, *self._cut], returned or self._returned
+            self.cut_too(graph, region)
         return PassStats(True, {"launches": len(self.plan.chunks)})
 
 
