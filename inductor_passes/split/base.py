@@ -19,7 +19,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.hazards import shows_that_ranks_differ
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.split.cut import Cutter
+from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region
 
 
@@ -56,6 +56,10 @@ class Cutting(Rewrite):
         cutter = self.cut(graph, region)
         self._cut, self._returned = [*before, *self._cut], returned or self._returned
         return cutter
+
+    def cut_each(self, graph: fx.Graph, regions: Sequence[Region]) -> list[Cutter]:
+        """Write several regions that share no node."""
+        return cut_all(graph, regions, lambda region: self.cut_too(graph, region))
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""

@@ -177,10 +177,11 @@ class ScheduleGraph(GraphPass):
             return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
         return solution, ""
 
-    def cap_bytes(self, graph: fx.Graph) -> int:
-        """Return the peak memory that a schedule of the graph may have."""
+    def peak_and_cap_bytes(self, graph: fx.Graph) -> tuple[int, int]:
+        """Return the peak memory of the program's order, and the one that a schedule of the graph may have."""
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        return self._room(graph, before).cap_bytes(before().peak_bytes)
+        peak = before().peak_bytes
+        return peak, self._room(graph, before).cap_bytes(peak)
 
     def _room(self, graph: fx.Graph, before: Callable[[], Timeline]) -> _Room:
         extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
