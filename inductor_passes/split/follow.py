@@ -28,7 +28,7 @@ class FollowSplit(Following):
 
     def run(self, graph: fx.Graph) -> PassStats:
         wanted = self.plan.parts
-        found = _regions(graph, wanted)
+        found = _regions(graph, wanted, lean=False) or _regions(graph, wanted, lean=True)
         if found is None:
             raise CannotFollowError(
                 f"The graph has no regions with the parts of the plan: {wanted}."
@@ -37,8 +37,13 @@ class FollowSplit(Following):
         return PassStats(True, {"launches": sum(len(cutter.made) for cutter in made)})
 
 
-def _regions(graph: fx.Graph, wanted: Mapping[int, tuple[int, str]]) -> list[Region] | None:
-    """Regions with just these launches in such parts; of those that have most of them, one after the other."""
+def _regions(
+    graph: fx.Graph, wanted: Mapping[int, tuple[int, str]], *, lean: bool
+) -> list[Region] | None:
+    """Regions with just these launches in such parts: those that have most of them, one after the other.
+
+    ``lean``: no more of each than its launches need, so that it takes nothing that another needs.
+    """
     found: list[Region] = []
     left = dict(wanted)
     while left:
@@ -50,7 +55,7 @@ def _regions(graph: fx.Graph, wanted: Mapping[int, tuple[int, str]]) -> list[Reg
                 break
         if best is None:
             return None
-        found.append(best)
+        found.append(best.lean() if lean else best)
         for launch in best.launches:
             del left[launch.meta[MEMBERS][0]]
     return found
@@ -66,7 +71,9 @@ def _offered(
     for parts in sorted({parts for parts, _ in wanted.values()}):
         front = list(from_inputs(graph, parts))
         inside = from_inside(graph, parts, [*front, *there], taken)
-        for region in (*(r for r in front if r.launches), *inside):
+        for region in (*front, *inside):
+            if taken:
+                region = spread(positions, region.seed, region.cut, parts, without=taken)
             fitting = [n for n, along in region.launches.items() if _is_wanted(n, parts, along, wanted)]
             if not fitting:
                 continue

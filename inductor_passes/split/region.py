@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.collectives import is_launch, is_wait
 from inductor_passes.split.rules import step_of
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
 
@@ -43,22 +43,30 @@ class Region:
         }
 
 
-    @property
-    def edge(self) -> dict[fx.Node, Place]:
-        """Values that are read in parts and computed whole, and how they are read."""
-        steps, places = self.steps, self.places
-        read = (source for node in steps for source in node.all_input_nodes)
-        return {node: places[node] for node in read if node in places and node not in steps}
-
     def only(self, nodes: Collection[fx.Node]) -> Region:
         """Return the piece of the region that is among ``nodes``."""
         steps = {node: step for node, step in self.steps.items() if node in nodes}
         ended = {node: why for node, why in self.ended.items() if node in nodes}
         return replace(self, steps=steps, ended=ended)
 
+    def lean(self) -> Region:
+        """Return what of the region its launches need, and their waits."""
+        needed = set(self.launches)
+        for node in reversed(self.steps):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        waits = {user for launch in self.launches for user in launch.users}
+        waits |= {user for wait in waits for user in wait.users if is_wait(user)}
+        return replace(self.only(needed | waits), ended=self.ended)
+
     def again(self, positions: Positions, wholes: Mapping[fx.Node, fx.Node]) -> Region:
         """Return the same region, once others were written into the graph. ``wholes``: what is now read in place of their nodes."""
-        edge = {wholes.get(node, node): place for node, place in self.edge.items()}
+        was = {now: node for node, now in wholes.items()}
+        edge: dict[fx.Node, Place] = {}  # what is read in parts, and computed whole
+        for source in (source for node in self.steps for source in node.all_input_nodes):
+            node = was.get(source, source)
+            if node in self.places and node not in self.steps:
+                edge[source] = self.places[node]
         seed = wholes.get(self.seed, self.seed)
         made = spread(positions, seed, self.cut, self.parts, within=self.steps, edge=edge)
         made.ended, made.of = self.ended, self.of
