@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
 
 from inductor_passes.graph.collectives import is_launch
+from inductor_passes.machine.prices.model import launching_us
+from inductor_passes.schedule.graph.extract import Extracted
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule.model.limit import limit_us
 from inductor_passes.split.fold import Folded
@@ -18,6 +20,7 @@ from inductor_passes.split.halves import halves
 class Price:
     """Predicted of a graph, scheduled; of a joint graph its forward and backward apart, in this order.
 
+    Where launches take processor time of what computes (``launching_us``), ``us`` counts it for each, as though nothing hid it.
     ``exposed``: how long compute waits for launches, by their names.
     """
 
@@ -59,14 +62,15 @@ class Prices:
 
     def of(self, graph: fx.Graph) -> Price:
         """Return the price of the graph, or of a copy of it that was cut."""
-        parts = halves(graph)
         us, limit, peaks, caps, exposed = [], 0.0, [], [], {}
-        for i, part in enumerate(parts):
+        for i, part in enumerate(halves(graph)):
             if self._caps is not None:
                 part.output_node().meta[CAP_BYTES] = self._caps[i]
             extracted = self.scheduler.extract(part)
             solution, refused = self.scheduler.plan(part, extracted)
-            us.append(solution.original_makespan_us if refused else solution.makespan_us)
+            makespan_us = solution.original_makespan_us if refused else solution.makespan_us
+            merged = () if refused else solution.buckets
+            us.append(makespan_us + self._launching_us(extracted, merged))
             limit += limit_us(extracted.problem)
             peaks.append(solution.peak_bytes)
             caps.append(solution.cap_bytes)
@@ -75,3 +79,8 @@ class Prices:
                 if node is not None and is_launch(node):
                     exposed[node.name] = item.us
         return Price(tuple(us), limit, tuple(peaks), tuple(caps), exposed)
+
+    def _launching_us(self, extracted: Extracted, buckets: Sequence[Sequence[int]]) -> float:
+        each = launching_us(self.scheduler.cost)
+        launches = sum(node.kind == "launch" for node in extracted.problem.nodes)
+        return each * (launches - sum(len(bucket) - 1 for bucket in buckets))

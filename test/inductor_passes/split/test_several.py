@@ -1,5 +1,7 @@
 """Several regions in one graph: where they begin, in how many parts each is, and what ranks share of them."""
 
+import dataclasses
+
 import pytest
 import torch
 from cutting import same, whole_numbers
@@ -7,6 +9,8 @@ from cutting import same, whole_numbers
 from inductor_passes.agree.graph import Frame, number_launches, plan_of
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.graph.collectives import launches
+from inductor_passes.machine import TopologyCostModel, load_topology
+from inductor_passes.machine.topology.topology import LinkProtocol
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.split.candidates import Way, from_inputs, from_inside, lay, like
@@ -237,3 +241,24 @@ def test_a_number_of_parts_holds_for_all_regions(parts):
     assert dump(graph).count("all_reduce(") == record.split.launches * parts + 4 - (
         record.split.launches
     )
+
+
+def test_small_kernels_are_not_cut_where_launches_take_what_computes():
+    """Twice as many launches are no gain where each takes as much of the processor as a kernel."""
+
+    def small(x, *weights):
+        for weight in weights:
+            x = reduced(x @ weight)
+        return x
+
+    def decided(launching_us):
+        figures = {"intra_gb_per_s": 10.0, "launching_us": launching_us, "all_reduce_in_node": None}
+        protocol = LinkProtocol("only", 5.0, 1.0, 1.0, 3.0, 1.0)
+        topology = dataclasses.replace(load_topology("cpu-gloo"), protocols=(protocol,), **figures)
+        graph = trace(small, [256, 192], *[[192, 192]] * 4, world_size=2)
+        return run_pass(SplitRegions(TopologyCostModel(topology)), graph).split
+
+    assert decided(0.0).parts > 1
+    shipped = load_topology("cpu-gloo").launching_us
+    whole = decided(shipped)
+    assert shipped > 0 and whole.parts == 1 and "to gain, less than 3%" in whole.decision
