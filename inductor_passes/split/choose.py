@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
+from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.values import Values
 from inductor_passes.machine import CostModel
 from inductor_passes.records import TriedRecord
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
@@ -18,6 +21,7 @@ from inductor_passes.split.fold import Folded, fold
 from inductor_passes.split.halves import BACKWARD, FORWARD
 from inductor_passes.split.price import Price, Prices
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules.places import Cut
 
 LEAST_GAIN = 0.03  # of the step, before a graph is cut
 LEAST_MORE = 0.01  # of the step, for each region behind the first, or for halves in unlike parts
@@ -31,10 +35,10 @@ MOST_NODES = 9_000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """All ways that a graph is cut in at once, the number of launches that the last of them cuts, and the price."""
+    """All ways that a graph is cut in at once, the graph cut so, and its price."""
 
     ways: tuple[Way, ...]
-    launches: int
+    graph: fx.Graph
     price: Price
 
 
@@ -82,15 +86,16 @@ def choose(
     counts: Sequence[int],
     *,
     least_gain: float = LEAST_GAIN,
+    values: Values | None = None,
 ) -> Choice:
     """Try the regions of the longest launches in each number of parts, and others beside the best; the graph stays as it is.
 
     ``least_gain``: share of the step that a cut must save; 0: one is made if any can be. Nothing is tried where the
-    uncut graph, scheduled, is within it of the limit.
+    uncut graph, scheduled, is within it of the limit. ``values``: fake values that cuts of the graph share.
     """
     folded = fold(graph)
     prices = Prices(graph, folded, scheduler)
-    search = _Search(folded.graph, prices, scheduler.cost, counts, least_gain)
+    search = _Search(folded.graph, prices, scheduler.cost, counts, least_gain, values)
     found = search.run()
     steps: list[Step] = []
     if found:
@@ -129,13 +134,16 @@ class _Search:
         cost: CostModel,
         counts: Sequence[int],
         least_gain: float,
+        values: Values | None,
     ) -> None:
         self.graph, self.prices, self.cost = graph, prices, cost
         self.counts, self.least_gain = counts, least_gain
+        self._values = Values() if values is None else values
         self.limit_us = prices.uncut.limit_us
         self.tried: list[TriedRecord] = []
         self.exposed_us = 0.0  # for launches of one way, the longest
         self._front: dict[int, list[Region]] = {}
+        self._launches = {node.name for node in graph.nodes if is_launch(node)}
         self._nodes = len(graph.nodes)
 
     def run(self) -> list[Trial]:
@@ -158,7 +166,11 @@ class _Search:
 
     def _next(self, beside: Trial | None) -> Trial | None:
         now = self.prices.uncut if beside is None else beside.price
+        least = self.least_gain if beside is None else LEAST_MORE
+        if beside is not None and self._left_us(beside.price) < least * now.step_us:
+            return None
         trials: list[Trial] = []
+        poor: set[tuple[object, Cut]] = set()
         for parts in self.counts:
             listed = self._listed(parts, beside)
             self.exposed_us = max([self.exposed_us, *(exposed for _, _, exposed in listed)])
@@ -167,19 +179,31 @@ class _Search:
                 if self._is_near(best) or link_us < WORTH * listed[0][1]:
                     break
                 # A cut hides no more than what its launches keep waiting.
-                least = LEAST_MORE if beside is not None else self.least_gain
-                if exposed_us < least * now.step_us:
+                if exposed_us < least * now.step_us or (way.seed, way.cut) in poor:
                     continue
                 if (trial := self._tried(beside, (way,))) is not None:
                     trials.append(trial)
+            # What another way beats in few parts is not tried in more, and nothing is where none gains.
+            best_us = min(map(_step_us, trials), default=math.inf)
+            if len(now.us) < 2 and trials and best_us > now.step_us:
+                break
+            far = (trial.ways[-1] for trial in trials if _step_us(trial) > best_us * (1 + NEAR))
+            poor = {(way.seed, way.cut) for way in far} if len(now.us) < 2 else poor
         if beside is None and len(self.counts) > 1:
             trials += self._halves_apart(trials)
         fitting = [trial for trial in trials if trial.price.fits(self.prices.uncut)]
         best = min(fitting, key=_step_us, default=None)
-        if best is None or beside is None:
+        if best is None:
+            return None
+        best = replace(best, price=self.prices.of(best.graph))
+        if beside is None:
             return best
         more = now.step_us - best.price.step_us
         return best if more >= LEAST_MORE * self.prices.uncut.step_us else None
+
+    def _left_us(self, now: Price) -> float:
+        """How long compute waits for launches that are whole."""
+        return sum(us for name, us in now.exposed.items() if name in self._launches)
 
     def _listed(self, parts: int, beside: Trial | None) -> list[tuple[Way, float, float]]:
         """Ways, their launches' link time and how long compute waits for those, by link time."""
@@ -214,10 +238,9 @@ class _Search:
         if self.tried and self._nodes + size > MOST_NODES:
             return None
         self._nodes += size
-        cut_all(made, chosen)
-        price = self.prices.of(made)
+        cut_all(made, chosen, values=self._values)
+        price = self.prices.of(made, sure=False)
         self.limit_us = min(self.limit_us, price.limit_us)
-        launches = sum(len(region.launches) for of_way in laid[-len(more) :] for region in of_way)
         self.tried += [
             TriedRecord(
                 way.parts,
@@ -231,14 +254,14 @@ class _Search:
             for way, its in zip(ways[-len(more) :], laid[-len(more) :], strict=True)
             if its
         ]
-        return Trial(ways, launches, price)
+        return Trial(ways, made, price)
 
     def _halves_apart(self, trials: Sequence[Trial]) -> list[Trial]:
         """Forward and backward of a joint graph in unlike parts, or one whole, where their own prices say that this is better."""
         uncut = self.prices.uncut
         if len(uncut.us) < 2 or not trials:
             return []
-        whole = Trial((), 0, uncut)
+        whole = Trial((), self.graph, uncut)
         forward, backward = (min((whole, *trials), key=lambda t, i=i: t.price.us[i]) for i in (0, 1))  # type: ignore[misc]
         best_us = min(trial.price.step_us for trial in (whole, *trials))
         apart_us = forward.price.us[0] + backward.price.us[1]

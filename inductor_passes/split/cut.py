@@ -25,9 +25,11 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 class Cutter:
     """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order."""
 
-    def __init__(self, graph: fx.Graph, region: Region) -> None:
+    def __init__(self, graph: fx.Graph, region: Region, values: Values | None = None) -> None:
+        """``values``: fake values that were worked out for cuts of the same graph."""
         self._graph, self._region, self._count = graph, region, region.parts
-        self._values = Values()
+        self._launches = region.launches
+        self._values = Values() if values is None else values
         self._parts: dict[fx.Node, list[Any]] = {}
         self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
         self._wholes: dict[fx.Node, fx.Node] = {}
@@ -84,7 +86,7 @@ class Cutter:
         self._parts[node] = made
         if is_launch(node):
             self.made[node] = tuple(made)
-            along = self._region.launches[node] + self._region.of
+            along = self._launches[node] + self._region.of
             for i, part in enumerate(made):
                 part.meta[MEMBERS] = part_of(node, i, self._count, along)
                 part.meta[PART] = True
@@ -179,7 +181,10 @@ class Cutter:
 
 
 def cut_all(
-    graph: fx.Graph, regions: Sequence[Region], cut: Callable[[Region], Cutter] | None = None
+    graph: fx.Graph,
+    regions: Sequence[Region],
+    cut: Callable[[Region], Cutter] | None = None,
+    values: Values | None = None,
 ) -> list[Cutter]:
     """Write regions that share no node into their graph, one after the other; ``cut``: how one is written."""
     made: list[Cutter] = []
@@ -189,7 +194,7 @@ def cut_all(
         if cut is not None:
             made.append(cut(its))
         else:
-            made.append(Cutter(graph, its))
+            made.append(Cutter(graph, its, values))
             made[-1].run()
         wholes.update(made[-1].wholes)
     return made

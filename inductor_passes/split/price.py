@@ -60,14 +60,15 @@ class Prices:
             self._caps = self.uncut.cap_bytes
             self.cap_bytes = max(self._caps)
 
-    def of(self, graph: fx.Graph) -> Price:
-        """Return the price of the graph, or of a copy of it that was cut."""
+    def of(self, graph: fx.Graph, sure: bool = True) -> Price:
+        """Return the price of the graph, or of a copy of it that was cut; unless ``sure``, buckets are not tried in the graph."""
         us, limit, peaks, caps, exposed = [], 0.0, [], [], {}
         for i, part in enumerate(halves(graph)):
             if self._caps is not None:
                 part.output_node().meta[CAP_BYTES] = self._caps[i]
             extracted = self.scheduler.extract(part)
-            solution, refused = self.scheduler.plan(part, extracted)
+            how = self.scheduler.plan if sure else self.scheduler.forecast
+            solution, refused = how(part, extracted)
             makespan_us = solution.original_makespan_us if refused else solution.makespan_us
             merged = () if refused else solution.buckets
             us.append(makespan_us + self._launching_us(extracted, merged))

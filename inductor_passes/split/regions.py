@@ -67,6 +67,7 @@ class SplitRegions(Cutting):
             ScheduleGraph(self.cost, self.schedule),
             AUTO if asked is None else (asked,),
             least_gain=LEAST_GAIN if asked is None else 0.0,
+            values=self._values,
         )
         whole = self._why_whole(choice)
         made = [] if whole else self.cut_each(graph, choice.regions)
