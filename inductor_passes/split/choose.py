@@ -157,7 +157,9 @@ class _Search:
             if best is None:
                 break
             found.append(best)
-            if found[0].price.step_us > uncut.step_us * (1 - self.least_gain) or self._is_near(best):
+            if found[0].price.step_us > uncut.step_us * (1 - self.least_gain) or self._is_near(
+                best
+            ):
                 break
         return found
 
@@ -262,7 +264,9 @@ class _Search:
         if len(uncut.us) < 2 or not trials:
             return []
         whole = Trial((), self.graph, uncut)
-        forward, backward = (min((whole, *trials), key=lambda t, i=i: t.price.us[i]) for i in (0, 1))  # type: ignore[misc]
+        forward, backward = (
+            min((whole, *trials), key=lambda t, i=i: t.price.us[i]) for i in (0, 1)
+        )  # type: ignore[misc]
         best_us = min(trial.price.step_us for trial in (whole, *trials))
         apart_us = forward.price.us[0] + backward.price.us[1]
         if forward is backward or best_us - apart_us < LEAST_MORE * uncut.step_us:

@@ -74,7 +74,9 @@ def _offered(
         for region in (*front, *inside):
             if taken:
                 region = spread(positions, region.seed, region.cut, parts, without=taken)
-            fitting = [n for n, along in region.launches.items() if _is_wanted(n, parts, along, wanted)]
+            fitting = [
+                n for n, along in region.launches.items() if _is_wanted(n, parts, along, wanted)
+            ]
             if not fitting:
                 continue
             its = spread(positions, region.seed, region.cut, parts, fitting, without=taken)

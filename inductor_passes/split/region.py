@@ -42,7 +42,6 @@ class Region:
             if is_launch(node)
         }
 
-
     def only(self, nodes: Collection[fx.Node]) -> Region:
         """Return the piece of the region that is among ``nodes``."""
         steps = {node: step for node, step in self.steps.items() if node in nodes}

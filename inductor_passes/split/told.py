@@ -18,9 +18,7 @@ from inductor_passes.split.region import Region
 MOST_ENDED = 8  # kinds of ends that are told
 
 
-def record_of(
-    choice: Choice, made: Sequence[Cutter], whole: str, seconds: float
-) -> SplitRecord:
+def record_of(choice: Choice, made: Sequence[Cutter], whole: str, seconds: float) -> SplitRecord:
     """Return the record of a choice, and of the cuts that were made of it, if any, in its order."""
     regions = _regions(choice, made) if made else ()
     tried = [region for step in choice.steps for region in step.regions]

@@ -240,7 +240,11 @@ class ScheduleGraph(GraphPass):
 def _why_not(solution: Solution) -> str:
     """Why a solution is not worth being applied, or ""."""
     gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
-    return "" if gain >= LEAST_GAIN else f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+    return (
+        ""
+        if gain >= LEAST_GAIN
+        else f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+    )
 
 
 def _exposed(

@@ -106,7 +106,8 @@ def _logaddexp(made: Maker, one: fx.Node, other: fx.Node) -> fx.Node:
         for each in (one, other)
     )
     return made.emit(
-        aten.add.Tensor, (most, made.emit(aten.log.default, (made.emit(aten.add.Tensor, (one, other)),)))
+        aten.add.Tensor,
+        (most, made.emit(aten.log.default, (made.emit(aten.add.Tensor, (one, other)),))),
     )
 
 

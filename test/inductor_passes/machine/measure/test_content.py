@@ -196,5 +196,7 @@ def test_what_launches_take_of_the_processor_is_a_figure_of_the_device():
         return topology_of("h100x8", name="here", where="here", device=None, links=links)["device"]
 
     figure = made(123.4)["launching_us"]
-    assert figure["value"] == 123.4 and "processor time of the smallest collective" in figure["source"]
+    assert (
+        figure["value"] == 123.4 and "processor time of the smallest collective" in figure["source"]
+    )
     assert "launching_us" not in made(None)  # a GPU, whose host runs ahead
