@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from inductor_passes.split import rules
-from inductor_passes.split.candidates import Layout, Way, from_inputs, from_inside, lay, like
+from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.halves import BACKWARD, FORWARD
 from inductor_passes.split.products import collective_products
@@ -147,13 +147,13 @@ def _regions(graph: fx.Graph, choose: random.Random, parts: int) -> list[Region]
     """Regions that share no node: the first in ``parts`` parts from an input or from inside, others in as many as are drawn."""
     ways: list[Way] = []
     for _ in range(choose.randint(1, MOST_WAYS)):
-        layout = Layout(graph)
+        laid_out = Laid(graph)
         for way in ways:
-            layout.lay(way)
+            laid_out.lay(way)
         count = choose.choice((2, 4)) if ways else parts
         front = list(from_inputs(graph, count))
         listed = [region for region in front if region.launches]
-        listed += from_inside(graph, count, front, layout.taken)
+        listed += from_inside(graph, count, front, laid_out.taken)
         if not listed:
             break
         region = choose.choice(listed)

@@ -53,7 +53,7 @@ def like(node: fx.Node) -> object:
     return str(source.target), at, shape
 
 
-class Layout:
+class Laid:
     """Regions in one graph that share no node, as they are laid one after the other."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -93,8 +93,8 @@ class Layout:
 
 def lay(graph: fx.Graph, ways: Sequence[Way]) -> list[list[Region]]:
     """Return the regions of each way: none shares a node with another, and each has a launch."""
-    layout = Layout(graph)
-    return [layout.lay(way) for way in ways]
+    laid_out = Laid(graph)
+    return [laid_out.lay(way) for way in ways]
 
 
 def regions(graph: fx.Graph, parts: int) -> Iterator[Region]:

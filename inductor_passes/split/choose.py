@@ -15,7 +15,7 @@ from inductor_passes.machine import CostModel
 from inductor_passes.records import TriedRecord
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.simulate import simulate
-from inductor_passes.split.candidates import Layout, Way, from_inputs, from_inside, lay, like
+from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all
 from inductor_passes.split.fold import Folded, fold
 from inductor_passes.split.halves import BACKWARD, FORWARD
@@ -43,7 +43,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Chosen:
     """One way that was chosen, its regions in the whole graph, and the predicted step before it was and after."""
 
     way: Way
@@ -64,7 +64,7 @@ class Choice:
     cap_bytes: int
     limit_us: float
     tried: tuple[TriedRecord, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Chosen, ...] = ()
     layers: int = 1
     kept: int = 1
     exposed_us: float = 0.0  # compute waits so long for the launches of one way to cut, at most
@@ -97,12 +97,12 @@ def choose(
     prices = Prices(graph, folded, scheduler)
     search = _Search(folded.graph, prices, scheduler.cost, counts, least_gain, values)
     found = search.run()
-    steps: list[Step] = []
+    steps: list[Chosen] = []
     if found:
         before_us = prices.uncut.step_us
         laid = lay(graph, found[-1].ways)
         for way, after_us, its in zip(found[-1].ways, _afters(found), laid, strict=True):
-            steps.append(Step(way, tuple(its), before_us, after_us))
+            steps.append(Chosen(way, tuple(its), before_us, after_us))
             before_us = after_us
     return Choice(
         found[-1] if found else None,
@@ -210,19 +210,19 @@ class _Search:
     def _listed(self, parts: int, beside: Trial | None) -> list[tuple[Way, float, float]]:
         """Ways, their launches' link time and how long compute waits for those, by link time."""
         now = self.prices.uncut if beside is None else beside.price
-        layout = Layout(self.graph)
+        laid_out = Laid(self.graph)
         for way in () if beside is None else beside.ways:
-            layout.lay(way)
+            laid_out.lay(way)
         if parts not in self._front:
             self._front[parts] = list(from_inputs(self.graph, parts))
         front = self._front[parts]
         every = [region for region in front if region.launches]
-        every += from_inside(self.graph, parts, front, layout.taken)
+        every += from_inside(self.graph, parts, front, laid_out.taken)
         found = []
         for region in every:
             way = Way(like(region.seed), region.cut, parts)
             inside = region.seed.op != "placeholder"
-            its = layout.lay(way, keep=False) if inside or layout.taken else [region]
+            its = laid_out.lay(way, keep=False) if inside or laid_out.taken else [region]
             launches = [launch for each in its for launch in each.launches]
             if launches:
                 link_us = sum(map(self.cost.launch_us, launches))
@@ -264,9 +264,8 @@ class _Search:
         if len(uncut.us) < 2 or not trials:
             return []
         whole = Trial((), self.graph, uncut)
-        forward, backward = (
-            min((whole, *trials), key=lambda t, i=i: t.price.us[i]) for i in (0, 1)
-        )  # type: ignore[misc]
+        forward = min((whole, *trials), key=lambda trial: trial.price.us[0])
+        backward = min((whole, *trials), key=lambda trial: trial.price.us[1])
         best_us = min(trial.price.step_us for trial in (whole, *trials))
         apart_us = forward.price.us[0] + backward.price.us[1]
         if forward is backward or best_us - apart_us < LEAST_MORE * uncut.step_us:
