@@ -101,9 +101,10 @@ class ScheduleRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriedRecord:
-    """One way to cut a graph that was looked at: ``seed`` is the input that is read in parts, ``along`` how.
+    """One way to cut a graph that was looked at: ``seed`` is the (first) value that is read in parts, ``along`` how.
 
-    Predicted of the cut graph, scheduled, not measured.
+    ``half``: ``forward`` or ``backward``, where only this of a joint graph is cut so. Predicted of the cut graph, with all that
+    is cut beside, scheduled, not measured.
     """
 
     parts: int
@@ -112,6 +113,7 @@ class TriedRecord:
     launches: int
     makespan_us: float
     peak_bytes: int
+    half: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,32 @@ class EndedRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """Regions of one graph that were cut alike: ``count`` of them, from values like ``seed`` on, along ``along`` in ``parts`` parts.
+
+    ``line``: the user's, of the first launch that is cut. ``half``: as a ``TriedRecord`` has it. ``before_us``, ``after_us``: the
+    predicted step without these regions and with them; those chosen together share both. ``ended``: what they stop at.
+    """
+
+    parts: int
+    seed: str
+    along: str
+    half: str
+    line: str
+    count: int
+    launches: int
+    nodes: int
+    joins: int
+    before_us: float
+    after_us: float
+    ended: tuple[EndedRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SplitRecord:
     """Decision on cutting one graph into parts: predicted, not measured. ``parts`` is 1 where it was left whole.
+
+    ``parts``, ``seed`` and ``along`` are of the first of its ``regions``; ``launches``, ``nodes`` and ``joins`` of all.
 
     ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is shorter, nor any
     cut that was looked at (``schedule/model/limit.py``). These, and what was ``tried``, are of the graph with ``layers_tried``
@@ -148,6 +174,7 @@ class SplitRecord:
     ended: tuple[EndedRecord, ...] = ()
     layers: int = 1
     layers_tried: int = 1
+    regions: tuple[RegionRecord, ...] = ()
 
     @property
     def closed(self) -> float:

@@ -6,7 +6,7 @@
     python tools/fuzz_split.py --programs 1000 --chunks      # collective products in chunks, in place of regions
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
-A program, its inputs, and where and in how many parts it is cut, are drawn from its number alone. All ranks run in this process,
+A program, its inputs, and where and in how many parts it is cut, in one region or several, are drawn from its number alone. All ranks run in this process,
 in lockstep. Prints one JSON object and exits with 1 if a program failed.
 """
 
@@ -16,7 +16,7 @@ import argparse
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -25,13 +25,17 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from inductor_passes.split import rules
-from inductor_passes.split.candidates import regions
-from inductor_passes.split.cut import Cutter
+from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
+from inductor_passes.split.cut import Cutter, cut_all
+from inductor_passes.split.halves import BACKWARD, FORWARD
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
 from inductor_passes.split.rules.places import SUM, Cut, InParts
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
+from inductor_passes.torch_compat.aot import is_joint
+
+MOST_WAYS = 3  # to cut one program in regions of their own
 
 TOLERANCE = (
     1e-5  # of the largest element or of 1, whichever is more, beside what float32 loses uncut
@@ -71,8 +75,8 @@ def gathers() -> None:
 FAULTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (joins, sums, gathers)}
 
 
-def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str]:
-    """Cut one program in two and four parts, where is drawn; how many launches were cut, and what is wrong."""
+def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str, int]:
+    """Cut one program as is drawn, twice; how many launches were cut, what is wrong, and the most regions."""
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     graph = trace(drawn(number, exact), *SHAPES, dtype=dtype)
@@ -83,28 +87,31 @@ def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str]:
     if not exact:
         wide = trace(drawn(number, exact), *SHAPES, dtype=torch.float64)
         truth = _run(wide, [[x.double() for x in given] for given in inputs])
-    launches = 0
+    launches = most = 0
     for parts in (2, 4):
-        listing = _chunks if chunks else regions
-        listed = list(listing(graph, parts))
-        if not listed:
-            continue
-        at = choose.randrange(len(listed))
         made = copy.deepcopy(graph)
-        region = list(listing(made, parts))[at]
-        launches += len(region.launches)
+        if chunks:
+            listed = list(_chunks(made, parts))
+            found = [choose.choice(listed)] if listed else []
+        else:
+            found = _regions(made, choose, parts)
+        if not found:
+            continue
+        said = _said(found)
+        launches += sum(len(region.launches) for region in found)
+        most = max(most, len(found))
         try:
-            Cutter(made, region).run()
+            cut_all(made, found)
             made.lint()
-            found = _run(made, inputs)
+            got = _run(made, inputs)
         except Exception as error:
-            return launches, f"{parts} parts along {region.cut} of %{region.seed}: {error!r:.300}"
-        if wrong := _wrong(found, expected, truth):
-            return launches, f"{parts} parts along {region.cut} of %{region.seed}: {wrong}"
-    return launches, ""
+            return launches, f"{said}: {error!r:.300}", most
+        if wrong := _wrong(got, expected, truth):
+            return launches, f"{said}: {wrong}", most
+    return launches, "", most
 
 
-def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
+def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
     """Cut the joint graph of one training step, and let AOTAutograd make two graphs of it; as ``tried``."""
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
@@ -114,26 +121,49 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
     if not exact:
         wide = halves(trained(number, exact), torch.float64, lambda joint: None)
         truth = _step_of(wide, [[x.double() for x in given] for given in inputs])
-    launches = 0
+    launches = most = 0
     said = ""
 
     def cut(joint: fx.Graph) -> None:
-        nonlocal launches, said
-        if listed := list(regions(joint, parts)):
-            region = choose.choice(listed)
-            said = f"{parts} parts along {region.cut} of %{region.seed}"
-            launches += len(region.launches)
-            Cutter(joint, region).run()
+        nonlocal launches, said, most
+        if found := _regions(joint, choose, parts):
+            said = _said(found)
+            launches += sum(len(region.launches) for region in found)
+            most = max(most, len(found))
+            cut_all(joint, found)
             joint.lint()
 
     for parts in (2, 4):  # noqa: B007 - ``cut`` reads it
         try:
             found = _step_of(halves(trained(number, exact), dtype, cut), inputs)
         except Exception as error:
-            return launches, f"{said}: {error!r:.300}"
+            return launches, f"{said}: {error!r:.300}", most
         if wrong := _wrong(found, expected, truth):
-            return launches, f"{said}: {wrong}"
-    return launches, ""
+            return launches, f"{said}: {wrong}", most
+    return launches, "", most
+
+
+def _regions(graph: fx.Graph, choose: random.Random, parts: int) -> list[Region]:
+    """Regions that share no node: the first in ``parts`` parts from an input or from inside, others in as many as are drawn."""
+    ways: list[Way] = []
+    for _ in range(choose.randint(1, MOST_WAYS)):
+        laid_out = Laid(graph)
+        for way in ways:
+            laid_out.lay(way)
+        count = choose.choice((2, 4)) if ways else parts
+        front = list(from_inputs(graph, count))
+        listed = [region for region in front if region.launches]
+        listed += from_inside(graph, count, front, laid_out.taken)
+        if not listed:
+            break
+        region = choose.choice(listed)
+        half = choose.choice(("", "", FORWARD, BACKWARD)) if is_joint(graph) else ""
+        ways.append(Way(like(region.seed), region.cut, count, half))
+    return [region for of_way in lay(graph, ways) for region in of_way]
+
+
+def _said(found: Sequence[Region]) -> str:
+    return "; ".join(f"{each.parts} parts along {each.cut} of %{each.seed}" for each in found)
 
 
 def _step_of(graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]]) -> list[Tensor]:
@@ -192,17 +222,19 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.plant:
         FAULTS[options.plant]()
-    launches, cut_programs, failures = 0, 0, []
+    launches, cut_programs, several, failures = 0, 0, 0, []
     one = trained_in_parts if options.joint else partial(tried, chunks=options.chunks)
     with fake_group(RANKS):
         for number in range(options.seed, options.seed + options.programs):
-            found, wrong = one(number, not options.floats)
+            found, wrong, regions = one(number, not options.floats)
+            several += regions > 1
             launches, cut_programs = launches + found, cut_programs + (found > 0)
             if wrong:
                 failures.append(f"program {number}: {wrong}")
     result = {
         "programs": options.programs,
         "cut": cut_programs,
+        "in_several_regions": several,
         "launches_cut": launches,
         "failures": failures[:20],
         "failed": len(failures),

@@ -18,8 +18,9 @@ from inductor_passes.graph.collectives import (
     reduce_op,
 )
 from inductor_passes.graph.hazards import shows_that_ranks_differ
+from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.split.cut import Cutter
+from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region
 
 
@@ -31,9 +32,11 @@ class Cutting(Rewrite):
     def __init__(self) -> None:
         self._cut: list[tuple[fx.Node, object, int, tuple[fx.Node, ...]]] = []
         self._returned: list[object] = []
+        self._values: Values | None = None  # of the graph that is cut
 
     def requires(self, graph: fx.Graph) -> None:
         super().requires(graph)
+        self._values = Values()
         if shows_that_ranks_differ(graph):
             raise PreconditionError(
                 f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
@@ -45,7 +48,7 @@ class Cutting(Rewrite):
         """Write a region into the graph."""
         before = [(launch, _what(launch), payload_bytes(launch)) for launch in region.launches]
         self._returned = _returned(graph)
-        cutter = Cutter(graph, region)
+        cutter = Cutter(graph, region, self._values)
         cutter.run()
         self._cut = [(*said, cutter.made[said[0]]) for said in before]
         return cutter
@@ -56,6 +59,10 @@ class Cutting(Rewrite):
         cutter = self.cut(graph, region)
         self._cut, self._returned = [*before, *self._cut], returned or self._returned
         return cutter
+
+    def cut_each(self, graph: fx.Graph, regions: Sequence[Region]) -> list[Cutter]:
+        """Write several regions that share no node."""
+        return cut_all(graph, regions, lambda region: self.cut_too(graph, region))
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
@@ -70,6 +77,7 @@ class Cutting(Rewrite):
                     )
         if self._cut and _returned(graph) != self._returned:
             raise self._broken("the graph returns other shapes than it did")
+        self._values = None
         stayed = set(before)
         for node in graph.nodes:
             reads_new = node in stayed and any(n not in stayed for n in node.all_input_nodes)

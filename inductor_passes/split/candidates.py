@@ -1,45 +1,187 @@
-"""Regions that could be cut: from each input of a graph, along each of its dimensions, as far as rules carry.
+"""Regions that could be cut: along each dimension of a value, as far as rules carry.
 
-What is scattered or exchanged along its first dimension must hold, for each rank, a piece of every part. So an input is
+Regions begin at inputs of the graph, and at values inside it that others end at: results of operators that have no rule or
+want the whole. Those inside that look alike, as in the layers of a model, are cut alike.
+
+What is scattered or exchanged along its first dimension must hold, for each rank, a piece of every part. So a value is
 also cut in as many blocks as such a group has ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import group_size, is_launch
+from inductor_passes.graph.edit import tensor
+from inductor_passes.split.halves import BACKWARD, backward_of
 from inductor_passes.split.region import Positions, Region, spread
 from inductor_passes.split.rules.places import Cut, fits
 
 c10d = torch.ops._c10d_functional
 _SHARING = (c10d.reduce_scatter_tensor.default, c10d.all_to_all_single.default)
+INNER = 16  # kinds of values inside a graph that are looked at, those first in its order
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to cut a graph: from all values that are like ``seed`` (``like``), in ``parts`` parts.
+
+    ``half``: only this half of a joint graph, or "".
+    """
+
+    seed: object
+    cut: Cut
+    parts: int
+    half: str = ""
+
+
+def like(node: fx.Node) -> object:
+    """Return what is equal for values that regions begin at alike: of an input its own name."""
+    if node.op == "placeholder":
+        return str(node.target)
+    source, at = node, None
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        source, at = node.args[0], node.args[1]
+    value = tensor(node)
+    shape = () if value is None else (tuple(value.shape), value.dtype)
+    return str(source.target), at, shape
+
+
+class Laid:
+    """Regions in one graph that share no node, as they are laid one after the other."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph, self._positions = graph, Positions(graph)
+        self._alike: dict[object, list[fx.Node]] = {}
+        for node in graph.nodes:
+            if tensor(node) is not None:
+                self._alike.setdefault(like(node), []).append(node)
+        self._late: frozenset[fx.Node] | None = None
+        self.taken: set[fx.Node] = set()
+
+    def lay(self, way: Way, keep: bool = True) -> list[Region]:
+        """Return the regions of a way that hold a launch, beside those that are there; ``keep``: they are there too then."""
+        found: list[Region] = []
+        taken = self.taken if keep else set(self.taken)
+        for seed in self._alike.get(way.seed, ()):
+            region = None if seed in taken else self._spread(seed, way, taken)
+            if region is not None and region.launches:
+                found.append(region)
+                taken.update(region.steps)
+        return found
+
+    def _spread(self, seed: fx.Node, way: Way, taken: Collection[fx.Node]) -> Region | None:
+        shape = sizes_of(seed)
+        if shape is None or not fits(way.cut, shape, way.parts):
+            return None
+        if not way.half:
+            return spread(self._positions, seed, way.cut, way.parts, without=taken)
+        if self._late is None:
+            self._late = backward_of(self._graph)
+        # It reads the other half in parts, but computes none of it.
+        late = way.half == BACKWARD
+        inside = {node for node in self._positions.of if (node in self._late) == late}
+        own = {node for node in taken if node in inside}
+        return spread(self._positions, seed, way.cut, way.parts, without=own).only(inside)
+
+
+def lay(graph: fx.Graph, ways: Sequence[Way]) -> list[list[Region]]:
+    """Return the regions of each way: none shares a node with another, and each has a launch."""
+    laid_out = Laid(graph)
+    return [laid_out.lay(way) for way in ways]
 
 
 def regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
-    """Yield the regions that hold a launch, inputs that are used first in front.
+    """Yield the regions that begin at inputs and hold a launch, inputs that are used first in front.
 
     An input that an earlier region reads in the same parts would lead to a piece of that region, and is left out.
     """
+    yield from (region for region in from_inputs(graph, parts) if region.launches)
+
+
+def from_inputs(graph: fx.Graph, parts: int) -> Iterator[Region]:
+    """Yield the same with those that hold no launch, whose ends other regions may begin at."""
     positions = Positions(graph)
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.users]
     inputs.sort(key=lambda node: min(positions.of[user] for user in node.users))
     blocks = _blocks(graph)
     known: set[tuple[fx.Node, Cut]] = set()
     for node in inputs:
-        value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):
-            continue
-        for cut in (Cut(dim, outer) for dim in range(value.dim()) for outer in blocks):
-            if (node, cut) in known or not fits(cut, tuple(value.shape), parts):
+        shape = sizes_of(node)
+        for cut in _cuts(shape, blocks, parts):
+            if (node, cut) in known:
                 continue
             region = spread(positions, node, cut, parts)
             known.update(item for step in region.steps.values() for item in step.reads.items())
-            if region.launches:
-                yield region
+            yield region
+
+
+def from_inside(
+    graph: fx.Graph, parts: int, front: Iterable[Region], taken: Collection[fx.Node] = ()
+) -> Iterator[Region]:
+    """Yield the regions that begin where those in ``front`` end, and hold a launch and no node that is ``taken``.
+
+    Of values that are alike the first that leads to a launch speaks for all. Where the new ones end, others may begin.
+    """
+    positions, blocks = Positions(graph), _blocks(graph)
+    known: set[tuple[fx.Node, Cut]] = set()
+    alike: dict[object, list[fx.Node]] = {}
+    waiting: deque[object] = deque()
+
+    def end(regions: Iterable[Region]) -> None:
+        """Note where regions end."""
+        ends: set[fx.Node] = set()
+        for region in regions:
+            known.update(item for step in region.steps.values() for item in step.reads.items())
+            ends.update(region.ended)
+        found = {value for node in ends for value in _values(node) if value not in taken}
+        for value in sorted(found, key=positions.of.__getitem__):
+            kind = like(value)
+            if kind not in alike:
+                waiting.append(kind)
+            alike.setdefault(kind, []).append(value)
+
+    end(front)
+    for _ in range(INNER):
+        if not waiting:
+            return
+        seeds = alike[waiting.popleft()]
+        for cut in _cuts(sizes_of(seeds[0]), blocks, parts):
+            for seed in seeds:
+                if (seed, cut) in known:
+                    continue
+                region = spread(positions, seed, cut, parts, without=taken)
+                end([region])
+                if region.launches:
+                    yield region
+                    break
+
+
+def sizes_of(node: fx.Node) -> tuple[int, ...] | None:
+    """Return the local shape of a node; None unless it is one tensor of known sizes."""
+    value = tensor(node)
+    if value is None or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(value.shape)
+
+
+def _cuts(shape: tuple[int, ...] | None, blocks: Sequence[int], parts: int) -> Iterator[Cut]:
+    for cut in (Cut(dim, outer) for dim in range(len(shape or ())) for outer in blocks):
+        if shape is not None and fits(cut, shape, parts):
+            yield cut
+
+
+def _values(node: fx.Node) -> list[fx.Node]:
+    """Values of known sizes that an operator ends at: its own, its results', or what its launch brings."""
+    several = isinstance(node.meta.get("val"), (list, tuple))
+    found = list(node.users) if several or is_launch(node) else [node]
+    return [value for value in found if sizes_of(value)]
 
 
 def _blocks(graph: fx.Graph) -> list[int]:

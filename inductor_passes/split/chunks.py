@@ -84,9 +84,9 @@ class ChunkProducts(Cutting):
         scheduler = ScheduleGraph(self.cost, self.schedule)
         folded = fold(graph)
         if folded.graph is graph:
-            cap = scheduler.cap_bytes(graph)
+            cap = scheduler.peak_and_cap_bytes(graph)[1]
         else:
-            cap = give_room(graph, folded, self.cost, scheduler)
+            cap = give_room(graph, folded, scheduler)
         chosen, notes = self._choose(folded.graph, scheduler)
         if folded.kept < folded.layers:
             notes.append(f"looked at {folded.kept} of {folded.layers} equal layers")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -15,7 +15,7 @@ from inductor_passes.graph.edit import aten, emit
 from inductor_passes.graph.numbers import MEMBERS, PART, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
-from inductor_passes.split.region import Region
+from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.places import SUM, Cut, InParts, sizes, smaller
 
@@ -25,14 +25,21 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 class Cutter:
     """Rewrites one graph, in place. ``made``: the launches of each launch's parts, in order."""
 
-    def __init__(self, graph: fx.Graph, region: Region) -> None:
+    def __init__(self, graph: fx.Graph, region: Region, values: Values | None = None) -> None:
+        """``values``: fake values that were worked out for cuts of the same graph."""
         self._graph, self._region, self._count = graph, region, region.parts
-        self._values = Values()
+        self._launches = region.launches
+        self._values = Values() if values is None else values
         self._parts: dict[fx.Node, list[Any]] = {}
         self._slices: dict[tuple[fx.Node, Cut], list[fx.Node]] = {}
         self._wholes: dict[fx.Node, fx.Node] = {}
         self.made: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.joins = 0
+
+    @property
+    def wholes(self) -> dict[fx.Node, fx.Node]:
+        """What is read in place of nodes of the region that are read whole."""
+        return self._wholes
 
     def run(self) -> None:
         """Put parts in front of each node of the region, then erase it."""
@@ -79,7 +86,7 @@ class Cutter:
         self._parts[node] = made
         if is_launch(node):
             self.made[node] = tuple(made)
-            along = self._region.launches[node] + self._region.of
+            along = self._launches[node] + self._region.of
             for i, part in enumerate(made):
                 part.meta[MEMBERS] = part_of(node, i, self._count, along)
                 part.meta[PART] = True
@@ -171,6 +178,26 @@ class Cutter:
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
         return emit(self._graph, target, args, like, kwargs, self._values.of)
+
+
+def cut_all(
+    graph: fx.Graph,
+    regions: Sequence[Region],
+    cut: Callable[[Region], Cutter] | None = None,
+    values: Values | None = None,
+) -> list[Cutter]:
+    """Write regions that share no node into their graph, one after the other; ``cut``: how one is written."""
+    made: list[Cutter] = []
+    wholes: dict[fx.Node, fx.Node] = {}
+    for region in regions:
+        its = region.again(Positions(graph), wholes) if wholes else region
+        if cut is not None:
+            made.append(cut(its))
+        else:
+            made.append(Cutter(graph, its, values))
+            made[-1].run()
+        wholes.update(made[-1].wholes)
+    return made
 
 
 class _Maker:

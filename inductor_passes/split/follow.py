@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from torch import fx
 
 from inductor_passes.base import PassStats
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.split.base import Following
-from inductor_passes.split.candidates import regions
+from inductor_passes.split.candidates import from_inputs, from_inside
+from inductor_passes.split.halves import backward_of
 from inductor_passes.split.region import Positions, Region, spread
 
 
@@ -18,31 +21,77 @@ class FollowSplit(Following):
     Requires: launches that bear the numbers of the program's (``agree/graph.py``), and what ``SplitRegions`` requires.
     Ensures:  what ``SplitRegions`` ensures.
     Stats:    ``launches`` (that were cut).
-    Raises CannotFollowError if no region of the graph has just these launches in such parts.
+    Raises CannotFollowError if no regions of the graph have just these launches in such parts.
     """
 
     name = "follow_split"
 
     def run(self, graph: fx.Graph) -> PassStats:
         wanted = self.plan.parts
-        region = self._region(graph, wanted)
-        if region is None:
+        found = _regions(graph, wanted, lean=False) or _regions(graph, wanted, lean=True)
+        if found is None:
             raise CannotFollowError(
-                f"The graph has no region with the parts of the plan: {wanted}."
+                f"The graph has no regions with the parts of the plan: {wanted}."
             )
-        made = self.cut(graph, region)
-        return PassStats(True, {"launches": len(made.made)})
+        made = self.cut_each(graph, found)
+        return PassStats(True, {"launches": sum(len(cutter.made) for cutter in made)})
 
-    def _region(self, graph: fx.Graph, wanted: dict[int, tuple[int, str]]) -> Region | None:
-        counts = {parts for parts, _ in wanted.values()}
-        if len(counts) != 1:
+
+def _regions(
+    graph: fx.Graph, wanted: Mapping[int, tuple[int, str]], *, lean: bool
+) -> list[Region] | None:
+    """Regions with just these launches in such parts: those that have most of them, one after the other.
+
+    ``lean``: no more of each than its launches need, so that it takes nothing that another needs.
+    """
+    found: list[Region] = []
+    left = dict(wanted)
+    while left:
+        best: Region | None = None
+        for region in _offered(graph, left, found):
+            if best is None or len(region.launches) > len(best.launches):
+                best = region
+            if len(best.launches) == len(left):
+                break
+        if best is None:
             return None
-        (parts,) = counts
-        for region in regions(graph, parts):
-            launches = [n for n in region.launches if n.meta.get(MEMBERS, (-1,))[0] in wanted]
-            found = spread(Positions(graph), region.seed, region.cut, parts, launches)
-            if {
-                n.meta[MEMBERS][0]: (parts, along) for n, along in found.launches.items()
-            } == wanted:
-                return found
-        return None
+        found.append(best.lean() if lean else best)
+        for launch in best.launches:
+            del left[launch.meta[MEMBERS][0]]
+    return found
+
+
+def _offered(
+    graph: fx.Graph, wanted: Mapping[int, tuple[int, str]], there: Sequence[Region]
+) -> Iterator[Region]:
+    """Regions beside those that are ``there``, which hold some of the launches in such parts, and no other launch in parts."""
+    taken = {node for region in there for node in region.steps}
+    positions, late = Positions(graph), backward_of(graph)
+    early = frozenset(node for node in graph.nodes if node not in late)
+    for parts in sorted({parts for parts, _ in wanted.values()}):
+        front = list(from_inputs(graph, parts))
+        inside = from_inside(graph, parts, [*front, *there], taken)
+        for region in (*front, *inside):
+            if taken:
+                region = spread(positions, region.seed, region.cut, parts, without=taken)
+            fitting = [
+                n for n, along in region.launches.items() if _is_wanted(n, parts, along, wanted)
+            ]
+            if not fitting:
+                continue
+            its = spread(positions, region.seed, region.cut, parts, fitting, without=taken)
+            # A half of a joint graph that has none of them is left whole.
+            for half in (late, early):
+                if half and its.launches.keys() <= half:
+                    its = spread(positions, region.seed, region.cut, parts, fitting).only(
+                        {node for node in half if node not in taken}
+                    )
+            fit = (_is_wanted(n, parts, along, wanted) for n, along in its.launches.items())
+            if its.launches and all(fit):
+                yield its
+
+
+def _is_wanted(
+    launch: fx.Node, parts: int, along: str, wanted: Mapping[int, tuple[int, str]]
+) -> bool:
+    return wanted.get(launch.meta.get(MEMBERS, (-1,))[0]) == (parts, along)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import is_launch
+from inductor_passes.graph.collectives import is_launch, is_wait
 from inductor_passes.split.rules import step_of
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
 
@@ -42,6 +42,35 @@ class Region:
             if is_launch(node)
         }
 
+    def only(self, nodes: Collection[fx.Node]) -> Region:
+        """Return the piece of the region that is among ``nodes``."""
+        steps = {node: step for node, step in self.steps.items() if node in nodes}
+        ended = {node: why for node, why in self.ended.items() if node in nodes}
+        return replace(self, steps=steps, ended=ended)
+
+    def lean(self) -> Region:
+        """Return what of the region its launches need, and their waits."""
+        needed = set(self.launches)
+        for node in reversed(self.steps):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        waits = {user for launch in self.launches for user in launch.users}
+        waits |= {user for wait in waits for user in wait.users if is_wait(user)}
+        return replace(self.only(needed | waits), ended=self.ended)
+
+    def again(self, positions: Positions, wholes: Mapping[fx.Node, fx.Node]) -> Region:
+        """Return the same region, once others were written into the graph. ``wholes``: what is now read in place of their nodes."""
+        was = {now: node for node, now in wholes.items()}
+        edge: dict[fx.Node, Place] = {}  # what is read in parts, and computed whole
+        for source in (source for node in self.steps for source in node.all_input_nodes):
+            node = was.get(source, source)
+            if node in self.places and node not in self.steps:
+                edge[source] = self.places[node]
+        seed = wholes.get(self.seed, self.seed)
+        made = spread(positions, seed, self.cut, self.parts, within=self.steps, edge=edge)
+        made.ended, made.of = self.ended, self.of
+        return made
+
 
 class Positions:
     """Places of a graph's nodes in its order, read once for many regions."""
@@ -57,9 +86,12 @@ def spread(
     parts: int,
     launches: Collection[fx.Node] | None = None,
     within: Collection[fx.Node] | None = None,
+    *,
+    without: Collection[fx.Node] = (),
+    edge: Mapping[fx.Node, Place] | None = None,
 ) -> Region:
     """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut; ``within``: only
-    these nodes are computed in parts.
+    these nodes are computed in parts, and those ``without`` are not. ``edge``: values that are read in parts, in place of the seed.
 
     Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
     """
@@ -74,16 +106,17 @@ def spread(
                 seen.add(user)
                 heapq.heappush(queue, (positions.of[user], user))
 
-    lie(seed, cut)
+    for node, place in ({seed: cut} if edge is None else edge).items():
+        lie(node, place)
     while queue:
         _, node = heapq.heappop(queue)
-        if within is not None and node not in within:
+        if node in without or (within is not None and node not in within):
             continue
         near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
         source = node.args[0] if node.target is operator.getitem else None
         if isinstance(source, fx.Node) and source not in region.steps:
-            place = region.places[source]  # one of several results of what was computed whole
-            if isinstance(place, tuple) and (one := place[cast(int, node.args[1])]) is not None:
+            lies = region.places[source]  # one of several results of what was computed whole
+            if isinstance(lies, tuple) and (one := lies[cast(int, node.args[1])]) is not None:
                 lie(node, one)
             continue
         try:

@@ -26,11 +26,15 @@ def backward_at_once() -> Iterator[None]:
         yield
 
 
+def tangents(graph: fx.Graph) -> list[fx.Node]:
+    """Return the inputs of a joint graph that only its backward reads. The names ``tangents_...`` were seen in 2.11 to 2.15."""
+    inputs = graph.find_nodes(op="placeholder")
+    return [node for node in inputs if str(node.target).startswith("tangents")]
+
+
 def is_joint(graph: fx.Graph) -> bool:
-    """Return whether a graph is of forward and backward together. The names ``tangents_...`` were seen in 2.11 to 2.15."""
-    return any(
-        str(node.target).startswith("tangents") for node in graph.find_nodes(op="placeholder")
-    )
+    """Return whether a graph is of forward and backward together."""
+    return bool(tangents(graph))
 
 
 @contextlib.contextmanager

@@ -129,6 +129,10 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
         content["device"]["compute_stretch"] = _figure(
             times.stretch, f"{how}: products alone, and beside a collective of all ranks"
         )
+    if times.launching_us is not None:
+        content["device"]["launching_us"] = _figure(
+            times.launching_us, f"{how}: processor time of the smallest collective"
+        )
     mine = {(kind, shape.size, shape.nodes) for kind, shape in times.tables}
     _drop(section, "measured", lambda e: (e["kind"], e["ranks"], e["nodes"]) in mine)
 

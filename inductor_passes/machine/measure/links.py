@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from inductor_passes.machine.measure.beside import measure_stretch
-from inductor_passes.machine.measure.clock import LEAST_SAMPLES, WARM_UP, Clock, typical_us
+from inductor_passes.machine.measure.clock import LEAST_SAMPLES, WARM_UP, Clock, slowest, typical_us
 from inductor_passes.machine.measure.device import Note
 from inductor_passes.machine.measure.layout import Layout
 from inductor_passes.machine.prices.group_shape import GroupShape
@@ -23,6 +26,7 @@ LARGEST_BYTES = 2 << 30
 _ITEM = torch.float32.itemsize
 # Shares of the time, of which each point of a table has one, for kernels beside a collective.
 STRETCH_SHARES = 8
+LAUNCHES, LAUNCHING_US = 60, 1e6  # that are timed alone, and for how long in all
 Points = dict[int, float]
 
 
@@ -31,6 +35,7 @@ class LinkTimes:
     """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time.
 
     ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not measured.
+    ``launching_us``: on a CPU, processor time that a launch takes of what computes.
     """
 
     layout: Layout
@@ -38,6 +43,7 @@ class LinkTimes:
     how: str
     tables: dict[tuple[str, GroupShape], Points] = field(default_factory=dict)
     stretch: float | None = None
+    launching_us: float | None = None
 
 
 def measure_links(
@@ -69,7 +75,29 @@ def measure_links(
     *_, everyone = groups
     points = found.tables[kinds[0], everyone]
     stretch = measure_stretch(clock, points, _of_all(clock, kinds[0]), STRETCH_SHARES * share_us)
-    return replace(found, stretch=stretch)
+    launching = None
+    if clock.device.type == "cpu":
+        launching = _launching_us(clock, layout, points, _of_all(clock, kinds[0])(min(points)))
+    return replace(found, stretch=stretch, launching_us=launching)
+
+
+def _launching_us(
+    clock: Clock, layout: Layout, points: Points, start: Callable[[], torch.Tensor]
+) -> float:
+    """Processor time of the smallest collective, on the slowest rank.
+
+    The library's threads count too, unless the host has a second core for each thread that computes.
+    """
+    cores = os.cpu_count() or 1
+    spare = cores >= 2 * torch.get_num_threads() * layout.per_node
+    now = time.thread_time if spare else time.process_time
+    calls = max(LEAST_SAMPLES, min(LAUNCHES, int(LAUNCHING_US / min(points.values()))))
+    samples = []
+    for _ in range(WARM_UP + calls):
+        began = now()
+        torch.ops._c10d_functional.wait_tensor(start())
+        samples.append((now() - began) * 1e6)
+    return slowest([statistics.median(samples[WARM_UP:])], clock.device)[0]
 
 
 def table_count(layout: Layout) -> int:

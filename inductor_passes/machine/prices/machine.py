@@ -47,6 +47,11 @@ class Machine:
         return self.topology.kernel_us
 
     @property
+    def launching_us(self) -> float:
+        """Microseconds of processor time that a launch takes of what computes."""
+        return self.topology.launching_us
+
+    @property
     def reduce_scatter_rounds(self) -> float:
         """Rounds that the library takes for a reduce_scatter: 1, or more where it is done by other means."""
         return self.topology.reduce_scatter_rounds

@@ -124,6 +124,11 @@ class TopologyCostModel:
         """Factor on a kernel's time while a collective is on its way."""
         return self.machine.compute_stretch
 
+    @property
+    def launching_us(self) -> float:
+        """Processor time that a launch takes of what computes."""
+        return self.machine.launching_us
+
     def stretch_beside(self, launch: fx.Node) -> float:
         """Factor on a kernel's time while this collective is on its way: of the link that its group has."""
         shape = shape_of(launch, self.topology.ranks_per_node)

@@ -46,6 +46,7 @@ def topology_of(base: Topology, times: Times) -> Topology:
         ),
         memory_gb_per_s=base.memory_gb_per_s / kernels,
         kernel_us=base.kernel_us * kernels,
+        launching_us=base.launching_us * kernels,
         products=tuple(_slower(p, of_dtype.get(p.dtype, of_all)) for p in base.products),
         compute_stretch=times.compute_stretch,
         inter_stretch=None if times.inter_stretch is None else times.inter_stretch[0],

@@ -5,7 +5,7 @@ A file is one object::
     {"name": "...", "description": "...", "ranks_per_node": FIGURE,
      "device": {"matmul": {DTYPE: {"peak_tflops": FIGURE, "efficiency": FIGURE}, ...},
                 "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE,
-                "compute_stretch": FIGURE,
+                "compute_stretch": FIGURE, "launching_us": FIGURE,
                 "measured_products": [{"dtype": "bfloat16", "source": "...",
                                        "points": [[BATCH, M, K, N, MICROSECONDS], ...]}, ...]},
      "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
@@ -17,7 +17,7 @@ A file is one object::
                "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
                              "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``,
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``, ``launching_us``,
 ``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and both lists of what was measured may be left out. A payload is one rank's
 input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
 adds measurements to one.
@@ -128,6 +128,11 @@ class Section:
     def rate(self, name: str) -> float:
         """A figure: finite and above zero."""
         return self._figure(name, math.inf, "must be a finite number above zero")
+
+    def optional_rate(self, name: str) -> float:
+        """A figure above zero; 0.0 if the file has none."""
+        self._read.add(name)
+        return self.rate(name) if name in self._data else 0.0
 
     def share(self, name: str) -> float:
         """A figure above zero and at most one."""

@@ -16,7 +16,7 @@ _PER_SECOND = (
     "inter_node_gb_per_s",
     "gb_per_s",
 )
-_MICROSECONDS = ("kernel_us", "launch_us", "step_us")
+_MICROSECONDS = ("kernel_us", "launch_us", "launching_us", "step_us")
 
 
 def write_rescaled(

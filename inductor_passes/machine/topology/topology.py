@@ -76,6 +76,7 @@ class Topology:
     ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
     launch but the first saves in a coalesced call; 0 where such a call runs one after another.
     ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops what is not this rank's.
+    ``launching_us``: processor time that a launch takes of what computes; 0 where a device computes and the host runs ahead of it.
     ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured. ``inter_stretch``:
     while it is one between nodes, where steps have shown it; None: the same.
     ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
@@ -99,6 +100,7 @@ class Topology:
     products: tuple[MeasuredProducts, ...]
     sources: tuple[tuple[str, str], ...] = field(repr=False)
     inter_stretch: float | None = None
+    launching_us: float = 0.0
 
     def stretch_on(self, nodes: int) -> float:
         """How many times as long a kernel takes beside a collective of a group on so many nodes."""
@@ -246,6 +248,7 @@ def _build(file: Section) -> Topology:
         collectives=_collectives(links),
         products=_products(device),
         sources=(),
+        launching_us=device.optional_rate("launching_us"),
     )
     for section in filter(None, (own, device, links)):
         section.finish()

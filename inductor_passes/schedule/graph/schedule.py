@@ -159,6 +159,18 @@ class ScheduleGraph(GraphPass):
         buckets = [[n for i in b if (n := nodes[i]) is not None] for b in solution.buckets]
         return apply(graph, extracted.order(solution.order), buckets, self.cost)
 
+    def forecast(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
+        """Return what ``plan`` most often does, without a look at what its buckets are in the graph."""
+        before = functools.cache(functools.partial(simulate, graph, self.cost))
+        room = self._room(graph, before)
+        solution = self.solve(
+            extracted.problem,
+            bucket=self.options.bucket,
+            extra_bytes=room.extra_bytes,
+            extra_ratio=room.extra_ratio,
+        )
+        return solution, _why_not(solution)
+
     def plan(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
         """Return a solution, and why it is not worth being applied, or ""; the graph stays as it is."""
         before = functools.cache(functools.partial(simulate, graph, self.cost))
@@ -172,15 +184,13 @@ class ScheduleGraph(GraphPass):
                 extra_ratio=room.extra_ratio,
             )
             check_schedule(extracted.problem, solution.schedule)
-        gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
-        if gain < LEAST_GAIN:
-            return solution, f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
-        return solution, ""
+        return solution, _why_not(solution)
 
-    def cap_bytes(self, graph: fx.Graph) -> int:
-        """Return the peak memory that a schedule of the graph may have."""
+    def peak_and_cap_bytes(self, graph: fx.Graph) -> tuple[int, int]:
+        """Return the peak memory of the program's order, and the one that a schedule of the graph may have."""
         before = functools.cache(functools.partial(simulate, graph, self.cost))
-        return self._room(graph, before).cap_bytes(before().peak_bytes)
+        peak = before().peak_bytes
+        return peak, self._room(graph, before).cap_bytes(peak)
 
     def _room(self, graph: fx.Graph, before: Callable[[], Timeline]) -> _Room:
         extra, ratio = self.options.extra_memory_bytes, self.options.extra_memory_ratio
@@ -225,6 +235,16 @@ class ScheduleGraph(GraphPass):
 
     def _pays(self, solution: Solution, after: Timeline) -> bool:
         return 1 - after.makespan_us / solution.original_makespan_us >= LEAST_GAIN
+
+
+def _why_not(solution: Solution) -> str:
+    """Why a solution is not worth being applied, or ""."""
+    gain = 1 - solution.makespan_us / max(solution.original_makespan_us, 1e-9)
+    return (
+        ""
+        if gain >= LEAST_GAIN
+        else f"{LEFT_ALONE}: {gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+    )
 
 
 def _exposed(

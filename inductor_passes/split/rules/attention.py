@@ -84,7 +84,7 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
             several.append(_picked(made, pair))
         (out, exponents), *more = several
         for other, its in more:
-            both = made.emit(aten.logaddexp.default, (exponents, its))
+            both = _logaddexp(made, exponents, its)
             out, other = (
                 made.emit(aten.mul.Tensor, (made.emit(CAST, (each, wide)), weight))
                 for each, weight in (
@@ -96,6 +96,19 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
             exponents = both
         found.append((out, exponents))
     return found
+
+
+def _logaddexp(made: Maker, one: fx.Node, other: fx.Node) -> fx.Node:
+    """The logarithm of both exponentials together, of operators that need no decomposition: it is too late for one."""
+    most = made.emit(aten.maximum.default, (one, other))
+    one, other = (
+        made.emit(aten.exp.default, (made.emit(aten.sub.Tensor, (each, most)),))
+        for each in (one, other)
+    )
+    return made.emit(
+        aten.add.Tensor,
+        (most, made.emit(aten.log.default, (made.emit(aten.add.Tensor, (one, other)),))),
+    )
 
 
 def _weight(made: Maker, exponents: fx.Node, both: fx.Node) -> fx.Node:

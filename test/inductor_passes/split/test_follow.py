@@ -80,7 +80,7 @@ def test_a_graph_with_other_rows_cannot_follow():
     _, plan = planned()
     graph, _ = numbered(rows=7)
     before = dump(graph)
-    with pytest.raises(CannotFollowError, match="no region with the parts of the plan"):
+    with pytest.raises(CannotFollowError, match="no regions with the parts of the plan"):
         run_pass(FollowSplit(plan), graph)
     assert dump(graph) == before
 

@@ -4,9 +4,13 @@ import operator
 
 import pytest
 import torch
+from cutting import cut_behind
+from torch._inductor.decomposition import decompositions
+from torch._inductor.lowering import lowerings
 
 from inductor_passes.split.rules import RULES
 from inductor_passes.split.rules.places import SUM, Cut
+from inductor_passes.testing import fake_group, trace
 
 aten, prims, c10d = torch.ops.aten, torch.ops.prims, torch.ops._c10d_functional
 wait = c10d.wait_tensor
@@ -176,6 +180,22 @@ def test_parts_have_the_numbers(in_parts, target, fn, shapes, dim, place, parts)
     steps, region = in_parts(fn, *shapes, parts=parts, dim=dim, tolerance=tolerance)
     assert (target, place) in steps
     assert not region.ended
+
+
+def test_what_parts_add_needs_no_decomposition():
+    """A graph is cut when Inductor has decomposed it: what it would still decompose it refuses then."""
+    made = set()
+    with fake_group(2):
+        for _, fn, shapes, dim, _ in CASES:
+            if shapes[0][dim] % 2:
+                continue
+            graph = trace(fn, *shapes, dtype=torch.float64)
+            graph.eliminate_dead_code()
+            was = {node.target for node in graph.nodes}
+            cut, _, _ = cut_behind(graph, 2, dim)
+            made |= {node.target for node in cut.nodes if node.op == "call_function"} - was
+    assert aten.cat.default in made and len(made) > 10
+    assert [t for t in made if t in decompositions and t not in lowerings] == []
 
 
 def test_every_rule_has_a_case():

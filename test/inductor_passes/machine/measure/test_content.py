@@ -1,6 +1,7 @@
 """Given times in, figures and predictions out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -187,3 +188,15 @@ def test_groups_worth_measuring():
 def test_uneven_jobs_are_refused(hosts):
     with pytest.raises(CalibrationError, match="not laid out evenly and in order: 2 on a, "):
         Layout.of(hosts)
+
+
+def test_what_launches_take_of_the_processor_is_a_figure_of_the_device():
+    def made(launching_us):
+        links = replace(on_one_host(), launching_us=launching_us)
+        return topology_of("h100x8", name="here", where="here", device=None, links=links)["device"]
+
+    figure = made(123.4)["launching_us"]
+    assert (
+        figure["value"] == 123.4 and "processor time of the smallest collective" in figure["source"]
+    )
+    assert "launching_us" not in made(None)  # a GPU, whose host runs ahead
