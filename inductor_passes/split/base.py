@@ -17,7 +17,7 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.hazards import shows_that_ranks_differ
+from inductor_passes.graph.hazards import differs_by_numbers
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.region import Region
@@ -34,7 +34,7 @@ class Cutting(Rewrite):
 
     def requires(self, graph: fx.Graph) -> None:
         super().requires(graph)
-        if shows_that_ranks_differ(graph):
+        if differs_by_numbers(graph):
             raise PreconditionError(
                 f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
                 "Where to cut depends on sizes, and other ranks may see others.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -13,7 +13,10 @@ from torch import fx
 
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.split.rules import step_of
+from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
+from inductor_passes.split.rules.routing import SORTS
+from inductor_passes.split.rules.rows import Addends, Routed
 
 
 @dataclass(slots=True)
@@ -22,7 +25,7 @@ class Region:
 
     ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
     behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
-    ``of``: what its parts are of, in words that end how they lie.
+    ``left``: all that read it and are not in parts. ``of``: what its parts are of, in words that end how they lie.
     """
 
     seed: fx.Node
@@ -31,6 +34,7 @@ class Region:
     steps: dict[fx.Node, InParts] = field(default_factory=dict)
     places: dict[fx.Node, Place] = field(default_factory=dict)
     ended: dict[fx.Node, str] = field(default_factory=dict)
+    left: dict[fx.Node, str] = field(default_factory=dict)
     of: str = ""
 
     @property
@@ -61,8 +65,29 @@ def spread(
     """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut; ``within``: only
     these nodes are computed in parts.
 
-    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
+    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing. Where an operator wants
+    the whole of rows that parts have in orders of their own, no join makes it: then the sort that led there is whole,
+    and ends the region in the operator's place.
     """
+    whole: dict[fx.Node, str] = {}
+    while True:
+        region = _spread(positions, seed, cut, parts, launches, within, whole)
+        found = _wanted_whole(region)
+        if not found:
+            return region
+        whole.update(found)
+
+
+def _spread(
+    positions: Positions,
+    seed: fx.Node,
+    cut: Cut,
+    parts: int,
+    launches: Collection[fx.Node] | None,
+    within: Collection[fx.Node] | None,
+    whole: Mapping[fx.Node, str],
+) -> Region:
+    """Compute what is behind ``seed`` in parts; ``whole``: keys that are sorted and counted whole, and why."""
     region = Region(seed, cut, parts)
     queue: list[tuple[int, fx.Node]] = []
     seen: set[fx.Node] = set()
@@ -78,6 +103,7 @@ def spread(
     while queue:
         _, node = heapq.heappop(queue)
         if within is not None and node not in within:
+            region.left[node] = "it is not to be in parts"
             continue
         near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
         source = node.args[0] if node.target is operator.getitem else None
@@ -89,10 +115,11 @@ def spread(
         try:
             if launches is not None and is_launch(node) and node not in launches:
                 raise EndsError("it is left whole")
-            step = step_of(node, near, parts)
+            step = step_of(node, near, parts, whole)
         except EndsError as error:
+            region.left[node] = str(error)
             if node.op != "output":
-                region.ended[node] = str(error)
+                region.ended[node] = _why(node, whole) or str(error)
                 if (again := _behind(node, near)) is not None:
                     lie(node, again)
             continue
@@ -100,6 +127,48 @@ def spread(
         if step.out != "sum":
             lie(node, step.out)
     return region
+
+
+def _why(node: fx.Node, whole: Mapping[fx.Node, str]) -> str:
+    """Return why a sort is whole, if it is."""
+    source = node.args[0] if node.args else None
+    sorts = node.target in SORTS and isinstance(source, fx.Node)
+    return whole.get(keys_of(source), "") if sorts and isinstance(source, fx.Node) else ""
+
+
+def _wanted_whole(region: Region) -> dict[fx.Node, str]:
+    """Keys by which tokens cannot be sorted in parts, and why: who reads what no join makes, or that nothing is exchanged."""
+    found: dict[fx.Node, str] = {}
+    for node, reason in region.left.items():
+        for source in node.all_input_nodes:
+            if (keys := _keys(region.places.get(source))) is not None:
+                what = "it is returned" if node.op == "output" else f"%{node.name}: {reason}"
+                found.setdefault(keys, f"its order is read whole ({what})")
+    for node, step in region.steps.items():
+        for source in node.all_input_nodes:
+            keys = _keys(region.places.get(source))
+            if keys is not None and source not in step.reads and step.args is None:
+                found.setdefault(keys, f"its order is read whole (%{node.name})")
+    if found:
+        return found
+    counted: dict[fx.Node, None] = {}
+    sent = set()
+    for node, step in region.steps.items():
+        for place in step.reads.values() if is_launch(node) else ():
+            if isinstance(place, Routed):
+                sent.add(place.keys)
+            elif isinstance(place, Addends) and place.counts is not None:
+                counted[place.counts.keys] = None
+    return {keys: "no rows in its order are exchanged" for keys in counted if keys not in sent}
+
+
+def _keys(place: Place | None) -> fx.Node | None:
+    """The keys behind a place that no join makes whole."""
+    if isinstance(place, tuple):
+        return next((keys for one in place if (keys := _keys(one)) is not None), None)
+    if isinstance(place, Addends) and not place.joins:
+        return place.keys
+    return place.keys if isinstance(place, Routed) else None
 
 
 def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
@@ -112,6 +181,8 @@ def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
         if isinstance(cut, Cut) and isinstance(source.meta.get("val"), torch.Tensor)
     }
     made = node.meta.get("val")
+    if not all(isinstance(size, int) for each in _tensors(made) for size in each.shape):
+        return None
     if isinstance(made, (list, tuple)):
         found = tuple(
             shapes.get(tuple(each.shape)) if isinstance(each, torch.Tensor) else None
@@ -119,3 +190,8 @@ def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
         )
         return found if any(found) else None
     return shapes.get(tuple(made.shape)) if isinstance(made, torch.Tensor) else None
+
+
+def _tensors(value: object) -> list[torch.Tensor]:
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return [each for each in several if isinstance(each, torch.Tensor)]

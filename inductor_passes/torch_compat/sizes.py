@@ -49,3 +49,18 @@ def sizes_read_by(read: SizeReader) -> Iterator[None]:
         yield
     finally:
         _size_reader.reset(token)
+
+
+def new_symbols(size: object) -> Any:
+    """Return where in a value the symbols lie that were made with it, as a node's ``unbacked_bindings``.
+
+    ``compute_unbacked_bindings`` and ``SymNode.shape_env`` were seen in torch 2.11 to 2.15.
+    """
+    from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
+
+    return compute_unbacked_bindings(cast(Any, size).node.shape_env, size)
+
+
+def hold(condition: object) -> None:
+    """Tell torch that a condition on symbols holds; it is checked when the symbols have values."""
+    torch._check(cast(Any, condition))
