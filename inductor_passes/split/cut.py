@@ -61,7 +61,7 @@ class Cutter:
             if isinstance(several[0], tuple):
                 self._parts[node] = [each[cast(int, node.args[1])] for each in several]
                 return
-        for i in range(self._count):
+        for i in range(1 if step.once else self._count):
             args, kwargs = self._given(node, step, i)
             target: Any = node.target
             if step.out == SUM and made and target in ADDING:

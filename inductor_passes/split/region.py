@@ -175,23 +175,21 @@ def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
     """How a result that was computed whole is read in parts again: like an input of its shape."""
     if is_launch(node) or node.op != "call_function":
         return None
-    shapes = {
-        tuple(source.meta["val"].shape): cut
-        for source, cut in near.items()
-        if isinstance(cut, Cut) and isinstance(source.meta.get("val"), torch.Tensor)
-    }
+    shapes: dict[tuple[int, ...], Cut] = {}
+    for source, cut in near.items():
+        shape = _known(source.meta.get("val"))
+        if isinstance(cut, Cut) and shape is not None:
+            shapes[shape] = cut
     made = node.meta.get("val")
-    if not all(isinstance(size, int) for each in _tensors(made) for size in each.shape):
-        return None
     if isinstance(made, (list, tuple)):
-        found = tuple(
-            shapes.get(tuple(each.shape)) if isinstance(each, torch.Tensor) else None
-            for each in made
-        )
+        found = tuple(shapes.get(_known(each) or ()) for each in made)
         return found if any(found) else None
-    return shapes.get(tuple(made.shape)) if isinstance(made, torch.Tensor) else None
+    return shapes.get(_known(made) or ())
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    several = value if isinstance(value, (list, tuple)) else [value]
-    return [each for each in several if isinstance(each, torch.Tensor)]
+def _known(value: object) -> tuple[int, ...] | None:
+    """The shape of a tensor that holds no symbol."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    known = all(isinstance(size, int) for size in value.shape)
+    return tuple(map(int, value.shape)) if known else None

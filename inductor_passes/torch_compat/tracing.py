@@ -13,10 +13,11 @@ from inductor_passes.torch_compat.config import inductor_config
 
 
 def fake_tensor_mode() -> Any:
-    """A mode in which new tensors have shapes and no storage. Seen in 2.11 to 2.15."""
+    """A mode in which new tensors have shapes and no storage; what depends on their numbers is a symbol. Seen in 2.11 to 2.15."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode()
+    return FakeTensorMode(shape_env=ShapeEnv())
 
 
 def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:

@@ -260,6 +260,7 @@ def size(node: fx.Node, places: Places, parts: int) -> InParts:
 def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
     """Add sizes."""
     listed = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args
+    listed = [one for one in listed if one != 0]
     if not all(isinstance(one, fx.Node) for one in listed):
         raise EndsError("it adds a number to the sum over all parts")
     found = _addends(node, places)
@@ -311,7 +312,7 @@ def asserted(node: fx.Node, places: Places, parts: int) -> InParts:
     place = places.get(source)
     if not isinstance(place, Condition):
         raise EndsError("its condition is on the sum over all parts")
-    return InParts(Condition(), {source: place})
+    return InParts(Condition(), {source: place}, (source, f"Of a part: {node.args[1]}"))
 
 
 def constrained(node: fx.Node, places: Places, parts: int) -> InParts:

@@ -49,7 +49,8 @@ class InParts:
     that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
     are not as they were. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
     wanted, not the sum. ``make``: makes the results of all parts itself, where they are not of the same operators.
-    ``rows``: how many rows each part has where its sizes do not say so; that is checked when it runs.
+    ``rows``: how many rows each part has where its sizes do not say so; that is checked when it runs. ``once``: the value
+    is whole, and the first part shows all that it takes of its inputs (``out`` is ``SUM``).
     """
 
     out: Place | Literal["sum"]
@@ -59,6 +60,7 @@ class InParts:
     mean: bool = False
     make: Callable[[Maker], list[tuple[fx.Node, ...]]] | None = None
     rows: int | None = None
+    once: bool = False
 
 
 class Maker(Protocol):

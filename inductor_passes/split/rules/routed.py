@@ -178,11 +178,22 @@ def filled(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(place, {size: places[size]})  # type: ignore[dict-item]
 
 
+def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Make a value of known sizes, all alike, of the type of a part: it is whole."""
+    source = source_of(node)
+    if source not in places:
+        return filled(node, places, parts)
+    if all(isinstance(size, int) for size in extents(node)):
+        return InParts(SUM, {source: places[source]}, once=True)  # type: ignore[dict-item]
+    _, place, size = _sized(node, argument(node, "size"), places)
+    return InParts(place, {source: places[source], size: places[size]})  # type: ignore[dict-item]
+
+
 def _sized(node: fx.Node, sizes: object, places: Places) -> tuple[int, Routed, fx.Node]:
     """Return the dimension whose size is the number of a part's rows, how the result lies, and the size."""
     assert isinstance(sizes, (list, tuple))
     found = [(dim, size) for dim, size in enumerate(sizes) if size in places]
-    if len(found) != 1 or len(places) > 1:
+    if len(found) != 1:
         raise EndsError("several of its sizes are those of a part")
     ((dim, size),) = found
     place = places[size]
@@ -333,6 +344,9 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze),
     aten.expand.default: expand,
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), filled),
+    **dict.fromkeys(
+        (aten.new_zeros.default, aten.new_ones.default, aten.new_full.default), filled_anew
+    ),
     **dict.fromkeys((aten.slice.Tensor, aten.select.int), piece),
     **dict.fromkeys(
         (
