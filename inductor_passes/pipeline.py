@@ -23,6 +23,7 @@ from inductor_passes.errors import (
 )
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
+from inductor_passes.graph.exchanged import expect_even_exchanges
 from inductor_passes.graph.hazards import launches_show_that_ranks_differ
 from inductor_passes.graph.identity import digest_of_graph, operator_of, value_of
 from inductor_passes.graph.invariants import Communication, check_communication
@@ -222,6 +223,7 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> P
 def _checked_run(pass_: GraphPass, graph: fx.Graph) -> PassStats:
     nodes = list(graph.nodes)
     communication = Communication.of(graph)
+    expect_even_exchanges(graph)
     try:
         pass_.requires(graph)
         stats = pass_.run(graph)

@@ -17,10 +17,11 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
-from fuzzing.parts import RANKS, SHAPES, drawn, halves, trained
+from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -29,7 +30,9 @@ from inductor_passes.split.candidates import regions
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.places import SUM, Cut, InParts
+from inductor_passes.split.rules import routing
+from inductor_passes.split.rules.places import SUM, Cut, InParts, One
+from inductor_passes.split.rules.rows import Addends
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
 
@@ -68,7 +71,32 @@ def gathers() -> None:
     rules.RULES[target] = wrong  # type: ignore[assignment]
 
 
-FAULTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (joins, sums, gathers)}
+def orders() -> None:
+    """Where sorted tokens come from is taken to be where they are in the whole."""
+    rule = routing.RULES[torch.ops.aten.sort.stable]
+
+    def wrong(*given: object) -> InParts:
+        step = rule(*given)  # type: ignore[arg-type]
+        rows, order = step.out  # type: ignore[misc]
+        return InParts((rows, replace(order, points=None)), step.reads)  # type: ignore[type-var]
+
+    routing.RULES[torch.ops.aten.sort.stable] = wrong  # type: ignore[assignment]
+
+
+def counts() -> None:
+    """Tokens are sent back by the counts of another part."""
+    whole = Cutter._part
+
+    def wrong(self: Cutter, node: fx.Node, cut: One, i: int) -> fx.Node:
+        are_sizes = isinstance(cut, Addends) and not isinstance(node.meta["val"], Tensor)
+        return whole(self, node, cut, self._count - 1 - i if are_sizes else i)
+
+    Cutter._part = wrong  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (joins, sums, gathers, orders, counts)
+}
 
 
 def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str]:
@@ -109,11 +137,14 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
-    expected = _step_of(halves(trained(number, exact), dtype, lambda joint: None), inputs)
+    expected = step_of(
+        halves(trained(number, exact), dtype, lambda joint: None), inputs, inputs[0][1]
+    )
     truth = None
     if not exact:
         wide = halves(trained(number, exact), torch.float64, lambda joint: None)
-        truth = _step_of(wide, [[x.double() for x in given] for given in inputs])
+        precise = [[x.double() for x in given] for given in inputs]
+        truth = step_of(wide, precise, precise[0][1])
     launches = 0
     said = ""
 
@@ -128,22 +159,12 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
 
     for parts in (2, 4):  # noqa: B007 - ``cut`` reads it
         try:
-            found = _step_of(halves(trained(number, exact), dtype, cut), inputs)
+            found = step_of(halves(trained(number, exact), dtype, cut), inputs, inputs[0][1])
         except Exception as error:
             return launches, f"{said}: {error!r:.300}"
         if wrong := _wrong(found, expected, truth):
             return launches, f"{said}: {wrong}"
     return launches, ""
-
-
-def _step_of(graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]]) -> list[Tensor]:
-    """Results of the forward graph that are the function's, and of the backward graph, of all ranks."""
-    forward, backward = graphs
-    made = run_in_lockstep([forward] * RANKS, inputs)
-    tangent = inputs[0][1]
-    grads = run_in_lockstep([backward] * RANKS, [[*each[1:], tangent] for each in made])
-    found = [[each[0], *of_rank] for each, of_rank in zip(made, grads, strict=True)]
-    return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
 
 
 def _chunks(graph: fx.Graph, parts: int) -> Iterator[Region]:

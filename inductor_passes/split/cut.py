@@ -13,11 +13,13 @@ from torch import fx
 from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import aten, emit
+from inductor_passes.graph.exchanged import expect_even_exchanges
 from inductor_passes.graph.numbers import MEMBERS, PART, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Region
 from inductor_passes.split.rules import ADDING
+from inductor_passes.split.rules.counting import BOUNDS
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One, sizes, smaller
 from inductor_passes.split.rules.rows import Addends
 from inductor_passes.torch_compat.sizes import hold, new_symbols
@@ -50,6 +52,7 @@ class Cutter:
                     node.kwargs = fx.node.map_arg(node.kwargs, self._whole)
         for node in reversed(steps):
             self._graph.erase_node(node)
+        expect_even_exchanges(self._graph)
 
     def _compute(self, node: fx.Node, step: InParts) -> None:
         made: list[Any] = []  # a tuple for a part where its results are of several nodes
@@ -204,7 +207,8 @@ class Cutter:
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
         with mode_of(like.meta.get("val")) if _makes_of_sizes(args) else contextlib.nullcontext():
-            made = emit(self._graph, target, args, like, kwargs, self._values.of)
+            value_of = _bounded if target in BOUNDS else self._values.of
+            made = emit(self._graph, target, args, like, kwargs, value_of)
         if target is aten._local_scalar_dense.default:
             made.meta["unbacked_bindings"] = new_symbols(made.meta["val"])
         return made
@@ -228,6 +232,13 @@ class _Maker:
 
     def pick(self, several: fx.Node, index: int) -> fx.Node:
         return self.emit(operator.getitem, (several, index))
+
+
+def _bounded(node: fx.Node) -> None:
+    """A bound of a size is told as a condition: called, it would ask for the number."""
+    size = node.args[0]
+    assert isinstance(size, fx.Node)
+    hold(size.meta["val"] >= 0)
 
 
 def _makes_of_sizes(args: tuple[Any, ...]) -> bool:

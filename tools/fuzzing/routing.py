@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-from functorch.compile import aot_function, min_cut_rematerialization_partition
-from torch import Tensor, fx
-
-from inductor_passes.testing.lockstep import run_in_lockstep
-from inductor_passes.torch_compat.tracing import fake_tensor_mode
+from torch import Tensor
 
 c10d = torch.ops._c10d_functional
 EXPERTS, TOP = 4, 2
@@ -93,54 +89,3 @@ def routed(x: Tensor, w: Tensor, ranks: int, seed: int) -> Tensor:
             lambda: by_token.index_put((token,), scaled, accumulate=True),
         )
     )().clamp(-9, 9)
-
-
-class _Done(Exception):
-    pass
-
-
-def halves(
-    function: Callable[..., Tensor],
-    shapes: Sequence[Sequence[int]],
-    dtype: torch.dtype,
-    change: Callable[[fx.Graph], None],
-) -> tuple[fx.Graph, fx.Graph]:
-    """Forward and backward graph of a function whose sizes depend on numbers; ``change`` was made to their joint graph.
-
-    Nothing is run: a fake group brings no counts.
-    """
-    found: list[fx.Graph] = []
-
-    def partition(joint: fx.GraphModule, inputs: Sequence[object], **how: object) -> tuple:
-        change(joint.graph)
-        joint.recompile()
-        found.extend(
-            half.graph for half in min_cut_rematerialization_partition(joint, inputs, **how)
-        )
-        raise _Done
-
-    def unused(gm: fx.GraphModule, inputs: Sequence[object]) -> object:
-        raise AssertionError("no graph is compiled")
-
-    with fake_tensor_mode():
-        given = [torch.empty(tuple(s), dtype=dtype, requires_grad=True) for s in shapes]
-    try:
-        aot_function(function, unused, unused, partition)(*given)
-    except _Done:
-        pass
-    forward, backward = found
-    return forward, backward
-
-
-def step_of(
-    graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]], tangent: Tensor
-) -> list[list[object]]:
-    """Result of the forward graph that is the function's, and of the backward graph, of all ranks."""
-    forward, backward = graphs
-    made = run_in_lockstep([forward] * len(inputs), inputs)
-    names = [node.name for node in forward.output_node().args[0]]  # type: ignore[union-attr]
-    wanted = [node.name for node in backward.find_nodes(op="placeholder")]
-    saved = [dict(zip(names, of_rank, strict=True)) for of_rank in made]
-    given = [[of_rank.get(name, tangent) for name in wanted] for of_rank in saved]
-    grads = run_in_lockstep([backward] * len(inputs), given)
-    return [[of_rank[0], *grad] for of_rank, grad in zip(made, grads, strict=True)]

@@ -68,6 +68,8 @@ def step_of(
     if step is None:
         others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
         step = rule_of(node.target)(node, others, parts)
+    if isinstance(step.out, Cut):
+        sizes(node)
     for source, cut in step.reads.items():
         # Of several results the one that is picked is looked at where it is picked.
         if (

@@ -223,9 +223,7 @@ def each(node: fx.Node, places: Places, parts: int) -> InParts:
     counts, shape = place.counts, extents(source)
     one = counts is not None and counts.at is None and shape == (counts.groups,)
     found = [
-        Addends(
-            replace(counts, at=(i,)) if one and counts is not None else None, by=place.keys
-        )
+        Addends(replace(counts, at=(i,)) if one and counts is not None else None, by=place.keys)
         for i in range(len(node.meta["val"]))
     ]
     return InParts(tuple(found), {source: place})
@@ -324,6 +322,7 @@ def constrained(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Condition(), {source: place})
 
 
+BOUNDS = (aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
 RULES: dict[object, Rule] = {
     **dict.fromkeys(_SAME, kept),
     **dict.fromkeys((c10d.wait_tensor.default,), kept),
@@ -347,11 +346,5 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys((torch.sym_sum, operator.add), sizes_added),
     **dict.fromkeys((operator.ge, operator.gt, operator.le, operator.lt, operator.eq), condition),
     aten._assert_scalar.default: asserted,
-    **dict.fromkeys(
-        (
-            aten.sym_constrain_range.default,
-            aten.sym_constrain_range_for_size.default,
-        ),
-        constrained,
-    ),
+    **dict.fromkeys(BOUNDS, constrained),
 }

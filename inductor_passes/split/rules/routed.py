@@ -269,7 +269,9 @@ def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
     if place.dim not in dims:
         gone = 0 if argument(node, "keepdim") else sum(dim < place.dim for dim in set(dims))
         several, made = node.meta.get("val"), place.moved(-gone)
-        return InParts((made,) * len(several) if isinstance(several, (list, tuple)) else made, reads)
+        return InParts(
+            (made,) * len(several) if isinstance(several, (list, tuple)) else made, reads
+        )
     if node.target not in _OF_NONE:
         raise EndsError("it reduces over rows, of which a part may have none, and is no sum")
     return InParts(SUM, reads, plus=PLUS[node.target])

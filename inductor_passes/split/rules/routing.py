@@ -20,7 +20,16 @@ from inductor_passes.split.rules import counting, routed
 from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place
 from inductor_passes.split.rules.routed import agreed, lying, settled, sliced
-from inductor_passes.split.rules.rows import Addends, Alike, Base, Counts, Routed, Rows, Sorted, count_of
+from inductor_passes.split.rules.rows import (
+    Addends,
+    Alike,
+    Base,
+    Counts,
+    Routed,
+    Rows,
+    Sorted,
+    count_of,
+)
 from inductor_passes.split.rules.rule import Rule, dims_of, extents, filled_with, source_of
 
 Places = Mapping[fx.Node, Place]
@@ -300,9 +309,7 @@ def step_of(
     raise EndsError(reason)
 
 
-def _of_rows(
-    node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
-) -> InParts:
+def _of_rows(node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]) -> InParts:
     if (counted := _counted(node, places, parts, whole)) is not None:
         return counted
     rule = RULES.get(node.target) or routed.rule_of(node.target)
