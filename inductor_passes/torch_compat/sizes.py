@@ -49,8 +49,7 @@ def _expected_of(size: torch.SymInt) -> int:
     if not known:
         return 1
     expr = size.node.expr
-    found = expr.xreplace({symbol: known.get(symbol, 1) for symbol in expr.free_symbols})
-    return int(found) if found.is_number else 1
+    return int(expr.xreplace({symbol: known.get(symbol, 1) for symbol in expr.free_symbols}))
 
 
 def _source_of_symbol(size: torch.SymInt, symbol: Any) -> str:
