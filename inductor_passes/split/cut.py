@@ -25,6 +25,7 @@ from inductor_passes.split.rules.rows import Addends
 from inductor_passes.torch_compat.sizes import hold, new_symbols
 from inductor_passes.torch_compat.tracing import mode_of
 
+_MAKE_SYMBOLS = (aten._local_scalar_dense.default, aten.slice.Tensor)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -73,6 +74,8 @@ class Cutter:
                 target, args = ADDING[target], (made[-1], *own)
             elif target in _VIEWS:  # a part may lie so that no view fits
                 target = aten.reshape.default
+            elif target is aten.split_with_sizes.default:
+                self._check_pieces(args, node)
             part = self._emit(target, args, node, kwargs)
             if step.rows is not None:
                 self._check_rows(part, step.rows, node)
@@ -167,6 +170,19 @@ class Cutter:
         again.meta = dict(node.meta)
         return again
 
+    def _check_pieces(self, args: tuple[Any, ...], node: fx.Node) -> None:
+        """Check, when it runs, that the pieces of a part are all of it, if their sizes are symbols."""
+        source, sizes, *dim = args
+        if all(isinstance(size, int) for size in sizes):
+            return
+        at = dim[0] if dim else 0
+        total = self._emit(torch.sym_sum, (list(sizes),), node)
+        size = self._emit(aten.sym_size.int, (source, at), node)
+        hold(total.meta["val"] == size.meta["val"])
+        same = self._emit(operator.eq, (total, size), node)
+        said = f"The pieces of a part of %{node.name} are not all of it."
+        self._emit(aten._assert_scalar.default, (same, said), node)
+
     def _check_rows(self, part: fx.Node, rows: int, node: fx.Node) -> None:
         """Check, when it runs, that a part has so many rows; sizes that are made of it may rely on that."""
         found = part.meta["val"].shape[0]
@@ -209,8 +225,8 @@ class Cutter:
         with mode_of(like.meta.get("val")) if _makes_of_sizes(args) else contextlib.nullcontext():
             value_of = _bounded if target in BOUNDS else self._values.of
             made = emit(self._graph, target, args, like, kwargs, value_of)
-        if target is aten._local_scalar_dense.default:
-            made.meta["unbacked_bindings"] = new_symbols(made.meta["val"])
+        if target in _MAKE_SYMBOLS and (symbols := new_symbols(made.meta["val"])):
+            made.meta["unbacked_bindings"] = symbols
         return made
 
 

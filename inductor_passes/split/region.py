@@ -75,6 +75,8 @@ def spread(
         found = _wanted_whole(region)
         if not found:
             return region
+        if found.keys() <= whole.keys():  # never seen: that would go on for ever
+            return Region(seed, cut, parts)
         whole.update(found)
 
 
@@ -157,8 +159,8 @@ def _wanted_whole(region: Region) -> dict[fx.Node, str]:
         for place in step.reads.values() if is_launch(node) else ():
             if isinstance(place, Routed):
                 sent.add(place.keys)
-            elif isinstance(place, Addends) and place.counts is not None:
-                counted[place.counts.keys] = None
+            elif isinstance(place, Addends) and place.keys is not None:
+                counted[place.keys] = None
     return {keys: "no rows in its order are exchanged" for keys in counted if keys not in sent}
 
 

@@ -71,14 +71,18 @@ def sizes_read_by(read: SizeReader) -> Iterator[None]:
         _size_reader.reset(token)
 
 
-def new_symbols(size: object) -> Any:
-    """Return where in a value the symbols lie that were made with it, as a node's ``unbacked_bindings``.
+def new_symbols(value: object) -> Any:
+    """Return where in a size or tensor the symbols lie that were made with it, as a node's ``unbacked_bindings``; None if none were.
 
     ``compute_unbacked_bindings`` and ``SymNode.shape_env`` were seen in torch 2.11 to 2.15.
     """
     from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
 
-    return compute_unbacked_bindings(cast(Any, size).node.shape_env, size)
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return None
+    return compute_unbacked_bindings(cast(Any, symbolic).node.shape_env, value)
 
 
 def hold(condition: object) -> None:

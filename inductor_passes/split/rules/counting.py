@@ -18,8 +18,10 @@ from inductor_passes.split.rules.rows import (
     Base,
     Condition,
     Counts,
+    Number,
     Routed,
     Rows,
+    Run,
     count_of,
 )
 from inductor_passes.split.rules.rule import Rule, dims_of, extents, filled_with, source_of
@@ -46,7 +48,7 @@ _SAME = (
 
 def keys_of(node: fx.Node) -> fx.Node:
     """Return the value that holds the keys first, before views and casts."""
-    while node.target in _SAME:
+    while node.target in _SAME or _takes_all(node):
         source = node.args[0]
         made, given = tensor(node), tensor(source)
         exact = made is not None and given is not None and made.dtype in _EXACT
@@ -55,6 +57,15 @@ def keys_of(node: fx.Node) -> fx.Node:
         assert isinstance(source, fx.Node)
         node = source
     return node
+
+
+def _takes_all(node: fx.Node) -> bool:
+    """Return whether a slice takes everything."""
+    if node.target is not aten.slice.Tensor:
+        return False
+    start, end, step = (argument(node, name) for name in ("start", "end", "step"))
+    ends = end is None or (isinstance(end, int) and end >= 2**62)
+    return start in (None, 0) and step in (None, 1) and ends
 
 
 def rows_of(node: fx.Node, place: Place | None, parts: int) -> Rows:
@@ -202,8 +213,23 @@ def summed(node: fx.Node, places: Places, parts: int) -> InParts:
         for dim in dims:
             groups //= shape[dim]
         trailing = dims == list(range(len(shape) - len(dims), len(shape)))
-        counts = replace(counts, groups=groups) if trailing and counts.at is None else None
+        if counts.at is not None or counts.every:
+            counts = None
+        elif trailing:
+            counts = replace(counts, groups=groups)
+        elif dims == [0] and counts.group:
+            counts = replace(counts, groups=groups, every=True)
+        else:
+            counts = None
     return InParts(Addends(counts, by=place.keys), {source: place})
+
+
+def accumulated(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Say where runs of keys end."""
+    ((source, place),) = _addends(node, places).items()
+    counts = place.counts
+    one = counts is not None and counts.at is None and extents(source) == (counts.groups,)
+    return InParts(Addends(by=place.keys, ends=counts if one else None), {source: place})
 
 
 def select(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -214,6 +240,8 @@ def select(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it picks by a value")
     one = counts is not None and counts.at is None and shape == (counts.groups,)
     made = replace(counts, at=(index % shape[0],)) if one and counts is not None else None
+    if (ends := place.ends) is not None and shape == (ends.groups,):
+        made = replace(ends, at=tuple(range(index % shape[0] + 1)))
     return InParts(Addends(made, by=place.keys), {source: place})
 
 
@@ -251,8 +279,14 @@ def size(node: fx.Node, places: Places, parts: int) -> InParts:
     made, found = node.meta.get("val"), tensor(source)
     if found is None or found.dtype not in _WHOLE or not isinstance(made, torch.SymInt):
         raise EndsError("it makes no size of a count")
-    total = place.counts.total if place.counts is not None else None
-    return InParts(replace(place, total=total), {source: place})
+    return InParts(replace(place, total=_number(place.counts)), {source: place})
+
+
+def _number(counts: Counts | None) -> Number | None:
+    """Return of which rows a size is the number."""
+    if counts is None or counts.at is None:
+        return None
+    return counts.total or Run(counts)
 
 
 def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -271,9 +305,8 @@ def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
             at += one.at
         else:
             counts = replace(first, at=tuple(at)) if len(set(at)) == len(at) else None
-    total = counts.total if counts is not None else None
     keys = _keys(found.values())
-    return InParts(Addends(counts, total, all(p.joins for p in found.values()), keys), found)
+    return InParts(Addends(counts, _number(counts), all(p.joins for p in found.values()), keys), found)
 
 
 def size_of(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -290,6 +323,8 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
     size, other = node.args
     place = places.get(size) if isinstance(size, fx.Node) else None
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
+    if checks and isinstance(other, fx.Node) and isinstance(place, Addends):
+        return _both(node, place, places)
     if not checks or not isinstance(place, Addends) or not isinstance(other, int):
         raise EndsError("it compares the sum over all parts")
     if place.counts is None and place.total is None:
@@ -302,6 +337,23 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
     elif (node.target is operator.ge and other > 0) or (node.target is operator.gt and other >= 0):
         raise EndsError("it compares the sum over all parts")
     return InParts(Condition(), {size: place}, args)  # type: ignore[dict-item]
+
+
+def _both(node: fx.Node, place: Addends, places: Places) -> InParts:
+    """Check for each part that two sizes are one number of rows, or that one counts some of those of the other."""
+    size, other = node.args
+    assert isinstance(size, fx.Node) and isinstance(other, fx.Node)
+    their = places.get(other)
+    if isinstance(their, Addends):
+        same = place.total is not None and place.total == their.total
+        few, all_ = (their, place) if node.target is operator.ge else (place, their)
+        some = few.counts is not None and count_of(few.counts.rows) == all_.total
+        if same if node.target is operator.eq else some and node.target in _AT_MOST:
+            return InParts(Condition(), {size: place, other: their})
+    raise EndsError("it compares the sum over all parts")
+
+
+_AT_MOST = (operator.ge, operator.le)
 
 
 def asserted(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -330,7 +382,6 @@ RULES: dict[object, Rule] = {
         (
             aten.add.Tensor,
             aten.slice.Tensor,
-            aten.cumsum.default,
             aten.permute.default,
             aten.t.default,
             aten.transpose.int,
@@ -339,6 +390,7 @@ RULES: dict[object, Rule] = {
         linear,
     ),
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default), summed),
+    aten.cumsum.default: accumulated,
     aten.select.int: select,
     aten.unbind.int: each,
     c10d.all_to_all_single.default: exchanged,

@@ -90,6 +90,8 @@ def elementwise(node: fx.Node, places: Places, parts: int) -> InParts:
     made = Routed(dim, rows, by=by)
     if node.target in _FILLED_LIKE:
         made = Routed(dim, Alike(count_of(rows)), by=by)
+    elif node.target in _SAME and len(found) == 1:
+        made = next(iter(found.values()))
     elif any(place.points is not None for place in found.values()):
         if len(found) > 1 or len(node.all_input_nodes) > 1:
             raise EndsError("it computes with places of rows")
@@ -100,8 +102,6 @@ def elementwise(node: fx.Node, places: Places, parts: int) -> InParts:
 
 def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
     """Return what a number of places is: of several rows of one token the token, or which of its rows."""
-    if node.target in _SAME:
-        return place
     by = node.args[1] if len(node.args) > 1 else None
     rows = place.points
     if isinstance(rows, Base) and isinstance(by, int) and by > 0:
@@ -249,7 +249,7 @@ def along(node: fx.Node, places: Places, parts: int) -> InParts:
     """Work along another dimension: sort, pick, accumulate or normalize there."""
     source = source_of(node)
     place = lying(source, places.get(source))
-    if place.points is not None or len(node.all_input_nodes) > 1:
+    if place.points is not None or len(places) > 1:
         raise EndsError("it computes with places of rows, or with other values")
     _apart(node, place, dims_of(node, len(extents(source)), default=-1))
     several = node.meta.get("val")
@@ -349,7 +349,7 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (aten.new_zeros.default, aten.new_ones.default, aten.new_full.default), filled_anew
     ),
-    **dict.fromkeys((aten.slice.Tensor, aten.select.int), piece),
+    aten.select.int: piece,
     **dict.fromkeys(
         (
             aten.topk.default,
@@ -357,14 +357,12 @@ RULES: dict[object, Rule] = {
             aten._softmax.default,
             aten._log_softmax.default,
             aten.split.Tensor,
-            aten.split_with_sizes.default,
         ),
         along,
     ),
     **dict.fromkeys(
         (*PLUS, aten.argmax.default, aten.var.correction, aten.var_mean.correction), reduce
     ),
-    aten.cat.default: cat,
     **dict.fromkeys(products.ADDING, product),
 }
 

@@ -27,10 +27,12 @@ from inductor_passes.split.rules.rows import (
     Counts,
     Routed,
     Rows,
+    Run,
     Sorted,
     count_of,
+    keys_behind,
 )
-from inductor_passes.split.rules.rule import Rule, dims_of, extents, filled_with, source_of
+from inductor_passes.split.rules.rule import Rule, constant, dims_of, extents, filled_with, source_of
 
 Places = Mapping[fx.Node, Place]
 
@@ -56,7 +58,7 @@ def sort(node: fx.Node, places: Places, parts: int) -> InParts:
         return InParts((same, Routed(0, place.points, place.rows, True, place.keys)), reads)
     if isinstance(place.rows, Alike):
         raise EndsError("it sorts rows that are all alike")
-    rows = Sorted(keys_of(source), place.rows, descending)
+    rows = Sorted(keys_of(source), place.rows, descending, place.labels)
     return InParts((Routed(0, rows), Routed(0, rows, place.rows, True)), reads)
 
 
@@ -120,11 +122,24 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
     if order.points is None:
         if table in places:
             raise EndsError("its table lies in parts, and nobody knows where it looks")
-        return InParts(settled(node, replace(made.plain(), by=order.keys)), reads)
+        labels = _renamed(order.labels, table) if len(extents(table)) == 1 else None
+        found = replace(made.plain(), by=order.keys, labels=labels)
+        return InParts(settled(node, found), reads)
     reads[table], seen = _seen(table, at, order.points, places)
     permutes = seen.permutes and order.permutes
-    found = Routed(made.dim, order.rows, seen.points, permutes, order.keys)
+    found = Routed(made.dim, order.rows, seen.points, permutes, order.keys, seen.labels)
     return InParts(settled(node, found), reads)
+
+
+def _renamed(labels: Counts | None, table: fx.Node) -> Counts | None:
+    """Return of which counts labels are once a table has renamed them: of the same, or of those that all ranks have in one place."""
+    names = constant(table) if labels is not None and not labels.every else None
+    if labels is None or names is None or len(names) != labels.groups:
+        return None
+    kinds = int(names.max()) + 1
+    if not torch.equal(names.cpu(), torch.arange(labels.groups, dtype=names.dtype) % kinds):
+        return None
+    return labels if kinds == labels.groups else replace(labels, groups=kinds, every=True)
 
 
 def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InParts:
@@ -199,14 +214,16 @@ def repeat(node: fx.Node, places: Places, parts: int) -> InParts:
     repeats, size = source_of(node), argument(node, "output_size")
     place = places.get(repeats)
     counts = place.counts if isinstance(place, Addends) else None
-    if counts is None or counts.at is not None or extents(repeats) != (counts.groups,):
+    if not isinstance(place, Addends) or counts is None or counts.every:
+        raise EndsError("it repeats as often as values say that are not counts of keys")
+    if counts.at is not None or extents(repeats) != (counts.groups,):
         raise EndsError("it repeats as often as values say that are not counts of keys")
     reads: dict[fx.Node, Any] = {repeats: place}
     total = places.get(size) if isinstance(size, fx.Node) else None
     if not isinstance(total, Addends) or total.total != count_of(counts.rows):
         raise EndsError("its size is not the number of all rows")
     reads[size] = total  # type: ignore[index]
-    return InParts(Routed(0, counts.rows), reads)
+    return InParts(Routed(0, counts.rows, by=place.keys, labels=counts), reads)
 
 
 def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -226,7 +243,7 @@ def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("its sizes are not counts of the keys by which its rows are sorted")
     here, there = (sent, got) if got.group else (got, sent)
     same = here.keys is there.keys and here.of == there.of
-    if not same or here.group or there.group != group:
+    if not same or here.group or there.group != group or here.every or there.every:
         raise EndsError("what it sends and what it gets are not counts of the same keys")
     agreed((place.rows, sent.rows))
     reads: dict[fx.Node, Any] = {source: places[source]}
@@ -256,6 +273,98 @@ def _sizes_of(listed: object, ranks: int, places: Places) -> Counts | None:
     return found
 
 
+def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Cut rows into runs of keys, of as many rows as are counted; or cut along another dimension."""
+    source, sizes = source_of(node), node.args[1]
+    place = lying(source, places[source])
+    (at,) = dims_of(node, len(extents(source)), default=0)
+    if at != place.dim:
+        return routed.along(node, places, parts)
+    count = len(node.meta["val"])
+    counts = _sizes_of(sizes, count, places)
+    if counts is None or not counts.are_in(place.rows) or place.points is not None:
+        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
+    share = counts.groups // count
+    runs = (tuple(range(i * share, (i + 1) * share)) for i in range(count))
+    found = (Run(replace(counts, at=at), place.rows) for at in runs)
+    lies = tuple(Routed(place.dim, run, by=place.keys) for run in found)
+    return InParts(lies, dict(places))  # type: ignore[arg-type]
+
+
+def piece(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Take runs of keys, by where counts say that they begin and end; or a piece along another dimension."""
+    source = source_of(node)
+    start, end = argument(node, "start"), argument(node, "end")
+    if not isinstance(start, fx.Node) and not isinstance(end, fx.Node):
+        return routed.piece(node, places, parts)
+    place = lying(source, places.get(source))
+    (at,) = dims_of(node, len(extents(source)), default=0)
+    bounds = [_before(bound, places) for bound in (start, end)]
+    several = {replace(counts, at=None) for counts in bounds if counts is not None}
+    if at != place.dim or place.points is not None or len(several) != 1:
+        raise EndsError("it takes rows that are no runs of keys")
+    (counts,) = several
+    first, last = (len(c.at or ()) if c is not None else 0 for c in bounds)
+    if not isinstance(end, fx.Node):
+        last = counts.groups if isinstance(end, int) and end >= 2**62 else -1
+    if (start not in (None, 0) and bounds[0] is None) or first >= last:
+        raise EndsError("it takes rows that are no runs of keys")
+    if argument(node, "step") not in (None, 1) or not counts.are_in(place.rows):
+        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
+    run = Run(replace(counts, at=tuple(range(first, last))), place.rows)
+    return InParts(Routed(at, run, by=place.keys), dict(places))  # type: ignore[arg-type]
+
+
+def _before(bound: object, places: Places) -> Counts | None:
+    """Return the counts of all runs before a bound."""
+    place = places.get(bound) if isinstance(bound, fx.Node) else None
+    counts = place.counts if isinstance(place, Addends) else None
+    if counts is None or counts.at is None or sorted(counts.at) != list(range(len(counts.at))):
+        return None
+    return replace(counts, at=tuple(sorted(counts.at)))
+
+
+def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Join all runs of keys in order, which are all rows; or join along another dimension."""
+    joined = node.args[0]
+    assert isinstance(joined, (list, tuple))
+    found = [lying(n, places[n]) for n in joined if isinstance(n, fx.Node) and n in places]
+    (at,) = dims_of(node, len(extents(node)), default=0)
+    if len(found) < len(joined) or any(place.dim != at for place in found):
+        return routed.cat(node, places, parts)
+    runs = [place.rows for place in found if isinstance(place.rows, Run)]
+    of = {replace(run.counts, at=None) for run in runs}
+    held = [i for run in runs for i in run.counts.at or ()]
+    if len(runs) < len(found) or len(of) != 1 or held != list(range(of.pop().groups)):
+        raise EndsError("it joins rows of parts behind each other")
+    rows = runs[0].of
+    if rows is None or any(run.of != rows for run in runs):
+        raise EndsError(routed.UNLIKE)
+    made = Routed(at, rows, by=found[0].keys)
+    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+
+
+def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Multiply rows by the weights of their run of keys; or make the gradients of these, which are sums over the parts."""
+    a, b, ends = node.args[0], argument(node, "mat2"), argument(node, "offs")
+    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    told = places.get(ends) if isinstance(ends, fx.Node) else None
+    counts = told.ends if isinstance(told, Addends) else None
+    if counts is None or argument(node, "bias") is not None:
+        raise EndsError("it multiplies by weights of runs that are not counted")
+    left = lying(a, places[a]) if a in places else None
+    right = lying(b, places[b]) if b in places else None
+    for place in (left, right):
+        if place is not None and (place.points is not None or not counts.are_in(place.rows)):
+            raise EndsError("its rows are not sorted by the keys that are counted")
+    reads: dict[fx.Node, Any] = dict(places)
+    if left is not None and right is None and left.dim == 0:
+        return InParts(Routed(0, left.rows, by=left.keys), reads)
+    if left is None or right is None or (left.dim, right.dim) != (1, 0):
+        raise EndsError("its operands lie in unlike parts")
+    return InParts(SUM, reads)
+
+
 ADDING = frozenset(
     (
         aten.index_put.default,
@@ -269,6 +378,10 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys((aten.sort.default, aten.sort.stable), sort),
     **dict.fromkeys((aten.argsort.default, aten.argsort.stable), argsort),
     aten.repeat_interleave.Tensor: repeat,
+    aten.split_with_sizes.default: taken_apart,
+    aten.slice.Tensor: piece,
+    aten.cat.default: put_together,
+    **({aten._grouped_mm.default: grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     aten.sym_size.int: counting.size_of,
     **dict.fromkeys(
         (
@@ -340,4 +453,6 @@ def _counted(
     except EndsError:
         return None
     counts = step.out.counts if isinstance(step.out, Addends) else None
-    return None if counts is None or counts.keys in whole else step
+    if counts is None or counts.keys in whole or keys_behind(counts.rows) in whole:
+        return None
+    return step

@@ -10,7 +10,7 @@ which rows are exchanged are counts of the keys by which they were sorted (``Cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
@@ -25,11 +25,15 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Rows of ``of``, sorted by ``keys``, which is a value with a key for each; equal keys are sorted alike."""
+    """Rows of ``of``, sorted by ``keys``, which is a value with a key for each; equal keys are sorted alike.
+
+    ``by``: how many there are of each key, where the keys say what other counts count.
+    """
 
     keys: fx.Node
     of: Rows
     descending: bool = False
+    by: Counts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,27 @@ class Exchanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Those rows that ``counts`` counts, which lie behind each other in ``of``."""
+
+    counts: Counts
+    of: Rows | None = field(default=None, compare=False)
+
+
+Number = Base | Exchanged | Run
+
+
+@dataclass(frozen=True, slots=True)
 class Alike:
     """Rows that are equal to each other, as many as there are of ``count``."""
 
-    count: Base | Exchanged
+    count: Number
 
 
-Rows = Base | Sorted | Exchanged | Alike
+Rows = Base | Sorted | Exchanged | Run | Alike
 
 
-def count_of(rows: Rows) -> Base | Exchanged:
+def count_of(rows: Rows) -> Number:
     """Return what tells how many rows there are."""
     if isinstance(rows, Sorted):
         return count_of(rows.of)
@@ -60,10 +75,14 @@ def count_of(rows: Rows) -> Base | Exchanged:
 def keys_behind(rows: Rows | None) -> fx.Node | None:
     """Return the keys of the first sort that led to rows; None for those in the order of the whole."""
     found = None
-    while isinstance(rows, (Sorted, Exchanged)):
-        found = rows.keys if isinstance(rows, Sorted) else found
-        rows = rows.of
-    return keys_behind(rows.count) if isinstance(rows, Alike) else found
+    while rows is not None and not isinstance(rows, Base):
+        if isinstance(rows, Sorted):
+            found = rows.keys
+        if isinstance(rows, Run):
+            rows = rows.counts.rows
+        else:
+            rows = rows.count if isinstance(rows, Alike) else rows.of
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,8 @@ class Routed:
     """A value whose dimension ``dim`` is rows in a part's own order.
 
     ``points``: its numbers are places in these rows, of the part in a part. ``permutes``: each of them once. ``by``: keys
-    of a sort that rows in the order of the whole went through, and whose symbols are in its sizes.
+    of a sort that rows in the order of the whole went through, and whose symbols are in its sizes. ``labels``: its numbers
+    say of which run of these counts a row is.
     """
 
     dim: int
@@ -79,6 +99,7 @@ class Routed:
     points: Rows | None = None
     permutes: bool = False
     by: fx.Node | None = None
+    labels: Counts | None = None
 
     def at(self, dim: int) -> Routed:
         """Return the same rows along another dimension."""
@@ -90,7 +111,7 @@ class Routed:
 
     def plain(self) -> Routed:
         """Return the same rows of numbers that are no places."""
-        return replace(self, points=None, permutes=False)
+        return replace(self, points=None, permutes=False, labels=None)
 
     @property
     def keys(self) -> fx.Node | None:
@@ -105,7 +126,8 @@ class Routed:
 class Counts:
     """How many rows of ``of`` have keys of each of ``groups`` equal runs of keys, in order; or of those numbered ``at``.
 
-    With a ``group`` each of its ranks sent the counts of an equal share of the runs, in order of the ranks.
+    With a ``group`` each of its ranks sent the counts of an equal share of the runs, in order of the ranks. ``every``: of all
+    ranks' runs those are counted together that have the same number in a share; there are ``groups`` of them.
     """
 
     keys: fx.Node
@@ -113,6 +135,7 @@ class Counts:
     groups: int
     group: str = ""
     at: tuple[int, ...] | None = None
+    every: bool = False
 
     @property
     def rows(self) -> Sorted | Exchanged:
@@ -121,30 +144,42 @@ class Counts:
         return Exchanged(here, self.group) if self.group else here
 
     @property
-    def total(self) -> Base | Exchanged | None:
+    def total(self) -> Number | None:
         """What they are the number of, if all runs are counted together."""
         are_all = self.at is not None and sorted(self.at) == list(range(self.groups))
         return count_of(self.rows) if are_all else None
+
+    def are_in(self, rows: Rows) -> bool:
+        """Return whether rows lie behind each other run by run, as they are counted."""
+        if isinstance(rows, Sorted) and rows.by is not None and rows.by == self:
+            return True
+        same = self.rows
+        if isinstance(rows, Sorted):
+            rows = Sorted(rows.keys, rows.of, rows.descending)
+        return not self.every and rows == same
 
 
 @dataclass(frozen=True, slots=True)
 class Addends:
     """Whole numbers of which each part has an addend; the value is the sum of all.
 
-    ``counts``: what they count, where that is known; ``total``: of which rows a size is the number, where it is one.
+    ``counts``: what they count, where that is known; ``ends``: what they count with all before it; ``total``: of which rows
+    a size is the number, where it is one.
     ``joins``: whether there is a sum that others may read; if not, they read the addend of a part. ``by``: keys of the sort
     behind it.
     """
 
     counts: Counts | None = None
-    total: Base | Exchanged | None = None
+    total: Number | None = None
     joins: bool = True
     by: fx.Node | None = None
+    ends: Counts | None = None
 
     @property
     def keys(self) -> fx.Node | None:
         """Keys of the sort that it depends on."""
-        return (self.counts.keys if self.counts is not None else None) or self.by
+        counts = self.counts or self.ends
+        return (keys_behind(counts.rows) if counts is not None else None) or self.by
 
     def __str__(self) -> str:
         return "counts"

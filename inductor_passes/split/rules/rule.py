@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import argument
@@ -81,3 +82,25 @@ def filled_with(node: object) -> object:
         value = argument(node, "fill_value")
         return None if isinstance(value, fx.Node) else value
     return _FILLS.get(node.target)
+
+
+MOST = 4096  # elements of a constant
+
+
+def constant(node: fx.Node) -> torch.Tensor | None:
+    """Return the value of a node that is made of numbers alone, small ones; None of any other."""
+    found, target = tensor(node), node.target
+    if found is None or not all(isinstance(size, int) for size in found.shape):
+        return None
+    if found.numel() > MOST or not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target.namespace not in ("aten", "prims") or target._schema.is_mutable:
+        return None
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    values = {source: constant(source) for source in node.all_input_nodes}
+    if any(value is None for value in values.values()):
+        return None
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)  # type: ignore[arg-type]
+    made = target(*args, **{**kwargs, **({"device": "cpu"} if "device" in kwargs else {})})
+    return made if type(made) is torch.Tensor else None

@@ -77,6 +77,53 @@ def put_again(t, put):
     return put(torch.zeros_like(t.came), again, aten.index.Tensor(t.came, [again]))
 
 
+LOCAL = EXPERTS // RANKS
+
+
+def by_expert(t, work, counted=None):
+    """Sorted again by expert of this rank, with how many there are of each, and put back."""
+    names = torch.arange(EXPERTS).view(RANKS, -1)[0].repeat(RANKS)
+    mine = names[by_rank(t)]
+    counts = t.there.view(RANKS, -1).sum(0) if counted is None else counted(mine)
+    again = aten.sort.stable(mine, stable=True)[1]
+    done = work(aten.index.Tensor(t.came, [again]), counts)
+    return aten.index_put.default(torch.zeros_like(t.came), [again], done)
+
+
+def sizes_of(rows, counts):
+    """Sizes of the two runs."""
+    first, last = (aten.select.int(counts, 0, i).item() for i in range(LOCAL))
+    for size in (first, last):
+        torch._check(size >= 0)
+    torch._check(first + last == rows.shape[0])
+    return [first, last]
+
+
+def in_pieces(rows, counts):
+    first, last = aten.split_with_sizes.default(rows, sizes_of(rows, counts), 0)
+    return aten.cat.default([first * 2, last * 3 + 1])
+
+
+def in_slices(rows, counts):
+    end = aten.select.int(counts.cumsum(0), 0, 0).item()
+    torch._check(end >= 0)
+    torch._check(end <= rows.shape[0])
+    first, last = aten.slice.Tensor(rows, 0, 0, end), aten.slice.Tensor(rows, 0, end, 2**63 - 1)
+    return aten.cat.default([first * 2, last * 3])
+
+
+def in_groups(rows, counts):
+    """A product of each run with weights of its own, as wide as CPU kernels take."""
+    weights = (torch.arange(LOCAL * 64).view(LOCAL, 8, 8) % 3).to(torch.bfloat16)
+    few = rows[:, :1].to(torch.bfloat16).expand(-1, 8).contiguous()
+    done = aten._grouped_mm.default(few, weights, counts.cumsum(0).int())
+    return done.double()[:, :1] + rows
+
+
+def of_two(keys):
+    return (keys[:, None] == torch.arange(LOCAL)).long().sum(0)
+
+
 def wide(index):
     return index[:, None].expand(-1, WIDTH)
 
@@ -131,6 +178,11 @@ ROWS = [
     (aten.scatter.src, lambda t: put_again(t, lambda z, by, x: aten.scatter.src(z, 0, wide(by), x))),
     (aten.sort.default, lambda t: put_again(t, lambda z, by, x: x[aten.sort.stable(by, stable=True)[1]])),
     (aten.gather.default, lambda t: put_again(t, lambda z, by, x: aten.gather.default(x, 0, wide(by.argsort())))),
+    (aten.split_with_sizes.default, lambda t: by_expert(t, in_pieces)),
+    (aten.cat.default, lambda t: by_expert(t, in_pieces, of_two)),
+    (aten.slice.Tensor, lambda t: by_expert(t, in_slices)),
+    (aten._grouped_mm.default, lambda t: by_expert(t, in_groups)),
+    (aten._grouped_mm.default, lambda t: by_expert(t, in_groups, of_two)),
 ]  # fmt: skip
 
 
