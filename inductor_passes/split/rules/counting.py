@@ -306,7 +306,9 @@ def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
         else:
             counts = replace(first, at=tuple(at)) if len(set(at)) == len(at) else None
     keys = _keys(found.values())
-    return InParts(Addends(counts, _number(counts), all(p.joins for p in found.values()), keys), found)
+    return InParts(
+        Addends(counts, _number(counts), all(p.joins for p in found.values()), keys), found
+    )
 
 
 def size_of(node: fx.Node, places: Places, parts: int) -> InParts:

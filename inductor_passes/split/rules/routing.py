@@ -32,7 +32,14 @@ from inductor_passes.split.rules.rows import (
     count_of,
     keys_behind,
 )
-from inductor_passes.split.rules.rule import Rule, constant, dims_of, extents, filled_with, source_of
+from inductor_passes.split.rules.rule import (
+    Rule,
+    constant,
+    dims_of,
+    extents,
+    filled_with,
+    source_of,
+)
 
 Places = Mapping[fx.Node, Place]
 
