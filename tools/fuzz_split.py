@@ -30,7 +30,7 @@ from inductor_passes.split.candidates import regions
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules import routing
+from inductor_passes.split.rules import by_token
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One
 from inductor_passes.split.rules.rows import Addends
 from inductor_passes.testing import fake_group, trace
@@ -73,14 +73,14 @@ def gathers() -> None:
 
 def orders() -> None:
     """Where sorted tokens come from is taken to be where they are in the whole."""
-    rule = routing.RULES[torch.ops.aten.sort.stable]
+    rule = by_token.RULES[torch.ops.aten.sort.stable]
 
     def wrong(*given: object) -> InParts:
         step = rule(*given)  # type: ignore[arg-type]
         rows, order = step.out  # type: ignore[misc]
         return InParts((rows, replace(order, points=None)), step.reads)  # type: ignore[type-var]
 
-    routing.RULES[torch.ops.aten.sort.stable] = wrong  # type: ignore[assignment]
+    by_token.RULES[torch.ops.aten.sort.stable] = wrong  # type: ignore[assignment]
 
 
 def counts() -> None:

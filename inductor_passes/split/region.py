@@ -13,9 +13,9 @@ from torch import fx
 
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.split.rules import step_of
+from inductor_passes.split.rules.by_token import SORTS
 from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
-from inductor_passes.split.rules.routing import SORTS
 from inductor_passes.split.rules.rows import Addends, Routed
 
 

@@ -376,6 +376,26 @@ def constrained(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Condition(), {source: place})
 
 
+def sizes_in_order(listed: object, shares: int, places: Places) -> Counts | None:
+    """Return what the sizes count, if they are those of all runs in order, in equal shares."""
+    if not isinstance(listed, (list, tuple)) or len(listed) != shares or not shares:
+        return None
+    found: Counts | None = None
+    for i, size in enumerate(listed):
+        place = places.get(size) if isinstance(size, fx.Node) else None
+        counts = place.counts if isinstance(place, Addends) else None
+        if counts is None or counts.at is None or counts.groups % shares:
+            return None
+        share = counts.groups // shares
+        if counts.at != tuple(range(i * share, (i + 1) * share)):
+            return None
+        counts = replace(counts, at=None)
+        if found not in (None, counts):
+            return None
+        found = counts
+    return found
+
+
 BOUNDS = (aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
 RULES: dict[object, Rule] = {
     **dict.fromkeys(_SAME, kept),

@@ -6,7 +6,7 @@ sends each rank those of its rows that the whole would have sent there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from inductor_passes.graph.collectives import argument, group_name, group_size
 from inductor_passes.graph.edit import aten
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.split.rules import counting, routed
-from inductor_passes.split.rules.counting import keys_of
+from inductor_passes.split.rules.counting import keys_of, sizes_in_order
 from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place
 from inductor_passes.split.rules.routed import agreed, lying, settled, sliced
 from inductor_passes.split.rules.rows import (
@@ -27,10 +27,8 @@ from inductor_passes.split.rules.rows import (
     Counts,
     Routed,
     Rows,
-    Run,
     Sorted,
     count_of,
-    keys_behind,
 )
 from inductor_passes.split.rules.rule import (
     Rule,
@@ -245,7 +243,7 @@ def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it exchanges what is no row, or places of rows")
     ranks = group_size(node)
     given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
-    sent, got = (_sizes_of(listed, ranks, places) for listed in (given, taken))
+    sent, got = (sizes_in_order(listed, ranks, places) for listed in (given, taken))
     if sent is None or got is None:
         raise EndsError("its sizes are not counts of the keys by which its rows are sorted")
     here, there = (sent, got) if got.group else (got, sent)
@@ -258,118 +256,6 @@ def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
     count = count_of(got.rows)
     rows = count.size // parts if isinstance(count, Base) else None
     return InParts(Routed(0, got.rows), reads, rows=rows)
-
-
-def _sizes_of(listed: object, ranks: int, places: Places) -> Counts | None:
-    """Return what the sizes count, one for each rank, if they are those of all runs in order."""
-    if not isinstance(listed, (list, tuple)) or len(listed) != ranks or not ranks:
-        return None
-    found: Counts | None = None
-    for rank, size in enumerate(listed):
-        place = places.get(size) if isinstance(size, fx.Node) else None
-        counts = place.counts if isinstance(place, Addends) else None
-        if counts is None or counts.at is None or counts.groups % ranks:
-            return None
-        share = counts.groups // ranks
-        if counts.at != tuple(range(rank * share, (rank + 1) * share)):
-            return None
-        counts = replace(counts, at=None)
-        if found not in (None, counts):
-            return None
-        found = counts
-    return found
-
-
-def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Cut rows into runs of keys, of as many rows as are counted; or cut along another dimension."""
-    source, sizes = source_of(node), node.args[1]
-    place = lying(source, places[source])
-    (at,) = dims_of(node, len(extents(source)), default=0)
-    if at != place.dim:
-        return routed.along(node, places, parts)
-    count = len(node.meta["val"])
-    counts = _sizes_of(sizes, count, places)
-    if counts is None or not counts.are_in(place.rows) or place.points is not None:
-        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
-    share = counts.groups // count
-    runs = (tuple(range(i * share, (i + 1) * share)) for i in range(count))
-    found = (Run(replace(counts, at=at), place.rows) for at in runs)
-    lies = tuple(Routed(place.dim, run, by=place.keys) for run in found)
-    return InParts(lies, dict(places))  # type: ignore[arg-type]
-
-
-def piece(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Take runs of keys, by where counts say that they begin and end; or a piece along another dimension."""
-    source = source_of(node)
-    start, end = argument(node, "start"), argument(node, "end")
-    if not isinstance(start, fx.Node) and not isinstance(end, fx.Node):
-        return routed.piece(node, places, parts)
-    place = lying(source, places.get(source))
-    (at,) = dims_of(node, len(extents(source)), default=0)
-    bounds = [_before(bound, places) for bound in (start, end)]
-    several = {replace(counts, at=None) for counts in bounds if counts is not None}
-    if at != place.dim or place.points is not None or len(several) != 1:
-        raise EndsError("it takes rows that are no runs of keys")
-    (counts,) = several
-    first, last = (len(c.at or ()) if c is not None else 0 for c in bounds)
-    if not isinstance(end, fx.Node):
-        last = counts.groups if isinstance(end, int) and end >= 2**62 else -1
-    if (start not in (None, 0) and bounds[0] is None) or first >= last:
-        raise EndsError("it takes rows that are no runs of keys")
-    if argument(node, "step") not in (None, 1) or not counts.are_in(place.rows):
-        raise EndsError("its pieces are not runs of the keys by which its rows are sorted")
-    run = Run(replace(counts, at=tuple(range(first, last))), place.rows)
-    return InParts(Routed(at, run, by=place.keys), dict(places))  # type: ignore[arg-type]
-
-
-def _before(bound: object, places: Places) -> Counts | None:
-    """Return the counts of all runs before a bound."""
-    place = places.get(bound) if isinstance(bound, fx.Node) else None
-    counts = place.counts if isinstance(place, Addends) else None
-    if counts is None or counts.at is None or sorted(counts.at) != list(range(len(counts.at))):
-        return None
-    return replace(counts, at=tuple(sorted(counts.at)))
-
-
-def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Join all runs of keys in order, which are all rows; or join along another dimension."""
-    joined = node.args[0]
-    assert isinstance(joined, (list, tuple))
-    found = [lying(n, places[n]) for n in joined if isinstance(n, fx.Node) and n in places]
-    (at,) = dims_of(node, len(extents(node)), default=0)
-    if len(found) < len(joined) or any(place.dim != at for place in found):
-        return routed.cat(node, places, parts)
-    runs = [place.rows for place in found if isinstance(place.rows, Run)]
-    of = {replace(run.counts, at=None) for run in runs}
-    held = [i for run in runs for i in run.counts.at or ()]
-    if len(runs) < len(found) or len(of) != 1 or held != list(range(of.pop().groups)):
-        raise EndsError("it joins rows of parts behind each other")
-    rows = runs[0].of
-    if rows is None or any(run.of != rows for run in runs):
-        raise EndsError(routed.UNLIKE)
-    made = Routed(at, rows, by=found[0].keys)
-    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
-
-
-def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Multiply rows by the weights of their run of keys; or make the gradients of these, which are sums over the parts."""
-    a, b, ends = node.args[0], argument(node, "mat2"), argument(node, "offs")
-    assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    told = places.get(ends) if isinstance(ends, fx.Node) else None
-    counts = told.ends if isinstance(told, Addends) else None
-    if counts is None or argument(node, "bias") is not None:
-        raise EndsError("it multiplies by weights of runs that are not counted")
-    left = lying(a, places[a]) if a in places else None
-    right = lying(b, places[b]) if b in places else None
-    for place in (left, right):
-        if place is not None and (place.points is not None or not counts.are_in(place.rows)):
-            raise EndsError("its rows are not sorted by the keys that are counted")
-    reads: dict[fx.Node, Any] = dict(places)
-    if left is not None and right is None and left.dim == 0:
-        return InParts(Routed(0, left.rows, by=left.keys), reads)
-    if left is None or right is None or (left.dim, right.dim) != (1, 0):
-        raise EndsError("its operands lie in unlike parts")
-    return InParts(SUM, reads)
 
 
 ADDING = frozenset(
@@ -385,10 +271,6 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys((aten.sort.default, aten.sort.stable), sort),
     **dict.fromkeys((aten.argsort.default, aten.argsort.stable), argsort),
     aten.repeat_interleave.Tensor: repeat,
-    aten.split_with_sizes.default: taken_apart,
-    aten.slice.Tensor: piece,
-    aten.cat.default: put_together,
-    **({aten._grouped_mm.default: grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     aten.sym_size.int: counting.size_of,
     **dict.fromkeys(
         (
@@ -401,65 +283,3 @@ RULES: dict[object, Rule] = {
     ),
     **dict.fromkeys((*ADDING, aten.index_copy.default, aten.scatter.src), put),
 }
-SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable)
-
-
-def step_of(
-    node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
-) -> InParts | None:
-    """Return how a node is computed that reads routed values or counts, or makes them; None: as if they were whole.
-
-    ``whole``: keys that are sorted and counted whole. Raises EndsError with the reason.
-    """
-    special = [p for p in places.values() if not isinstance(p, (Cut, tuple))]
-    if not special:
-        return _started(node, places, parts, whole)
-    if any(isinstance(p, Routed) for p in special):
-        return _of_rows(node, places, parts, whole)
-    found = (counting.RULES.get(node.target), RULES.get(node.target), routed.RULES.get(node.target))
-    reason = "it reads what all parts count together, a number of the whole batch"
-    for rule in found:
-        try:
-            if rule is not None:
-                return rule(node, places, parts)
-        except EndsError as error:
-            reason = str(error)
-    if any(isinstance(place, Cut) for place in places.values()):
-        return None
-    raise EndsError(reason)
-
-
-def _of_rows(node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]) -> InParts:
-    if (counted := _counted(node, places, parts, whole)) is not None:
-        return counted
-    rule = RULES.get(node.target) or routed.rule_of(node.target)
-    return rule(node, places, parts)
-
-
-def _started(
-    node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
-) -> InParts | None:
-    """Sort or count what lies in ordinary parts."""
-    if node.target in SORTS:
-        source = source_of(node)
-        place = places.get(source)
-        if isinstance(place, Cut) and len(extents(source)) == 1 and keys_of(source) not in whole:
-            return RULES[node.target](node, places, parts)
-        return None
-    return _counted(node, places, parts, whole)
-
-
-def _counted(
-    node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
-) -> InParts | None:
-    rule = counting.COUNTING.get(node.target)
-    if rule is None:
-        return None
-    try:
-        step = rule(node, places, parts)
-    except EndsError:
-        return None
-    counts = step.out.counts if isinstance(step.out, Addends) else None
-    if counts is None or counts.keys in whole or keys_behind(counts.rows) in whole:
-        return None
-    return step
