@@ -17,7 +17,6 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,9 +29,8 @@ from inductor_passes.split.candidates import regions
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules import by_token
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One
-from inductor_passes.split.rules.rows import Addends
+from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
 
@@ -72,24 +70,21 @@ def gathers() -> None:
 
 
 def orders() -> None:
-    """Where sorted tokens come from is taken to be where they are in the whole."""
-    rule = by_token.RULES[torch.ops.aten.sort.stable]
-
-    def wrong(*given: object) -> InParts:
-        step = rule(*given)  # type: ignore[arg-type]
-        rows, order = step.out  # type: ignore[misc]
-        return InParts((rows, replace(order, points=None)), step.reads)  # type: ignore[type-var]
-
-    by_token.RULES[torch.ops.aten.sort.stable] = wrong  # type: ignore[assignment]
+    """Tokens are put where those of another part were."""
+    _of_another_part(lambda cut, value: isinstance(cut, Routed) and cut.points is not None)
 
 
 def counts() -> None:
-    """Tokens are sent back by the counts of another part."""
+    """Tokens are sent by the counts of another part."""
+    _of_another_part(lambda cut, value: isinstance(cut, Addends) and not isinstance(value, Tensor))
+
+
+def _of_another_part(which: Callable[[One, object], bool]) -> None:
     whole = Cutter._part
 
     def wrong(self: Cutter, node: fx.Node, cut: One, i: int) -> fx.Node:
-        are_sizes = isinstance(cut, Addends) and not isinstance(node.meta["val"], Tensor)
-        return whole(self, node, cut, self._count - 1 - i if are_sizes else i)
+        other = self._count - 1 - i if which(cut, node.meta["val"]) else i
+        return whole(self, node, cut, other)
 
     Cutter._part = wrong  # type: ignore[method-assign]
 
@@ -117,7 +112,7 @@ def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str]:
         listed = list(listing(graph, parts))
         if not listed:
             continue
-        at = choose.randrange(len(listed))
+        at = _drawn_of(listed, choose)
         made = copy.deepcopy(graph)
         region = list(listing(made, parts))[at]
         launches += len(region.launches)
@@ -151,7 +146,7 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
     def cut(joint: fx.Graph) -> None:
         nonlocal launches, said
         if listed := list(regions(joint, parts)):
-            region = choose.choice(listed)
+            region = listed[_drawn_of(listed, choose)]
             said = f"{parts} parts along {region.cut} of %{region.seed}"
             launches += len(region.launches)
             Cutter(joint, region).run()
@@ -165,6 +160,12 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str]:
         if wrong := _wrong(found, expected, truth):
             return launches, f"{said}: {wrong}"
     return launches, ""
+
+
+def _drawn_of(listed: list[Region], choose: random.Random) -> int:
+    """Any region; every other time one that exchanges tokens, if there is one."""
+    routed = [i for i, r in enumerate(listed) if "by token" in " ".join(r.launches.values())]
+    return choose.choice(routed if routed and choose.random() < 0.5 else range(len(listed)))
 
 
 def _chunks(graph: fx.Graph, parts: int) -> Iterator[Region]:

@@ -28,7 +28,7 @@ def regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.users]
     inputs.sort(key=lambda node: min(positions.of[user] for user in node.users))
     blocks = _blocks(graph)
-    known: set[tuple[fx.Node, Cut]] = set()
+    known: set[tuple[fx.Node, object]] = set()
     for node in inputs:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not all(isinstance(s, int) for s in value.shape):

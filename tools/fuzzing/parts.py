@@ -77,7 +77,8 @@ def drawn(number: int, exact: bool) -> Program:
         choose = random.Random(number)
         if choose.random() < 0.5:
             return _step(choose, inputs, _smooth(choose, exact))
-        pool = list(inputs)
+        routed = [tokens(*inputs[:2], choose)] if choose.random() < 0.4 else []
+        pool = [*inputs, *routed]
         for _ in range(choose.randint(6, 18)):
             x, y = choose.choice(pool), choose.choice(pool)
             new = _whole(x.clamp(-4, 4), y.clamp(-4, 4), choose.randrange(RANKS * 2))
@@ -85,7 +86,7 @@ def drawn(number: int, exact: bool) -> Program:
             if not exact:
                 new += _rounded(x, y)
             pool.append(choose.choice(new)())
-        return pool[-4:]
+        return [*pool[-4:], *routed]
 
     return program
 

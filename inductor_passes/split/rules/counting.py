@@ -297,7 +297,8 @@ def sizes_added(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it adds a number to the sum over all parts")
     found = _addends(node, places)
     several = [found[one].counts for one in listed if isinstance(one, fx.Node)]
-    first, at, counts = several[0], [], None
+    first, counts = several[0], None
+    at: list[int] = []
     if first is not None and first.at is not None:
         for one in several:
             if one is None or one.at is None or replace(one, at=first.at) != first:

@@ -101,6 +101,6 @@ def constant(node: fx.Node) -> torch.Tensor | None:
     values = {source: constant(source) for source in node.all_input_nodes}
     if any(value is None for value in values.values()):
         return None
-    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)  # type: ignore[arg-type]
+    args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     made = target(*args, **{**kwargs, **({"device": "cpu"} if "device" in kwargs else {})})
     return made if type(made) is torch.Tensor else None
