@@ -64,7 +64,7 @@ def step_of(
     if node.op != "call_function":
         raise EndsError("it is no operator")
     _may_be_cut(node.target)
-    step = by_token.step_of(node, places, parts, whole)
+    step = by_token.step_by_token(node, places, parts, whole)
     if step is None:
         others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
         step = rule_of(node.target)(node, others, parts)

@@ -18,7 +18,7 @@ RULES: dict[object, Rule] = {**routed.RULES, **routing.RULES, **runs.RULES}
 SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable)
 
 
-def step_of(
+def step_by_token(
     node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
 ) -> InParts | None:
     """Return how a node is computed that reads routed values or counts, or makes them; None: as if they were whole.
@@ -46,7 +46,7 @@ def step_of(
 def _of_rows(node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]) -> InParts:
     if (counted := _counted(node, places, parts, whole)) is not None:
         return counted
-    rule = RULES.get(node.target) or routed.rule_of(node.target)
+    rule = RULES.get(node.target) or routed.rule_of_rows(node.target)
     return rule(node, places, parts)
 
 

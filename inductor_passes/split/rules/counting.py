@@ -17,7 +17,7 @@ from inductor_passes.split.rules.rows import (
     Addends,
     Base,
     Condition,
-    Counts,
+    KeyCounts,
     Number,
     Routed,
     Rows,
@@ -88,7 +88,7 @@ def _counted(node: fx.Node, places: Places, parts: int, keys: fx.Node, classes: 
     made = tensor(node)
     if not isinstance(classes, int) or made is None or made.dtype not in _EXACT:
         raise EndsError("nobody knows how many kinds it counts")
-    counts = Counts(keys_of(keys), rows_of(keys, places.get(keys), parts), classes)
+    counts = KeyCounts(keys_of(keys), rows_of(keys, places.get(keys), parts), classes)
     return InParts(Addends(counts), {n: p for n, p in places.items() if not isinstance(p, tuple)})
 
 
@@ -119,7 +119,7 @@ def one_hot_sum(node: fx.Node, places: Places, parts: int) -> InParts:
     size = extents(classes)[0]
     if not isinstance(place, (Cut, Routed)) or not isinstance(size, int):
         raise EndsError("it counts no keys")
-    counts = Counts(keys_of(keys), rows_of(compared, place, parts), size)
+    counts = KeyCounts(keys_of(keys), rows_of(compared, place, parts), size)
     return InParts(Addends(counts), {source: place})
 
 
@@ -232,7 +232,7 @@ def accumulated(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Addends(by=place.keys, ends=counts if one else None), {source: place})
 
 
-def select(node: fx.Node, places: Places, parts: int) -> InParts:
+def select_count(node: fx.Node, places: Places, parts: int) -> InParts:
     """Pick the count of one run of keys."""
     ((source, place),) = _addends(node, places).items()
     shape, index, counts = extents(source), argument(node, "index"), place.counts
@@ -282,7 +282,7 @@ def size(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(replace(place, total=_number(place.counts)), {source: place})
 
 
-def _number(counts: Counts | None) -> Number | None:
+def _number(counts: KeyCounts | None) -> Number | None:
     """Return of which rows a size is the number."""
     if counts is None or counts.at is None:
         return None
@@ -377,11 +377,11 @@ def constrained(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Condition(), {source: place})
 
 
-def sizes_in_order(listed: object, shares: int, places: Places) -> Counts | None:
+def sizes_in_order(listed: object, shares: int, places: Places) -> KeyCounts | None:
     """Return what the sizes count, if they are those of all runs in order, in equal shares."""
     if not isinstance(listed, (list, tuple)) or len(listed) != shares or not shares:
         return None
-    found: Counts | None = None
+    found: KeyCounts | None = None
     for i, size in enumerate(listed):
         place = places.get(size) if isinstance(size, fx.Node) else None
         counts = place.counts if isinstance(place, Addends) else None
@@ -414,7 +414,7 @@ RULES: dict[object, Rule] = {
     ),
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default), summed),
     aten.cumsum.default: accumulated,
-    aten.select.int: select,
+    aten.select.int: select_count,
     aten.unbind.int: each,
     c10d.all_to_all_single.default: exchanged,
     aten._local_scalar_dense.default: size,

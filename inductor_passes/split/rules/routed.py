@@ -66,7 +66,7 @@ def sliced(node: fx.Node, dim: int, rows: Rows) -> Cut:
     return Cut(dim, base.outer)
 
 
-def elementwise(node: fx.Node, places: Places, parts: int) -> InParts:
+def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Align inputs from the right; all of them have their rows in one order."""
     rank = len(extents(node))
     found = {
@@ -117,7 +117,7 @@ def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
     raise EndsError("it computes with places of rows")
 
 
-def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
+def reshape_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Keep the rows as a dimension; those in the order of the whole may be viewed in any way that keeps parts apart."""
     source = source_of(node)
     if source not in places:
@@ -151,7 +151,7 @@ def _filled_in(shape: tuple[Any, ...], count: object) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else count // rest for size in shape)
 
 
-def expand(node: fx.Node, places: Places, parts: int) -> InParts:
+def expand_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Repeat along other dimensions; or one row as often as a part has rows."""
     source, after = source_of(node), extents(node)
     if source not in places:
@@ -202,7 +202,7 @@ def _sized(node: fx.Node, sizes: object, places: Places) -> tuple[int, Routed, f
     return dim, Routed(dim, Alike(place.total), by=place.keys), size
 
 
-def permute(node: fx.Node, places: Places, parts: int) -> InParts:
+def permute_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Follow the rows to their new place."""
     source = source_of(node)
     place = lying(source, places.get(source))
@@ -210,7 +210,7 @@ def permute(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(place.at(order.index(place.dim)), {source: places[source]})  # type: ignore[dict-item]
 
 
-def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:
+def unsqueeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimension that is put in front."""
     source = source_of(node)
     place = lying(source, places.get(source))
@@ -218,7 +218,7 @@ def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(place.moved(at <= place.dim), {source: places[source]})  # type: ignore[dict-item]
 
 
-def squeeze(node: fx.Node, places: Places, parts: int) -> InParts:
+def squeeze_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimensions that go."""
     source = source_of(node)
     place, shape = lying(source, places.get(source)), extents(source)
@@ -232,7 +232,7 @@ def _apart(node: fx.Node, place: Routed, dims: list[int]) -> None:
         raise EndsError("it mixes rows, and those of other parts belong to them")
 
 
-def piece(node: fx.Node, places: Places, parts: int) -> InParts:
+def piece_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Take a piece along another dimension, or all of the rows."""
     source = source_of(node)
     place = lying(source, places.get(source))
@@ -245,7 +245,7 @@ def piece(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(place.moved(-less), {source: places[source]})  # type: ignore[dict-item]
 
 
-def along(node: fx.Node, places: Places, parts: int) -> InParts:
+def along_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Work along another dimension: sort, pick, accumulate or normalize there."""
     source = source_of(node)
     place = lying(source, places.get(source))
@@ -257,7 +257,7 @@ def along(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(made, {source: places[source]})  # type: ignore[dict-item]
 
 
-def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
+def reduce_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimensions that go; over rows, a sum is that of the sums of parts."""
     source = source_of(node)
     place = lying(source, places.get(source))
@@ -286,7 +286,7 @@ _OF_NONE = (
 )
 
 
-def cat(node: fx.Node, places: Places, parts: int) -> InParts:
+def cat_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Join along another dimension."""
     joined = node.args[0]
     assert isinstance(joined, (list, tuple))
@@ -302,7 +302,7 @@ def cat(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
 
 
-def product(node: fx.Node, places: Places, parts: int) -> InParts:
+def product_of_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Keep rows, or columns, apart; along rows, the product is the sum of those of the parts."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
@@ -332,24 +332,26 @@ def product(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(settled(node, place), dict(places))  # type: ignore[arg-type]
 
 
-def wait(node: fx.Node, places: Places, parts: int) -> InParts:
+def wait_for_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Wait for the launch of a part."""
     source = source_of(node)
     return InParts(places[source], {source: places[source]})  # type: ignore[dict-item]
 
 
 RULES: dict[object, Rule] = {
-    torch.ops._c10d_functional.wait_tensor.default: wait,
-    **dict.fromkeys((aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshape),
-    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute),
-    aten.unsqueeze.default: unsqueeze,
-    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze),
-    aten.expand.default: expand,
+    torch.ops._c10d_functional.wait_tensor.default: wait_for_rows,
+    **dict.fromkeys(
+        (aten.view.default, aten.reshape.default, aten._unsafe_view.default), reshape_rows
+    ),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.t.default), permute_rows),
+    aten.unsqueeze.default: unsqueeze_rows,
+    **dict.fromkeys((aten.squeeze.dim, aten.squeeze.dims), squeeze_rows),
+    aten.expand.default: expand_rows,
     **dict.fromkeys((aten.full.default, aten.zeros.default, aten.ones.default), filled),
     **dict.fromkeys(
         (aten.new_zeros.default, aten.new_ones.default, aten.new_full.default), filled_anew
     ),
-    aten.select.int: piece,
+    aten.select.int: piece_of_rows,
     **dict.fromkeys(
         (
             aten.topk.default,
@@ -358,16 +360,16 @@ RULES: dict[object, Rule] = {
             aten._log_softmax.default,
             aten.split.Tensor,
         ),
-        along,
+        along_rows,
     ),
     **dict.fromkeys(
-        (*PLUS, aten.argmax.default, aten.var.correction, aten.var_mean.correction), reduce
+        (*PLUS, aten.argmax.default, aten.var.correction, aten.var_mean.correction), reduce_rows
     ),
-    **dict.fromkeys(products.ADDING, product),
+    **dict.fromkeys(products.ADDING, product_of_rows),
 }
 
 
-def rule_of(target: object) -> Rule:
+def rule_of_rows(target: object) -> Rule:
     """Return the rule of an operator on rows. Raises EndsError if there is none."""
     if target in RULES:
         return RULES[target]
@@ -375,5 +377,5 @@ def rule_of(target: object) -> Rule:
         torch.Tag.nondeterministic_seeded in target.tags
     )
     if is_elementwise(target) and not random:
-        return elementwise
+        return elementwise_rows
     raise EndsError("it has no rule for rows in a part's own order")

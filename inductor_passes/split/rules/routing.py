@@ -24,7 +24,7 @@ from inductor_passes.split.rules.rows import (
     Addends,
     Alike,
     Base,
-    Counts,
+    KeyCounts,
     Routed,
     Rows,
     Sorted,
@@ -49,7 +49,7 @@ def sort(node: fx.Node, places: Places, parts: int) -> InParts:
         raise EndsError("it sorts a whole value")
     place = lying(source, places[source])
     if place.dim not in dims_of(node, len(extents(source)), default=-1):
-        return routed.along(node, places, parts)
+        return routed.along_rows(node, places, parts)
     if len(extents(source)) != 1:
         raise EndsError("it sorts rows of several keys")
     if isinstance(place.rows, Base) and place.points is None and place.by is not None:
@@ -136,7 +136,7 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(settled(node, found), reads)
 
 
-def _renamed(labels: Counts | None, table: fx.Node) -> Counts | None:
+def _renamed(labels: KeyCounts | None, table: fx.Node) -> KeyCounts | None:
     """Return of which counts labels are once a table has renamed them: of the same, or of those that all ranks have in one place."""
     names = constant(table) if labels is not None and not labels.every else None
     if labels is None or names is None or len(names) != labels.groups:
@@ -182,7 +182,7 @@ def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
     return at, by, values, adds, single
 
 
-def put(node: fx.Node, places: Places, parts: int) -> InParts:
+def put_back(node: fx.Node, places: Places, parts: int) -> InParts:
     """Put or add rows where they came from: each part puts its own back."""
     into = source_of(node)
     at, by, values, adds, single = _put_at(node)
@@ -231,7 +231,7 @@ def repeat(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Routed(0, counts.rows, by=place.keys, labels=counts), reads)
 
 
-def all_to_all(node: fx.Node, places: Places, parts: int) -> InParts:
+def exchange_rows(node: fx.Node, places: Places, parts: int) -> InParts:
     """Send each rank those rows of a part that have its keys; or send them back."""
     if len(node.meta.get(MEMBERS, ())) > 1:
         raise EndsError("it was merged of several launches")
@@ -267,7 +267,7 @@ ADDING = frozenset(
     )
 )
 RULES: dict[object, Rule] = {
-    torch.ops._c10d_functional.all_to_all_single.default: all_to_all,
+    torch.ops._c10d_functional.all_to_all_single.default: exchange_rows,
     **dict.fromkeys((aten.sort.default, aten.sort.stable), sort),
     **dict.fromkeys((aten.argsort.default, aten.argsort.stable), argsort),
     aten.repeat_interleave.Tensor: repeat,
@@ -281,5 +281,5 @@ RULES: dict[object, Rule] = {
         ),
         look_up,
     ),
-    **dict.fromkeys((*ADDING, aten.index_copy.default, aten.scatter.src), put),
+    **dict.fromkeys((*ADDING, aten.index_copy.default, aten.scatter.src), put_back),
 }

@@ -5,7 +5,7 @@ of the whole is one row of one part, and values with equal ``Rows`` hold the sam
 the whole. So what works row by row, on any of them, works in parts, until rows are put where they came from.
 
 Of that, two things have to follow from the graph alone: where an index points (``Routed.points``), and that the sizes by
-which rows are exchanged are counts of the keys by which they were sorted (``Counts``).
+which rows are exchanged are counts of the keys by which they were sorted (``KeyCounts``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Sorted:
     keys: fx.Node
     of: Rows
     descending: bool = False
-    by: Counts | None = None
+    by: KeyCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Exchanged:
 class Run:
     """Those rows that ``counts`` counts, which lie behind each other in ``of``."""
 
-    counts: Counts
+    counts: KeyCounts
     of: Rows | None = field(default=None, compare=False)
 
 
@@ -99,7 +99,7 @@ class Routed:
     points: Rows | None = None
     permutes: bool = False
     by: fx.Node | None = None
-    labels: Counts | None = None
+    labels: KeyCounts | None = None
 
     def at(self, dim: int) -> Routed:
         """Return the same rows along another dimension."""
@@ -123,7 +123,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class KeyCounts:
     """How many rows of ``of`` have keys of each of ``groups`` equal runs of keys, in order; or of those numbered ``at``.
 
     With a ``group`` each of its ranks sent the counts of an equal share of the runs, in order of the ranks. ``every``: of all
@@ -169,11 +169,11 @@ class Addends:
     behind it.
     """
 
-    counts: Counts | None = None
+    counts: KeyCounts | None = None
     total: Number | None = None
     joins: bool = True
     by: fx.Node | None = None
-    ends: Counts | None = None
+    ends: KeyCounts | None = None
 
     @property
     def keys(self) -> fx.Node | None:

@@ -14,7 +14,7 @@ from inductor_passes.split.rules import routed
 from inductor_passes.split.rules.counting import sizes_in_order
 from inductor_passes.split.rules.places import SUM, EndsError, InParts, Place
 from inductor_passes.split.rules.routed import lying, settled
-from inductor_passes.split.rules.rows import Addends, Counts, Routed, Run
+from inductor_passes.split.rules.rows import Addends, KeyCounts, Routed, Run
 from inductor_passes.split.rules.rule import Rule, dims_of, extents, source_of
 
 Places = Mapping[fx.Node, Place]
@@ -26,7 +26,7 @@ def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
     place = lying(source, places[source])
     (at,) = dims_of(node, len(extents(source)), default=0)
     if at != place.dim:
-        return routed.along(node, places, parts)
+        return routed.along_rows(node, places, parts)
     count = len(node.meta["val"])
     counts = sizes_in_order(sizes, count, places)
     if counts is None or not counts.are_in(place.rows) or place.points is not None:
@@ -38,12 +38,12 @@ def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(lies, dict(places))  # type: ignore[arg-type]
 
 
-def piece(node: fx.Node, places: Places, parts: int) -> InParts:
+def runs_between(node: fx.Node, places: Places, parts: int) -> InParts:
     """Take runs of keys, by where counts say that they begin and end; or a piece along another dimension."""
     source = source_of(node)
     start, end = argument(node, "start"), argument(node, "end")
     if not isinstance(start, fx.Node) and not isinstance(end, fx.Node):
-        return routed.piece(node, places, parts)
+        return routed.piece_of_rows(node, places, parts)
     place = lying(source, places.get(source))
     (at,) = dims_of(node, len(extents(source)), default=0)
     bounds = [_before(bound, places) for bound in (start, end)]
@@ -62,7 +62,7 @@ def piece(node: fx.Node, places: Places, parts: int) -> InParts:
     return InParts(Routed(at, run, by=place.keys), dict(places))  # type: ignore[arg-type]
 
 
-def _before(bound: object, places: Places) -> Counts | None:
+def _before(bound: object, places: Places) -> KeyCounts | None:
     """Return the counts of all runs before a bound."""
     place = places.get(bound) if isinstance(bound, fx.Node) else None
     counts = place.counts if isinstance(place, Addends) else None
@@ -78,7 +78,7 @@ def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
     found = [lying(n, places[n]) for n in joined if isinstance(n, fx.Node) and n in places]
     (at,) = dims_of(node, len(extents(node)), default=0)
     if len(found) < len(joined) or any(place.dim != at for place in found):
-        return routed.cat(node, places, parts)
+        return routed.cat_rows(node, places, parts)
     runs = [place.rows for place in found if isinstance(place.rows, Run)]
     of = {replace(run.counts, at=None) for run in runs}
     held = [i for run in runs for i in run.counts.at or ()]
@@ -114,7 +114,7 @@ def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
 
 RULES: dict[object, Rule] = {
     aten.split_with_sizes.default: taken_apart,
-    aten.slice.Tensor: piece,
+    aten.slice.Tensor: runs_between,
     aten.cat.default: put_together,
     **({aten._grouped_mm.default: grouped_product} if hasattr(aten, "_grouped_mm") else {}),
 }

@@ -255,7 +255,7 @@ def test_every_rule_has_a_case():
         wait.default,
         c10d.all_to_all_single.default,
         *(aten.baddbmm.default, aten.bmm.default),  # are refused
-        *(t for t in routed.RULES if routed.RULES[t] is routed.reduce),
+        *(t for t in routed.RULES if routed.RULES[t] is routed.reduce_rows),
     }
     assert set(by_token.RULES) - several <= used
 
