@@ -23,7 +23,8 @@ from inductor_passes.errors import (
 )
 from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
-from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.graph.exchanged import expect_even_exchanges
+from inductor_passes.graph.hazards import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.identity import digest_of_graph, operator_of, value_of
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.source_lines import user_line
@@ -78,6 +79,9 @@ def run_passes(
     if not has_launch and not passes:
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
+    # Sizes that tokens give are the same graph on all ranks: where to cut it shows no rank's numbers.
+    alike = not ranks_differ and not differs_by_numbers(graph)
+    expect_even_exchanges(graph)
     before = simulate(graph, cost)
     original, digest = {n.name: operator_of(n) for n in graph.nodes}, digest_of_graph(graph)
     records: list[PassRecord] = []
@@ -85,7 +89,8 @@ def run_passes(
     for pass_ in passes:
         settled = next((r.name for r in records if r.schedule is not None), None)
         reason = f"{settled} has set the order" if pass_.fallback and settled else ""
-        if pass_.changes_launches and unlike and follow is None:
+        cuts = alike and isinstance(pass_, SplitRegions)
+        if pass_.changes_launches and unlike and follow is None and not cuts:
             reason = "launches stay the program's, which all ranks share"
         if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
@@ -222,6 +227,7 @@ def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> P
 def _checked_run(pass_: GraphPass, graph: fx.Graph) -> PassStats:
     nodes = list(graph.nodes)
     communication = Communication.of(graph)
+    expect_even_exchanges(graph)
     try:
         pass_.requires(graph)
         stats = pass_.run(graph)

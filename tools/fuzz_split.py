@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from fuzzing.parts import RANKS, SHAPES, drawn, halves, trained
+from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -30,7 +30,8 @@ from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.halves import BACKWARD, FORWARD
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.places import SUM, Cut, InParts
+from inductor_passes.split.rules.places import SUM, Cut, InParts, One
+from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.aot import is_joint
@@ -72,7 +73,29 @@ def gathers() -> None:
     rules.RULES[target] = wrong  # type: ignore[assignment]
 
 
-FAULTS: dict[str, Callable[[], None]] = {f.__name__: f for f in (joins, sums, gathers)}
+def orders() -> None:
+    """Tokens are put where those of another part were."""
+    _of_another_part(lambda cut, value: isinstance(cut, Routed) and cut.points is not None)
+
+
+def counts() -> None:
+    """Tokens are sent by the counts of another part."""
+    _of_another_part(lambda cut, value: isinstance(cut, Addends) and not isinstance(value, Tensor))
+
+
+def _of_another_part(which: Callable[[One, object], bool]) -> None:
+    whole = Cutter._part
+
+    def wrong(self: Cutter, node: fx.Node, cut: One, i: int) -> fx.Node:
+        other = self._count - 1 - i if which(cut, node.meta["val"]) else i
+        return whole(self, node, cut, other)
+
+    Cutter._part = wrong  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    f.__name__: f for f in (joins, sums, gathers, orders, counts)
+}
 
 
 def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str, int]:
@@ -116,11 +139,14 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
-    expected = _step_of(halves(trained(number, exact), dtype, lambda joint: None), inputs)
+    expected = step_of(
+        halves(trained(number, exact), dtype, lambda joint: None), inputs, inputs[0][1]
+    )
     truth = None
     if not exact:
         wide = halves(trained(number, exact), torch.float64, lambda joint: None)
-        truth = _step_of(wide, [[x.double() for x in given] for given in inputs])
+        precise = [[x.double() for x in given] for given in inputs]
+        truth = step_of(wide, precise, precise[0][1])
     launches = most = 0
     said = ""
 
@@ -135,7 +161,7 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
 
     for parts in (2, 4):  # noqa: B007 - ``cut`` reads it
         try:
-            found = _step_of(halves(trained(number, exact), dtype, cut), inputs)
+            found = step_of(halves(trained(number, exact), dtype, cut), inputs, inputs[0][1])
         except Exception as error:
             return launches, f"{said}: {error!r:.300}", most
         if wrong := _wrong(found, expected, truth):
@@ -156,7 +182,7 @@ def _regions(graph: fx.Graph, choose: random.Random, parts: int) -> list[Region]
         listed += from_inside(graph, count, front, laid_out.taken)
         if not listed:
             break
-        region = choose.choice(listed)
+        region = _drawn_of(listed, choose)
         half = choose.choice(("", "", FORWARD, BACKWARD)) if is_joint(graph) else ""
         ways.append(Way(like(region.seed), region.cut, count, half))
     return [region for of_way in lay(graph, ways) for region in of_way]
@@ -166,14 +192,10 @@ def _said(found: Sequence[Region]) -> str:
     return "; ".join(f"{each.parts} parts along {each.cut} of %{each.seed}" for each in found)
 
 
-def _step_of(graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]]) -> list[Tensor]:
-    """Results of the forward graph that are the function's, and of the backward graph, of all ranks."""
-    forward, backward = graphs
-    made = run_in_lockstep([forward] * RANKS, inputs)
-    tangent = inputs[0][1]
-    grads = run_in_lockstep([backward] * RANKS, [[*each[1:], tangent] for each in made])
-    found = [[each[0], *of_rank] for each, of_rank in zip(made, grads, strict=True)]
-    return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
+def _drawn_of(listed: list[Region], choose: random.Random) -> Region:
+    """Any region; every other time one that exchanges tokens, if there is one."""
+    routed = [region for region in listed if "by token" in " ".join(region.launches.values())]
+    return choose.choice(routed if routed and choose.random() < 0.5 else listed)
 
 
 def _chunks(graph: fx.Graph, parts: int) -> Iterator[Region]:

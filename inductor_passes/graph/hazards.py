@@ -56,12 +56,28 @@ def shows_that_ranks_differ(graph: fx.Graph) -> bool:
 
     Symbolic sizes count: their hints are what this rank happened to see.
     """
+    return _has_symbols(graph) or launches_show_that_ranks_differ(graph)
+
+
+def _has_symbols(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         if any(isinstance(size, torch.SymInt) for size in sizes):
             return True
-    return launches_show_that_ranks_differ(graph)
+    return False
+
+
+def differs_by_numbers(graph: fx.Graph) -> bool:
+    """Return whether the graph holds numbers that other ranks may see otherwise: hints of symbols, or sizes of an exchange.
+
+    Sizes of an exchange that are symbols without a hint, as those that tokens give, are the same graph on all ranks.
+    """
+    if any(role(node) == "launch" and kind(node) in _UNEQUAL_KINDS for node in graph.nodes):
+        return True
+    return _has_symbols(graph) or any(
+        role(node) == "launch" and _splits_unevenly(node, numbers=True) for node in graph.nodes
+    )
 
 
 def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
@@ -141,10 +157,13 @@ class _Memory:
         return {self._owners[self._position[target]] for target in mutated_inputs(node)}
 
 
-def _splits_unevenly(launch: fx.Node) -> bool:
+def _splits_unevenly(launch: fx.Node, numbers: bool = False) -> bool:
+    """Return whether shares are unlike; ``numbers``: and all of them known."""
     for name in ("input_split_sizes", "output_split_sizes"):
         sizes = argument(launch, name)
         if isinstance(sizes, (list, tuple)) and len(set(sizes)) > 1:
+            if numbers and not all(isinstance(s, int) for s in sizes):
+                continue
             # One peer gets all: a permutation, in which every rank sends and gets as much.
             if not all(isinstance(s, int) for s in sizes) or sum(s != 0 for s in sizes) != 1:
                 return True

@@ -53,6 +53,8 @@ def _loose_users(launch: fx.Node) -> list[fx.Node]:
             continue
         if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
             found.extend(u for u in user.users if not is_wait(u))
+        elif user.target is torch.ops.aten.sym_size.int:
+            continue  # what it brings is known before it is there
         else:
             found.append(user)
     return found

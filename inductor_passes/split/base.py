@@ -17,11 +17,12 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.hazards import shows_that_ranks_differ
+from inductor_passes.graph.hazards import differs_by_numbers
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules.rows import Addends, Routed
 
 
 class Cutting(Rewrite):
@@ -30,14 +31,14 @@ class Cutting(Rewrite):
     numerics = Numerics.REASSOCIATING
 
     def __init__(self) -> None:
-        self._cut: list[tuple[fx.Node, object, int, tuple[fx.Node, ...]]] = []
+        self._cut: list[tuple[fx.Node, object, float | None, tuple[fx.Node, ...]]] = []
         self._returned: list[object] = []
         self._values: Values | None = None  # of the graph that is cut
 
     def requires(self, graph: fx.Graph) -> None:
         super().requires(graph)
         self._values = Values()
-        if shows_that_ranks_differ(graph):
+        if differs_by_numbers(graph):
             raise PreconditionError(
                 f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
                 "Where to cut depends on sizes, and other ranks may see others.",
@@ -46,7 +47,10 @@ class Cutting(Rewrite):
 
     def cut(self, graph: fx.Graph, region: Region) -> Cutter:
         """Write a region into the graph."""
-        before = [(launch, _what(launch), payload_bytes(launch)) for launch in region.launches]
+        before = [
+            (launch, _what(launch), _shares(region, launch, payload_bytes(launch)))
+            for launch in region.launches
+        ]
         self._returned = _returned(graph)
         cutter = Cutter(graph, region, self._values)
         cutter.run()
@@ -66,14 +70,15 @@ class Cutting(Rewrite):
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
-        for launch, what, size, parts in self._cut:
+        for launch, what, share, parts in self._cut:
             if len({str(part.args[0]) for part in parts}) < len(parts):
                 raise self._broken(f"two parts of %{launch.name} send the same")
             for part in parts:
-                if (_what(part), payload_bytes(part) * len(parts)) != (what, size):
+                sent = None if share is None else payload_bytes(part)
+                if (_what(part), sent) != (what, share):
                     raise self._broken(
                         f"%{part.name} launches {_what(part)} of {payload_bytes(part)} bytes, and is to be one of "
-                        f"{len(parts)} parts of %{launch.name}: {what} of {size} bytes"
+                        f"{len(parts)} parts of %{launch.name}: {what} of {share} bytes each"
                     )
         if self._cut and _returned(graph) != self._returned:
             raise self._broken("the graph returns other shapes than it did")
@@ -104,6 +109,14 @@ class Following(Cutting):
             super().requires(graph)
         except PreconditionError as error:
             raise CannotFollowError(str(error)) from error
+
+
+def _shares(region: Region, launch: fx.Node, size: int) -> float | None:
+    """Return how many bytes each part of a launch sends: of counts all, of tokens those that are routed (None)."""
+    places = region.steps[launch].reads.values()
+    if any(isinstance(place, Routed) for place in places):
+        return None
+    return size if any(isinstance(place, Addends) for place in places) else size / region.parts
 
 
 def _what(launch: fx.Node) -> tuple[object, ...]:

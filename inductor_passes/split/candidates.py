@@ -111,7 +111,7 @@ def from_inputs(graph: fx.Graph, parts: int) -> Iterator[Region]:
     inputs = [node for node in graph.find_nodes(op="placeholder") if node.users]
     inputs.sort(key=lambda node: min(positions.of[user] for user in node.users))
     blocks = _blocks(graph)
-    known: set[tuple[fx.Node, Cut]] = set()
+    known: set[tuple[fx.Node, object]] = set()
     for node in inputs:
         shape = sizes_of(node)
         for cut in _cuts(shape, blocks, parts):

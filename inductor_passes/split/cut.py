@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -12,13 +13,19 @@ from torch import fx
 from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import aten, emit
+from inductor_passes.graph.exchanged import expect_even_exchanges
 from inductor_passes.graph.numbers import MEMBERS, PART, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING
-from inductor_passes.split.rules.places import SUM, Cut, InParts, sizes, smaller
+from inductor_passes.split.rules.counting import BOUNDS
+from inductor_passes.split.rules.places import SUM, Cut, InParts, One, sizes, smaller
+from inductor_passes.split.rules.rows import Addends
+from inductor_passes.torch_compat.sizes import hold, new_symbols
+from inductor_passes.torch_compat.tracing import mode_of
 
+_MAKE_SYMBOLS = (aten._local_scalar_dense.default, aten.slice.Tensor)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -53,6 +60,7 @@ class Cutter:
                     node.kwargs = fx.node.map_arg(node.kwargs, self._whole)
         for node in reversed(steps):
             self._graph.erase_node(node)
+        expect_even_exchanges(self._graph)
 
     def _compute(self, node: fx.Node, step: InParts) -> None:
         made: list[Any] = []  # a tuple for a part where its results are of several nodes
@@ -64,7 +72,7 @@ class Cutter:
             if isinstance(several[0], tuple):
                 self._parts[node] = [each[cast(int, node.args[1])] for each in several]
                 return
-        for i in range(self._count):
+        for i in range(1 if step.once else self._count):
             args, kwargs = self._given(node, step, i)
             target: Any = node.target
             if step.out == SUM and made and target in ADDING:
@@ -73,7 +81,11 @@ class Cutter:
                 target, args = ADDING[target], (made[-1], *own)
             elif target in _VIEWS:  # a part may lie so that no view fits
                 target = aten.reshape.default
+            elif target is aten.split_with_sizes.default:
+                self._check_pieces(args, node)
             part = self._emit(target, args, node, kwargs)
+            if step.rows is not None:
+                self._check_rows(part, step.rows, node)
             if step.out == SUM and made and node.target not in ADDING:
                 part = self._emit(step.plus, (made[-1], part), node)
             made.append(part)
@@ -99,19 +111,20 @@ class Cutter:
                 return self._whole(source)
             part = self._part(source, step.reads[source], i)
             value = part.meta["val"]
-            if is_launch(node) and isinstance(value, torch.Tensor) and not value.is_contiguous():
+            if is_launch(node) and isinstance(value, torch.Tensor) and not _is_contiguous(value):
                 return self._emit(aten.clone.default, (part,), source, CONTIGUOUS)
             return part
 
         args = node.args if step.args is None else step.args
         return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
 
-    def _part(self, node: fx.Node, cut: Cut, i: int) -> fx.Node:
+    def _part(self, node: fx.Node, cut: One, i: int) -> fx.Node:
         """Part ``i`` of a value: as it was computed, or a slice of all of it."""
         if node in self._parts:
             place = self._region.places[node]
             if place == cut or isinstance(place, tuple):
                 return self._parts[node][i]
+        assert isinstance(cut, Cut), f"{cut} of %{node.name}"
         key = node, cut
         if key not in self._slices:
             self._slices[key] = self._sliced(node, cut)
@@ -140,14 +153,53 @@ class Cutter:
             return node
         if node not in self._wholes:
             cut = self._region.places[node]
-            if isinstance(cut, tuple) or (is_view(node) and not _is_dense(node.meta["val"])):
+            if isinstance(cut, Addends):
+                self._wholes[node] = self._added(node)
+            elif isinstance(cut, tuple) or (is_view(node) and not _is_dense(node.meta["val"])):
                 # No join lies in memory as a piece does: view the whole again.
                 args = fx.node.map_arg(node.args, self._whole)
                 self._wholes[node] = self._emit(node.target, args, node, node.kwargs)
             else:
+                assert isinstance(cut, Cut), f"{cut} of %{node.name}"
                 self._wholes[node] = self._joined(node, cut, self._parts[node])
                 self.joins += 1
         return self._wholes[node]
+
+    def _added(self, node: fx.Node) -> fx.Node:
+        """The sum of counts; what is no tensor is made again of that, with the symbols that it had."""
+        if isinstance(node.meta["val"], torch.Tensor):
+            whole, *others = self._parts[node]
+            for part in others:
+                whole = self._emit(aten.add.Tensor, (whole, part), node)
+            return whole
+        with self._graph.inserting_before(node):
+            again = self._graph.node_copy(node, self._whole)
+        again.meta = dict(node.meta)
+        return again
+
+    def _check_pieces(self, args: tuple[Any, ...], node: fx.Node) -> None:
+        """Check, when it runs, that the pieces of a part are all of it, if their sizes are symbols."""
+        source, sizes, *dim = args
+        if all(isinstance(size, int) for size in sizes):
+            return
+        at = dim[0] if dim else 0
+        total = self._emit(torch.sym_sum, (list(sizes),), node)
+        size = self._emit(aten.sym_size.int, (source, at), node)
+        hold(total.meta["val"] == size.meta["val"])
+        same = self._emit(operator.eq, (total, size), node)
+        said = f"The pieces of a part of %{node.name} are not all of it."
+        self._emit(aten._assert_scalar.default, (same, said), node)
+
+    def _check_rows(self, part: fx.Node, rows: int, node: fx.Node) -> None:
+        """Check, when it runs, that a part has so many rows; sizes that are made of it may rely on that."""
+        found = part.meta["val"].shape[0]
+        if isinstance(found, int):
+            return
+        hold(found == rows)
+        size = self._emit(aten.sym_size.int, (part, 0), node)
+        same = self._emit(operator.eq, (size, rows), node)
+        said = f"A part of %{node.name} has not {rows} rows."
+        self._emit(aten._assert_scalar.default, (same, said), node)
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
         """The parts side by side, in memory as the value lay: its strides are promised to whoever reads it."""
@@ -177,7 +229,12 @@ class Cutter:
         like: fx.Node,
         kwargs: Mapping[str, Any] | None = None,
     ) -> fx.Node:
-        return emit(self._graph, target, args, like, kwargs, self._values.of)
+        with mode_of(like.meta.get("val")) if _makes_of_sizes(args) else contextlib.nullcontext():
+            value_of = _bounded if target in BOUNDS else self._values.of
+            made = emit(self._graph, target, args, like, kwargs, value_of)
+        if target in _MAKE_SYMBOLS and (symbols := new_symbols(made.meta["val"])):
+            made.meta["unbacked_bindings"] = symbols
+        return made
 
 
 def cut_all(
@@ -218,6 +275,32 @@ class _Maker:
 
     def pick(self, several: fx.Node, index: int) -> fx.Node:
         return self.emit(operator.getitem, (several, index))
+
+
+def _bounded(node: fx.Node) -> None:
+    """A bound of a size is told as a condition: called, it would ask for the number."""
+    size = node.args[0]
+    assert isinstance(size, fx.Node)
+    hold(size.meta["val"] >= 0)
+
+
+def _makes_of_sizes(args: tuple[Any, ...]) -> bool:
+    """Return whether an operator makes a value of numbers alone."""
+    found: list[fx.Node] = []
+    fx.node.map_arg(args, found.append)
+    return not any(isinstance(node.meta.get("val"), (torch.Tensor, list, tuple)) for node in found)
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    """Return whether elements lie side by side; of symbols as far as expressions show it."""
+    if all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:

@@ -13,7 +13,10 @@ from torch import fx
 
 from inductor_passes.graph.collectives import is_launch, is_wait
 from inductor_passes.split.rules import step_of
+from inductor_passes.split.rules.by_token import SORTS
+from inductor_passes.split.rules.counting import keys_of
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
+from inductor_passes.split.rules.rows import Addends, Routed
 
 
 @dataclass(slots=True)
@@ -22,7 +25,7 @@ class Region:
 
     ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
     behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
-    ``of``: what its parts are of, in words that end how they lie.
+    ``left``: all that read it and are not in parts. ``of``: what its parts are of, in words that end how they lie.
     """
 
     seed: fx.Node
@@ -31,6 +34,7 @@ class Region:
     steps: dict[fx.Node, InParts] = field(default_factory=dict)
     places: dict[fx.Node, Place] = field(default_factory=dict)
     ended: dict[fx.Node, str] = field(default_factory=dict)
+    left: dict[fx.Node, str] = field(default_factory=dict)
     of: str = ""
 
     @property
@@ -43,8 +47,14 @@ class Region:
         }
 
     def only(self, nodes: Collection[fx.Node]) -> Region:
-        """Return the piece of the region that is among ``nodes``."""
+        """Return the piece of the region that is among ``nodes``; one without steps, if rows that no join makes cross its edge."""
         steps = {node: step for node, step in self.steps.items() if node in nodes}
+        if any(
+            _keys(self.places.get(source)) is not None and (source in steps) != (node in steps)
+            for node in self.steps
+            for source in node.all_input_nodes
+        ):
+            steps = {}
         ended = {node: why for node, why in self.ended.items() if node in nodes}
         return replace(self, steps=steps, ended=ended)
 
@@ -56,7 +66,8 @@ class Region:
                 needed.update(node.all_input_nodes)
         waits = {user for launch in self.launches for user in launch.users}
         waits |= {user for wait in waits for user in wait.users if is_wait(user)}
-        return replace(self.only(needed | waits), ended=self.ended)
+        made = self.only(needed | waits)
+        return replace(made, ended=self.ended) if made.steps else self
 
     def again(self, positions: Positions, wholes: Mapping[fx.Node, fx.Node]) -> Region:
         """Return the same region, once others were written into the graph. ``wholes``: what is now read in place of their nodes."""
@@ -93,8 +104,33 @@ def spread(
     """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut; ``within``: only
     these nodes are computed in parts, and those ``without`` are not. ``edge``: values that are read in parts, in place of the seed.
 
-    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
+    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing. Where an operator wants
+    the whole of rows that parts have in orders of their own, no join makes it: then the sort that led there is whole,
+    and ends the region in the operator's place.
     """
+    whole: dict[fx.Node, str] = {}
+    while True:
+        region = _spread(positions, seed, cut, parts, launches, within, whole, without, edge)
+        found = _wanted_whole(region)
+        if not found:
+            return region
+        if found.keys() <= whole.keys():  # never seen: that would go on for ever
+            return Region(seed, cut, parts)
+        whole.update(found)
+
+
+def _spread(
+    positions: Positions,
+    seed: fx.Node,
+    cut: Cut,
+    parts: int,
+    launches: Collection[fx.Node] | None,
+    within: Collection[fx.Node] | None,
+    whole: Mapping[fx.Node, str],
+    without: Collection[fx.Node],
+    edge: Mapping[fx.Node, Place] | None,
+) -> Region:
+    """Compute what is behind ``seed`` in parts; ``whole``: keys that are sorted and counted whole, and why."""
     region = Region(seed, cut, parts)
     queue: list[tuple[int, fx.Node]] = []
     seen: set[fx.Node] = set()
@@ -111,6 +147,7 @@ def spread(
     while queue:
         _, node = heapq.heappop(queue)
         if node in without or (within is not None and node not in within):
+            region.left[node] = "it is not to be in parts"
             continue
         near = {n: region.places[n] for n in node.all_input_nodes if n in region.places}
         source = node.args[0] if node.target is operator.getitem else None
@@ -122,10 +159,11 @@ def spread(
         try:
             if launches is not None and is_launch(node) and node not in launches:
                 raise EndsError("it is left whole")
-            step = step_of(node, near, parts)
+            step = step_of(node, near, parts, whole)
         except EndsError as error:
+            region.left[node] = str(error)
             if node.op != "output":
-                region.ended[node] = str(error)
+                region.ended[node] = _why(node, whole) or str(error)
                 if (again := _behind(node, near)) is not None:
                     lie(node, again)
             continue
@@ -135,20 +173,67 @@ def spread(
     return region
 
 
+def _why(node: fx.Node, whole: Mapping[fx.Node, str]) -> str:
+    """Return why a sort is whole, if it is."""
+    source = node.args[0] if node.args else None
+    sorts = node.target in SORTS and isinstance(source, fx.Node)
+    return whole.get(keys_of(source), "") if sorts and isinstance(source, fx.Node) else ""
+
+
+def _wanted_whole(region: Region) -> dict[fx.Node, str]:
+    """Keys by which tokens cannot be sorted in parts, and why: who reads what no join makes, or that nothing is exchanged."""
+    found: dict[fx.Node, str] = {}
+    for node, reason in region.left.items():
+        for source in node.all_input_nodes:
+            if (keys := _keys(region.places.get(source))) is not None:
+                what = "it is returned" if node.op == "output" else f"%{node.name}: {reason}"
+                found.setdefault(keys, f"its order is read whole ({what})")
+    for node, step in region.steps.items():
+        for source in node.all_input_nodes:
+            keys = _keys(region.places.get(source))
+            if keys is not None and source not in step.reads and step.args is None:
+                found.setdefault(keys, f"its order is read whole (%{node.name})")
+    if found:
+        return found
+    counted: dict[fx.Node, None] = {}
+    sent = set()
+    for node, step in region.steps.items():
+        for place in step.reads.values() if is_launch(node) else ():
+            if isinstance(place, Routed):
+                sent.add(place.keys)
+            elif isinstance(place, Addends) and place.keys is not None:
+                counted[place.keys] = None
+    return {keys: "no rows in its order are exchanged" for keys in counted if keys not in sent}
+
+
+def _keys(place: Place | None) -> fx.Node | None:
+    """The keys behind a place that no join makes whole."""
+    if isinstance(place, tuple):
+        return next((keys for one in place if (keys := _keys(one)) is not None), None)
+    if isinstance(place, Addends) and not place.joins:
+        return place.keys
+    return place.keys if isinstance(place, Routed) else None
+
+
 def _behind(node: fx.Node, near: dict[fx.Node, Place]) -> Place | None:
     """How a result that was computed whole is read in parts again: like an input of its shape."""
     if is_launch(node) or node.op != "call_function":
         return None
-    shapes = {
-        tuple(source.meta["val"].shape): cut
-        for source, cut in near.items()
-        if isinstance(cut, Cut) and isinstance(source.meta.get("val"), torch.Tensor)
-    }
+    shapes: dict[tuple[int, ...], Cut] = {}
+    for source, cut in near.items():
+        shape = _known(source.meta.get("val"))
+        if isinstance(cut, Cut) and shape is not None:
+            shapes[shape] = cut
     made = node.meta.get("val")
     if isinstance(made, (list, tuple)):
-        found = tuple(
-            shapes.get(tuple(each.shape)) if isinstance(each, torch.Tensor) else None
-            for each in made
-        )
+        found = tuple(shapes.get(_known(each) or ()) for each in made)
         return found if any(found) else None
-    return shapes.get(tuple(made.shape)) if isinstance(made, torch.Tensor) else None
+    return shapes.get(_known(made) or ())
+
+
+def _known(value: object) -> tuple[int, ...] | None:
+    """The shape of a tensor that holds no symbol."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    known = all(isinstance(size, int) for size in value.shape)
+    return tuple(map(int, value.shape)) if known else None

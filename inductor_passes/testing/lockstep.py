@@ -97,9 +97,10 @@ def _collective(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[Any]:
 
 
 def _of_one(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[torch.Tensor]:
-    said = {(str(node.target), args[0].dtype, str(args[1:])) for node, args in calls}
-    shapes = {tuple(args[0].shape) for _, args in calls}
     name = kind(calls[0][0]) or "shard_dim_alltoall"
+    first = 3 if name == "all_to_all" else 1  # how much each rank sends is its own affair
+    said = {(str(node.target), args[0].dtype, str(args[first:])) for node, args in calls}
+    shapes = {tuple(args[0].shape) for _, args in calls}
     if len(said) > 1 or (len(shapes) > 1 and name != "all_to_all"):
         raise LockstepError(f"Ranks of one group launch different collectives: {said}, {shapes}.")
     tensors = [args[0].contiguous() for _, args in calls]
@@ -114,6 +115,9 @@ def _of_one(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[torch.Tens
         return [tensors[args[1]]] * ranks
     if name == "all_to_all":
         parts = [t.split(call[1][2]) for t, call in zip(tensors, calls, strict=True)]
+        for rank, (_, of_rank) in enumerate(calls):
+            if [len(parts[source][rank]) for source in range(ranks)] != list(of_rank[1]):
+                raise LockstepError(f"Rank {rank} is sent other sizes than {of_rank[1]}.")
         return [
             torch.cat([parts[source][rank] for source in range(ranks)]) for rank in range(ranks)
         ]

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,23 +14,42 @@ import torch
 SizeReader = Callable[[Any, int, Mapping[Any, str]], Any]
 
 
+# Of the symbols of a ShapeEnv that have no hint: the value that is expected.
+_expected: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 _size_reader: ContextVar[SizeReader | None] = ContextVar("size_reader", default=None)
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """An int as it is; of a symbolic size the value seen while tracing (1 if there is none).
+    """An int as it is; of a symbolic size the value seen while tracing, or what is expected of it (1 if nothing is).
 
     Seen in torch 2.11 to 2.15.
     """
     if isinstance(size, int):
         return size
     hint = getattr(size.node, "hint", None)
-    value = int(hint) if hint is not None else 1
+    value = int(hint) if hint is not None else _expected_of(size)
     read = _size_reader.get()
     if read is None:
         return value
     expr = size.node.expr
     return cast(int, read(expr, value, {s: _source_of_symbol(size, s) for s in expr.free_symbols}))
+
+
+def expect(size: object, value: int) -> None:
+    """Let ``size_hint`` of a single symbol that has no hint be a value; the first that is expected stays."""
+    if not isinstance(size, torch.SymInt) or getattr(size.node, "hint", None) is not None:
+        return
+    shape_env, symbol = getattr(size.node, "shape_env", None), size.node.expr
+    if shape_env is not None and symbol.is_symbol:
+        _expected.setdefault(shape_env, {}).setdefault(symbol, value)
+
+
+def _expected_of(size: torch.SymInt) -> int:
+    known = _expected.get(getattr(size.node, "shape_env", None))
+    if not known:
+        return 1
+    expr = size.node.expr
+    return int(expr.xreplace({symbol: known.get(symbol, 1) for symbol in expr.free_symbols}))
 
 
 def _source_of_symbol(size: torch.SymInt, symbol: Any) -> str:
@@ -49,3 +69,22 @@ def sizes_read_by(read: SizeReader) -> Iterator[None]:
         yield
     finally:
         _size_reader.reset(token)
+
+
+def new_symbols(value: object) -> Any:
+    """Return where in a size or tensor the symbols lie that were made with it, as a node's ``unbacked_bindings``; None if none were.
+
+    ``compute_unbacked_bindings`` and ``SymNode.shape_env`` were seen in torch 2.11 to 2.15.
+    """
+    from torch.fx.experimental.symbolic_shapes import compute_unbacked_bindings
+
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return None
+    return compute_unbacked_bindings(cast(Any, symbolic).node.shape_env, value)
+
+
+def hold(condition: object) -> None:
+    """Tell torch that a condition on symbols holds; it is checked when the symbols have values."""
+    torch._check(cast(Any, condition))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from inductor_passes.torch_compat.config import inductor_config
 
 
 def fake_tensor_mode() -> Any:
-    """A mode in which new tensors have shapes and no storage. Seen in 2.11 to 2.15."""
+    """A mode in which new tensors have shapes and no storage; what depends on their numbers is a symbol. Seen in 2.11 to 2.15."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return FakeTensorMode()
+    return FakeTensorMode(shape_env=ShapeEnv())
 
 
 def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
@@ -41,6 +43,14 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
     place = int(source.storage_offset()) + behind
     elem.set_(source.untyped_storage(), place, value.shape, value.stride())
     return FakeTensor(value.fake_mode, elem, value.device)
+
+
+def mode_of(value: object) -> Any:
+    """Return the mode in which a fake tensor was made, to make others in; for anything else a context that does nothing.
+
+    ``FakeTensor.fake_mode`` was seen in 2.11 to 2.15.
+    """
+    return getattr(value, "fake_mode", None) or contextlib.nullcontext()
 
 
 def run_on_local_tensors(

@@ -1,4 +1,4 @@
-"""One rank of ``test_split.py``: experts on four ranks, all tokens kept, with the options that cut graphs, beside eager mode."""
+"""One rank of ``test_split.py``: experts on four ranks, all tokens kept, exchanged in two parts, beside eager mode."""
 
 import sys
 
@@ -19,6 +19,7 @@ mesh = init_device_mesh("cpu", (ranks,))
 group = mesh.get_group()
 TOKENS, WIDTH, HIDDEN, TOP = 32, 16, 32, 2
 EXPERTS = 2 * ranks
+exchange = funcol.all_to_all_single_autograd
 
 
 class Experts(nn.Module):
@@ -36,9 +37,9 @@ class Experts(nn.Module):
 
     def forward(self, x):
         # Tokens of all ranks through the dense layer, each rank a share of its units.
-        every = funcol.all_gather_tensor(x, 0, group)
+        every = funcol.all_gather_tensor_autograd(x, 0, group)
         dense = torch.relu(every @ self.dense_up) @ self.dense_down
-        x = x + funcol.reduce_scatter_tensor(dense, "sum", 0, group)
+        x = x + funcol.reduce_scatter_tensor_autograd(dense, "sum", 0, group)
         weights, chosen = (x @ self.router).softmax(-1).topk(TOP, -1)
         flat = chosen.reshape(-1)
         order = flat.argsort(stable=True)
@@ -48,38 +49,59 @@ class Experts(nn.Module):
         gets = there.view(ranks, -1).sum(1).tolist()
         for size in (*sends, *gets):
             torch._check_is_size(size)
-        came = funcol.wait_tensor(funcol.all_to_all_single(x[order // TOP], gets, sends, group))
+        came = exchange(x[order // TOP], gets, sends, group)
         own = torch.arange(EXPERTS).view(ranks, -1)[0].repeat(ranks)
         mine = own.repeat_interleave(there, output_size=came.shape[0])
         picked = torch.zeros_like(came)
         for e in range(EXPERTS // ranks):
             worked = torch.relu(came @ self.up[e]) @ self.down[e]
             picked = picked + worked * (mine == e)[:, None]
-        back = funcol.wait_tensor(funcol.all_to_all_single(picked, sends, gets, group))
+        back = exchange(picked, sends, gets, group)
         placed = torch.zeros_like(back).index_copy(0, order, back).view(TOKENS, TOP, WIDTH)
         return x + (weights[..., None] * placed).sum(1)
 
 
 model = Experts()
 torch.manual_seed(1 + rank)
-wrong, routed = [], set()
+wrong = []
 inductor_passes.clone_groups(mesh)
 records = []
 unsubscribe = recorder.subscribe(records.append)
-options = {"split": 2, "channels": 2}
+options = {"split": 2, "channels": 2, "disable": ["merge_tiny"]}
 compiled = torch.compile(model, backend="dynamo_dist", options=options)
-with torch.no_grad():
-    for step in range(3):
-        x = torch.randn(TOKENS, WIDTH)
-        expected = model(x)
-        found = compiled(x)
-        wrong += [] if torch.allclose(found, expected, rtol=1e-4, atol=1e-4) else [f"step {step}"]
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def trained(run, x):
+    """The result of one step, and the gradients of its input and of all weights."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    out = run(x)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+
+
+for step in range(3):
+    x = torch.randn(TOKENS, WIDTH)
+    with torch.no_grad():
+        wrong += [] if close(compiled(x), model(x)) else [f"inference {step}"]
+    pairs = zip(trained(compiled, x), trained(model, x), strict=True)
+    wrong += [f"training {step}: value {i}" for i, pair in enumerate(pairs) if not close(*pair)]
+# A rank to which nobody sends: every token goes to the experts of rank 0.
+x = torch.ones(TOKENS, WIDTH)
+pairs = zip(trained(compiled, x), trained(model, x), strict=True)
+wrong += [f"one rank: value {i}" for i, pair in enumerate(pairs) if not close(*pair)]
 unsubscribe()
-launches = [c.kind for r in records for c in r.collectives]
-wrong += [] if launches.count("all_to_all") == 3 else [f"launches {launches}"]
-reasons = [p.reason for r in records for p in r.passes if p.name == "split_regions"]
+launches = {r.phase: [c.kind for c in r.collectives].count("all_to_all") for r in records}
+# Counts, tokens and results go in two parts each; their gradients too.
+wanted = {"inference": 6, "forward": 6, "backward": 4}
+wrong += [] if launches == wanted else [f"launches {launches}"]
 wrong += [r.phase for r in records if r.order_kept is False]
+ended = [f"{e.operator}: {e.reason}" for r in records if r.split is not None for e in r.split.ended]
 verdicts = [None] * ranks
 dist.all_gather_object(verdicts, wrong)
-print(f"rank {rank}: {verdicts} {launches} {reasons}", file=sys.stderr)
+print(f"rank {rank}: {verdicts} {launches} {ended}", file=sys.stderr)
 leave_process(any(verdicts))

@@ -45,6 +45,6 @@ def test_products_in_chunks_have_the_numbers_and_a_fault_is_found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["joins", "sums", "gathers"])
+@pytest.mark.parametrize("fault", ["joins", "sums", "gathers", "orders", "counts"])
 def test_a_planted_fault_is_found(fault):
     assert fuzz("--programs", "40", "--plant", fault)["failed"] > 0

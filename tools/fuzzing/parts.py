@@ -1,4 +1,5 @@
-"""Programs for cutting into parts, drawn from a number: products, sums, norms, views, look-ups and collectives, forward and backward.
+"""Programs for cutting into parts, drawn from a number: products, sums, norms, views, look-ups, tokens for
+experts and collectives, forward and backward.
 
 ``exact`` ones keep to small whole numbers, of which every sum is exact in any order; the others take what numbers come.
 """
@@ -9,8 +10,13 @@ import random
 from collections.abc import Callable, Sequence
 
 import torch
-from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition
+from functorch.compile import aot_function, min_cut_rematerialization_partition
+from fuzzing.routing import routed
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from inductor_passes.testing.lockstep import run_in_lockstep
+from inductor_passes.torch_compat.tracing import fake_tensor_mode
 
 N, RANKS = 8, 2
 SHAPES = [[N, N]] * 4
@@ -47,6 +53,11 @@ def attended(x: Tensor, y: Tensor, causal: bool = True) -> Tensor:
     return out.transpose(1, 2).reshape(N, N)
 
 
+def tokens(x: Tensor, w: Tensor, choose: random.Random) -> Tensor:
+    """Tokens through experts of other ranks, in a way that is drawn."""
+    return routed(x, w, RANKS, choose.randrange(2**20))
+
+
 class Reduced(torch.autograd.Function):
     """A sum over the ranks, and of the gradient too: rows are a share of the batch."""
 
@@ -66,14 +77,16 @@ def drawn(number: int, exact: bool) -> Program:
         choose = random.Random(number)
         if choose.random() < 0.5:
             return _step(choose, inputs, _smooth(choose, exact))
-        pool = list(inputs)
+        routed = [tokens(*inputs[:2], choose)] if choose.random() < 0.4 else []
+        pool = [*inputs, *routed]
         for _ in range(choose.randint(6, 18)):
             x, y = choose.choice(pool), choose.choice(pool)
             new = _whole(x.clamp(-4, 4), y.clamp(-4, 4), choose.randrange(RANKS * 2))
+            new += [lambda a=x, b=y: tokens(a.clamp(-4, 4), b.clamp(-4, 4), choose)] * 2
             if not exact:
                 new += _rounded(x, y)
             pool.append(choose.choice(new)())
-        return pool[-4:]
+        return [*pool[-4:], *routed]
 
     return program
 
@@ -88,28 +101,52 @@ def trained(number: int, exact: bool) -> Callable[..., Tensor]:
     return function
 
 
+class _Done(Exception):
+    pass
+
+
 def halves(
     function: Callable[..., Tensor], dtype: torch.dtype, change: Callable[[fx.Graph], None]
 ) -> tuple[fx.Graph, fx.Graph]:
-    """Forward and backward graph as AOTAutograd makes them of the joint graph, once ``change`` was made to that."""
-    found: dict[str, fx.GraphModule] = {}
+    """Forward and backward graph as AOTAutograd makes them of the joint graph, once ``change`` was made to that.
+
+    Nothing is run: a fake group brings no counts of tokens.
+    """
+    found: list[fx.Graph] = []
 
     def partition(joint: fx.GraphModule, inputs: Sequence[object], **how: object) -> tuple:
         change(joint.graph)
         joint.recompile()
-        return min_cut_rematerialization_partition(joint, inputs, **how)
+        both = min_cut_rematerialization_partition(joint, inputs, **how)
+        found.extend(half.graph for half in both)
+        raise _Done
 
-    def keep(name: str) -> Callable[..., object]:
-        def compiler(gm: fx.GraphModule, inputs: Sequence[object]) -> object:
-            found[name] = gm
-            return make_boxed_func(gm.forward)
+    def unused(gm: fx.GraphModule, inputs: Sequence[object]) -> object:
+        raise AssertionError("no graph is compiled")
 
-        return compiler
+    with fake_tensor_mode():
+        given = [torch.empty(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
+    try:
+        aot_function(function, unused, unused, partition)(*given)
+    except _Done:
+        pass
+    forward, backward = found
+    return forward, backward
 
-    given = [torch.ones(shape, dtype=dtype, requires_grad=True) for shape in SHAPES]
-    compiled = aot_function(function, keep("forward"), keep("backward"), partition)
-    compiled(*given).sum().backward()
-    return found["forward"].graph, found["backward"].graph
+
+def step_of(
+    graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]], tangent: Tensor
+) -> list[Tensor]:
+    """Result of the forward graph that is the function's, and of the backward graph, of all ranks."""
+    forward, backward = graphs
+    made = run_in_lockstep([forward] * RANKS, inputs)
+    names = [str(value) for value in forward.output_node().args[0]]  # type: ignore[union-attr]
+    wanted = [node.name for node in backward.find_nodes(op="placeholder")]
+    saved = [dict(zip(names, of_rank, strict=True)) for of_rank in made]
+    given = [[of_rank.get(name, tangent) for name in wanted] for of_rank in saved]
+    grads = run_in_lockstep([backward] * RANKS, given)
+    found = [[each[0], *of_rank] for each, of_rank in zip(made, grads, strict=True)]
+    return [x for x in pytree.tree_leaves(found) if isinstance(x, Tensor)]
 
 
 def _whole(x: Tensor, y: Tensor, at: int) -> list[Callable[[], Tensor]]:
@@ -176,6 +213,7 @@ def _smooth(choose: random.Random, exact: bool) -> list[Callable[[Tensor, Tensor
         lambda x, w: x.relu() + w,
         lambda x, w: x.view(2, 4, N).transpose(0, 1).reshape(N, N) * w.clamp(-1, 1),
         lambda x, w: torch.nn.functional.embedding((w.detach().long() % N).abs()[:, 0], x),
+        lambda x, w: tokens(x, w.clamp(-4, 4), choose).clamp(-4, 4),
     ]
     if not exact:
         found += [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
 
 from inductor_passes.split.rules import (
     attention,
+    by_token,
     collectives,
     elementwise,
     indexing,
@@ -16,7 +17,8 @@ from inductor_passes.split.rules import (
     reductions,
     views,
 )
-from inductor_passes.split.rules.places import EndsError, InParts, Place, fits, sizes
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, fits, sizes
+from inductor_passes.split.rules.rows import Addends
 from inductor_passes.split.rules.rule import Rule
 
 RULES: dict[object, Rule] = {
@@ -33,11 +35,7 @@ ADDING = products.ADDING | indexing.ADDING
 
 def rule_of(target: object) -> Rule:
     """Return the rule of an operator. Raises EndsError if there is none, for random and for writing ones."""
-    if isinstance(target, torch._ops.OpOverload):
-        if torch.Tag.nondeterministic_seeded in target.tags and target not in RULES:
-            raise EndsError("it draws random numbers")
-        if target._schema.is_mutable:
-            raise EndsError("it writes memory")
+    _may_be_cut(target)
     if target in RULES:
         return RULES[target]
     if elementwise.is_elementwise(target):
@@ -45,15 +43,39 @@ def rule_of(target: object) -> Rule:
     raise EndsError("it has no rule")
 
 
-def step_of(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
-    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError with the reason."""
+def _may_be_cut(target: object) -> None:
+    if isinstance(target, torch._ops.OpOverload):
+        if torch.Tag.nondeterministic_seeded in target.tags and target not in RULES:
+            raise EndsError("it draws random numbers")
+        if target._schema.is_mutable:
+            raise EndsError("it writes memory")
+
+
+def step_of(
+    node: fx.Node,
+    places: Mapping[fx.Node, Place],
+    parts: int,
+    whole: Collection[fx.Node] = (),
+) -> InParts:
+    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError with the reason.
+
+    ``whole``: keys by which tokens are sorted and counted whole.
+    """
     if node.op != "call_function":
         raise EndsError("it is no operator")
-    step = rule_of(node.target)(node, places, parts)
+    _may_be_cut(node.target)
+    step = by_token.step_by_token(node, places, parts, whole)
+    if step is None:
+        others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
+        step = rule_of(node.target)(node, others, parts)
+    if isinstance(step.out, Cut):
+        sizes(node)
     for source, cut in step.reads.items():
         # Of several results the one that is picked is looked at where it is picked.
-        if not isinstance(source.meta.get("val"), (list, tuple)) and not fits(
-            cut, sizes(source), parts
+        if (
+            isinstance(cut, Cut)
+            and not isinstance(source.meta.get("val"), (list, tuple))
+            and not fits(cut, sizes(source), parts)
         ):
             raise EndsError(f"{cut} of {list(sizes(source))} has no {parts} equal parts")
     return step

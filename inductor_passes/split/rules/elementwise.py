@@ -14,6 +14,7 @@ from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, i
 _UNTAGGED = frozenset(
     (
         prims.convert_element_type.default,
+        aten.floor_divide.default,
         aten.clone.default,
         aten.detach.default,
         aten.alias.default,

@@ -20,6 +20,7 @@ ADDING = {
     for target in (
         aten.index_put.default,
         aten._unsafe_index_put.default,
+        aten.index_add.default,
         aten.scatter_add.default,
         aten._unsafe_masked_index_put_accumulate.default,
     )

@@ -1,7 +1,8 @@
 """How a value lies in parts, and how a node is computed in them.
 
 The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a shard (``Cut``),
-whole (no place), or was a partial sum, whose parts are added where it is made (``SUM``).
+whole (no place), or was a partial sum, whose parts are added where it is made (``SUM``). Of routed tokens a part has
+rows in an order of its own, and addends of what is counted (``rows.py``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.edit import aten, tensor
+from inductor_passes.split.rules.rows import Addends, Condition, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Cut:
 
 
 SUM: Final = "sum"  # or what else ``InParts.plus`` makes of parts
-Place = Cut | tuple[Cut | None, ...]  # a tuple where an operator has several results
+One = Cut | Routed | Addends | Condition
+Place = One | tuple[One | None, ...]  # a tuple where an operator has several results
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +49,18 @@ class InParts:
     that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
     are not as they were. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
     wanted, not the sum. ``make``: makes the results of all parts itself, where they are not of the same operators.
+    ``rows``: how many rows each part has where its sizes do not say so; that is checked when it runs. ``once``: the value
+    is whole, and the first part shows all that it takes of its inputs (``out`` is ``SUM``).
     """
 
     out: Place | Literal["sum"]
-    reads: Mapping[fx.Node, Cut] = field(default_factory=dict)
+    reads: Mapping[fx.Node, One] = field(default_factory=dict)
     args: tuple[Any, ...] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
     make: Callable[[Maker], list[tuple[fx.Node, ...]]] | None = None
+    rows: int | None = None
+    once: bool = False
 
 
 class Maker(Protocol):

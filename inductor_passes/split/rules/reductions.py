@@ -14,7 +14,7 @@ from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart
 
 Places = Mapping[fx.Node, Place]
 # What makes the reduction over all parts of those over each.
-_PLUS = {
+PLUS = {
     **dict.fromkeys((aten.sum.default, aten.sum.dim_IntList), aten.add.Tensor),
     **dict.fromkeys((aten.mean.default, aten.mean.dim), aten.add.Tensor),
     aten.amax.default: aten.maximum.default,
@@ -31,9 +31,9 @@ def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
     rank = len(sizes(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
     if cut.dim in dims:
-        if node.target not in _PLUS:
+        if node.target not in PLUS:
             raise EndsError(f"it reduces over the parts and is no sum ({cut})")
-        return InParts(SUM, {source: cut}, plus=_PLUS[node.target], mean=node.target in _MEANS)
+        return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=node.target in _MEANS)
     gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
     several = node.meta.get("val")
     made = cut.moved(-gone)
@@ -63,7 +63,7 @@ def softmax(node: fx.Node, places: Places, parts: int) -> InParts:
 RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (
-            *_PLUS,
+            *PLUS,
             aten.argmax.default,
             aten.argmin.default,
             aten.var.correction,

@@ -20,14 +20,19 @@ Places = Mapping[fx.Node, Place]
 def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
     """Find the dimension in which parts lie at the same flat distance as before, which no view changes."""
     source, cut = cut_of(node, places)
-    before, after = sizes(source), sizes(node)
+    after = sizes(node)
+    made = reshaped(cut, sizes(source), after, parts)
+    return InParts(made, {source: cut}, (source, smaller(after, made.dim, parts)))
+
+
+def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: int) -> Cut:
+    """Return how parts lie in a view of what lies in ``cut``."""
     distance = before[cut.dim] // cut.outer // parts * math.prod(before[cut.dim + 1 :])
     below = 1
     for dim in reversed(range(len(after))):
         row = below * after[dim]
         if after[dim] > 1 and distance % below == 0 and row % (distance * parts) == 0:
-            made = Cut(dim, row // (distance * parts))
-            return InParts(made, {source: cut}, (source, smaller(after, dim, parts)))
+            return Cut(dim, row // (distance * parts))
         below = row
     raise EndsError(f"no dimension of {list(after)} holds the parts of {list(before)} ({cut})")
 
@@ -35,7 +40,12 @@ def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
 def permute(node: fx.Node, places: Places, parts: int) -> InParts:
     """Follow the dimension to its new place."""
     source, cut = cut_of(node, places)
-    rank = len(sizes(source))
+    order = order_of(node, len(sizes(source)))
+    return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
+
+
+def order_of(node: fx.Node, rank: int) -> list[int]:
+    """Return which dimension of its input each dimension of a permutation is."""
     order = list(range(rank))
     if node.target is aten.permute.default:
         order = dims_of(node, rank, "dims")
@@ -44,7 +54,7 @@ def permute(node: fx.Node, places: Places, parts: int) -> InParts:
     else:
         (a,), (b,) = dims_of(node, rank, "dim0"), dims_of(node, rank, "dim1")
         order[a], order[b] = order[b], order[a]
-    return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
+    return order
 
 
 def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:

@@ -1,0 +1,285 @@
+"""Tokens on their way: sorted by expert, exchanged between ranks, and put back, in each part by itself.
+
+Rows that were sorted by keys are exchanged by part only if sizes are counts of these keys (``counting.py``): then a part
+sends each rank those of its rows that the whole would have sent there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_passes.graph.collectives import argument, group_name, group_size
+from inductor_passes.graph.edit import aten
+from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.split.rules import counting, routed
+from inductor_passes.split.rules.counting import keys_of, sizes_in_order
+from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place
+from inductor_passes.split.rules.routed import agreed, lying, settled, sliced
+from inductor_passes.split.rules.rows import (
+    Addends,
+    Alike,
+    Base,
+    KeyCounts,
+    Routed,
+    Rows,
+    Sorted,
+    count_of,
+)
+from inductor_passes.split.rules.rule import (
+    Rule,
+    constant,
+    dims_of,
+    extents,
+    filled_with,
+    source_of,
+)
+
+Places = Mapping[fx.Node, Place]
+
+
+def sort(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Sort the rows of each part by themselves. Of a permutation of rows that is its inverse."""
+    source = source_of(node)
+    if source not in places:
+        raise EndsError("it sorts a whole value")
+    place = lying(source, places[source])
+    if place.dim not in dims_of(node, len(extents(source)), default=-1):
+        return routed.along_rows(node, places, parts)
+    if len(extents(source)) != 1:
+        raise EndsError("it sorts rows of several keys")
+    if isinstance(place.rows, Base) and place.points is None and place.by is not None:
+        raise EndsError("it sorts rows that were sorted and put back")
+    descending = bool(argument(node, "descending"))
+    reads: dict[fx.Node, Any] = {source: places[source]}
+    if place.points is not None:
+        if not place.permutes or descending:
+            raise EndsError("it sorts places of rows that are not all places")
+        same = Routed(0, place.points, place.points, True, place.keys)
+        return InParts((same, Routed(0, place.points, place.rows, True, place.keys)), reads)
+    if isinstance(place.rows, Alike):
+        raise EndsError("it sorts rows that are all alike")
+    rows = Sorted(keys_of(source), place.rows, descending, place.labels)
+    return InParts((Routed(0, rows), Routed(0, rows, place.rows, True)), reads)
+
+
+def argsort(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Say where the rows of a part come from in their order."""
+    step = sort(node, places, parts)
+    if not isinstance(step.out, tuple) or len(step.out) < 2 or step.out[1] is None:
+        raise EndsError("it sorts along another dimension")
+    return InParts(step.out[1], step.reads)
+
+
+def _seen(table: fx.Node, at: int, points: Rows, places: Places) -> tuple[Any, Routed]:
+    """Return how a part reads the rows at which places point, and what they are. Raises EndsError if the table has others."""
+    if table in places:
+        place = lying(table, places[table])
+        if place.dim != at:
+            raise EndsError("its table lies in parts along another dimension")
+        agreed((place.rows, points))
+        return places[table], place
+    if isinstance(points, Base) and extents(table)[at] == points.size:
+        return Cut(at, points.outer), Routed(at, points)
+    cut = sliced(table, at, points)
+    return cut, Routed(at, points)
+
+
+def _looked_up(node: fx.Node) -> tuple[fx.Node, int, fx.Node, int]:
+    """Return a look-up's table, the dimension that is looked up in, by what, and how many dimensions that takes the place of it."""
+    table = source_of(node)
+    if node.target is aten.embedding.default:
+        by, at, rank = argument(node, "indices"), 0, None
+    elif node.target is aten.index.Tensor:
+        indices = argument(node, "indices")
+        assert isinstance(indices, (list, tuple))
+        several = [(i, each) for i, each in enumerate(indices) if each is not None]
+        if len(several) != 1:
+            raise EndsError("it looks up by several tensors")
+        ((at, by),), rank = several, None
+    else:
+        (at,), by = dims_of(node, len(extents(table))), argument(node, "index")
+        rank = 1 if node.target is aten.gather.default else None
+    if not isinstance(by, fx.Node) or by.meta["val"].dtype == torch.bool:
+        raise EndsError("it looks up by a mask")
+    return table, at, by, len(extents(by)) if rank is None else rank
+
+
+def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Take the rows of a part, in the order that places say; or look up row by row in a table that is whole."""
+    table, at, by, rank = _looked_up(node)
+    picks = node.target is aten.gather.default  # elementwise along all other dimensions
+    if by not in places:
+        place = lying(table, places[table])
+        if picks or place.dim == at or place.points is not None:
+            raise EndsError("it looks up rows of a part by places of the whole")
+        moved = place.moved(rank - 1 if place.dim > at else 0)
+        return InParts(settled(node, moved), {table: places[table]})  # type: ignore[dict-item]
+    order = lying(by, places[by])
+    made = order if picks else order.moved(at)
+    reads: dict[fx.Node, Any] = {by: places[by]}
+    if picks and order.dim != at:
+        return _picked(node, table, order, places)
+    if order.points is None:
+        if table in places:
+            raise EndsError("its table lies in parts, and nobody knows where it looks")
+        labels = _renamed(order.labels, table) if len(extents(table)) == 1 else None
+        found = replace(made.plain(), by=order.keys, labels=labels)
+        return InParts(settled(node, found), reads)
+    reads[table], seen = _seen(table, at, order.points, places)
+    permutes = seen.permutes and order.permutes
+    found = Routed(made.dim, order.rows, seen.points, permutes, order.keys, seen.labels)
+    return InParts(settled(node, found), reads)
+
+
+def _renamed(labels: KeyCounts | None, table: fx.Node) -> KeyCounts | None:
+    """Return of which counts labels are once a table has renamed them: of the same, or of those that all ranks have in one place."""
+    names = constant(table) if labels is not None and not labels.every else None
+    if labels is None or names is None or len(names) != labels.groups:
+        return None
+    kinds = int(names.max()) + 1
+    if not torch.equal(names.cpu(), torch.arange(labels.groups, dtype=names.dtype) % kinds):
+        return None
+    return labels if kinds == labels.groups else replace(labels, groups=kinds, every=True)
+
+
+def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InParts:
+    """Pick in each row."""
+    if order.points is not None or table not in places:
+        raise EndsError("it picks in a whole value, or by places of rows")
+    place = lying(table, places[table])
+    if place.dim != order.dim or place.points is not None:
+        raise EndsError(routed.UNLIKE)
+    rows = agreed((place.rows, order.rows))
+    made = Routed(order.dim, rows, by=place.keys or order.keys)
+    return InParts(settled(node, made), dict(places))  # type: ignore[arg-type]
+
+
+def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
+    """Return along which dimension is put, at what places, which values, whether they are added, and whether each element has a place."""
+    rank = len(extents(source_of(node)))
+    if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
+        indices = argument(node, "indices")
+        assert isinstance(indices, (list, tuple))
+        several = [(i, each) for i, each in enumerate(indices) if each is not None]
+        if len(several) != 1:
+            raise EndsError("it puts by several tensors")
+        ((at, by),) = several
+        values, adds = argument(node, "values"), bool(argument(node, "accumulate"))
+    else:
+        (at,), by = dims_of(node, rank), argument(node, "index")
+        values = node.args[3]
+        adds = node.target in (aten.scatter_add.default, aten.index_add.default)
+    if not isinstance(by, fx.Node) or not isinstance(values, fx.Node):
+        raise EndsError("it puts one value")
+    if by.meta["val"].dtype == torch.bool or argument(node, "alpha") not in (None, 1):
+        raise EndsError("it puts where a mask says, or scales what it puts")
+    single = node.target in (aten.scatter_add.default, aten.scatter.src)
+    return at, by, values, adds, single
+
+
+def put_back(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Put or add rows where they came from: each part puts its own back."""
+    into = source_of(node)
+    at, by, values, adds, single = _put_at(node)
+    if by not in places or len(extents(by)) != (len(extents(into)) if single else 1):
+        raise EndsError("it puts rows of a part at places of the whole")
+    order = lying(by, places[by])
+    if order.dim != (at if single else 0):
+        raise EndsError("it puts along another dimension than that of the rows")
+    reads: dict[fx.Node, Any] = {by: places[by]}
+    if values in places:
+        place = lying(values, places[values])
+        if place.dim != at or place.points is not None:
+            raise EndsError(routed.UNLIKE)
+        agreed((place.rows, order.rows))
+        reads[values] = places[values]
+    elif extents(values)[at:] and extents(values)[at] != 1:
+        reads[values] = sliced(values, at, order.rows)
+    elif filled_with(values) is None:
+        raise EndsError("it puts a whole value at places of a part")
+    if order.points is None:
+        if not adds or into in places or node.target not in ADDING:
+            raise EndsError("it puts rows of a part at places that are not its own")
+        return InParts(SUM, reads)
+    if not adds and not order.permutes:
+        raise EndsError("a later row may be put where an earlier one was")
+    reads[into], before = _seen(into, at, order.points, places)
+    if before.points is not None:
+        raise EndsError("it writes over places of rows")
+    return InParts(settled(node, Routed(at, order.points, by=order.keys)), reads)
+
+
+def repeat(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Say of each row which run of keys it is of: as many of each as are counted."""
+    repeats, size = source_of(node), argument(node, "output_size")
+    place = places.get(repeats)
+    counts = place.counts if isinstance(place, Addends) else None
+    if not isinstance(place, Addends) or counts is None or counts.every:
+        raise EndsError("it repeats as often as values say that are not counts of keys")
+    if counts.at is not None or extents(repeats) != (counts.groups,):
+        raise EndsError("it repeats as often as values say that are not counts of keys")
+    reads: dict[fx.Node, Any] = {repeats: place}
+    total = places.get(size) if isinstance(size, fx.Node) else None
+    if not isinstance(total, Addends) or total.total != count_of(counts.rows):
+        raise EndsError("its size is not the number of all rows")
+    reads[size] = total  # type: ignore[index]
+    return InParts(Routed(0, counts.rows, by=place.keys, labels=counts), reads)
+
+
+def exchange_rows(node: fx.Node, places: Places, parts: int) -> InParts:
+    """Send each rank those rows of a part that have its keys; or send them back."""
+    if len(node.meta.get(MEMBERS, ())) > 1:
+        raise EndsError("it was merged of several launches")
+    source, group = source_of(node), group_name(node)
+    if source not in places:
+        raise EndsError("it exchanges a whole value by counts of a part")
+    place = lying(source, places[source])
+    if place.dim or place.points is not None:
+        raise EndsError("it exchanges what is no row, or places of rows")
+    ranks = group_size(node)
+    given, taken = argument(node, "input_split_sizes"), argument(node, "output_split_sizes")
+    sent, got = (sizes_in_order(listed, ranks, places) for listed in (given, taken))
+    if sent is None or got is None:
+        raise EndsError("its sizes are not counts of the keys by which its rows are sorted")
+    here, there = (sent, got) if got.group else (got, sent)
+    same = here.keys is there.keys and here.of == there.of
+    if not same or here.group or there.group != group or here.every or there.every:
+        raise EndsError("what it sends and what it gets are not counts of the same keys")
+    agreed((place.rows, sent.rows))
+    reads: dict[fx.Node, Any] = {source: places[source]}
+    reads |= {n: places[n] for n in node.all_input_nodes if n is not source}
+    count = count_of(got.rows)
+    rows = count.size // parts if isinstance(count, Base) else None
+    return InParts(Routed(0, got.rows), reads, rows=rows)
+
+
+ADDING = frozenset(
+    (
+        aten.index_put.default,
+        aten._unsafe_index_put.default,
+        aten.scatter_add.default,
+        aten.index_add.default,
+    )
+)
+RULES: dict[object, Rule] = {
+    torch.ops._c10d_functional.all_to_all_single.default: exchange_rows,
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), sort),
+    **dict.fromkeys((aten.argsort.default, aten.argsort.stable), argsort),
+    aten.repeat_interleave.Tensor: repeat,
+    aten.sym_size.int: counting.size_of,
+    **dict.fromkeys(
+        (
+            aten.index.Tensor,
+            aten.index_select.default,
+            aten.embedding.default,
+            aten.gather.default,
+        ),
+        look_up,
+    ),
+    **dict.fromkeys((*ADDING, aten.index_copy.default, aten.scatter.src), put_back),
+}
