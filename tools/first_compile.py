@@ -1,7 +1,6 @@
 """What the first compile of a process imports and makes for all that follow: about two seconds, before ranks are forked.
 
-Imported by name (``preloaded.py``). Nothing here depends on a program, on options or on the environment, starts a thread or asks for
-a GPU; private names are those of torch 2.13, and what another torch lacks is left for the ranks to make.
+Imported by name (``preloaded.py``). Nothing here depends on a program or on options, starts a thread or asks for a GPU; private names are those of torch 2.13, and what another torch lacks is left for the ranks to make.
 """
 
 from __future__ import annotations
@@ -48,8 +47,15 @@ def _read_sources() -> None:
         getattr(codecache, name)()
 
 
+def _try_vector_units() -> None:
+    """Libraries that are built and loaded to know the CPU's vector units."""
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list()
+
+
 _import_all()
-for each in (_make_patterns, _read_sources):
+for each in (_make_patterns, _read_sources, _try_vector_units):
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         each()
 # What is older than a rank need not be looked through for its garbage: a fifth of the time of its compiles.

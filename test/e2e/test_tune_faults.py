@@ -2,10 +2,9 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 WORKER = Path(__file__).with_name("tune_faults_worker.py")
@@ -58,12 +57,11 @@ def test_a_rank_that_is_killed_while_tuning(where, tmp_path):
         "WORLD_SIZE": "2",
     }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), f"kill:{where}"],
+        forked.Script(
+            WORKER,
+            f"kill:{where}",
             env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            together=tmp_path / f"{rank}.log",
         )
         for rank in range(2)
     ]
