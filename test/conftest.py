@@ -1,5 +1,6 @@
 """What all tests share: programs on real ranks, compiles cut short, records made by hand."""
 
+import gc
 import json
 import os
 import subprocess
@@ -35,6 +36,19 @@ hypothesis.settings.load_profile("no deadline")
 # with a long one at the end.
 SECONDS = json.loads((ROOT / "test" / "slow_files.json").read_text())
 KEPT = 3000  # characters from either end of what the ranks said
+
+
+# Compiles make many objects of which few are garbage, beside a heap of modules and tests: looking through all of it as
+# often as Python does takes a fifth of a run.
+gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave what has been imported and collected out of later looks for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,7 @@
 """Processes that start with torch imported: forks of one that has imported it and done nothing else.
 
-Importing torch and its compiler takes a process seconds, and a run of programs starts many.
+Importing torch and its compiler takes a process seconds, and a run of programs starts many. Ranks of a script start with more: this
+package imported, which changes nothing, and what the first compile of a process makes for all others (``first_compile.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from unittest import mock
 
+HERE = Path(__file__).parent
 # Nothing that computes, starts threads, or changes torch.
 MODULES = [
     "torch",
@@ -26,17 +28,22 @@ MODULES = [
     "torch._inductor.compile_fx",
     "torch.distributed.tensor.parallel",
 ]
+# Once each, in the first process that a fork of the server needs them for; ranks of a script do.
+FOR_RANKS = [*MODULES, "first_compile"]
 # What glibc says of memory that was freed twice, before it ends the process.
 SPOILT_HEAP = re.compile(r"malloc\(\): |free\(\): |tcache|corrupted")
 # Read when torch is imported: Inductor's own processes would be copied with it.
 VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
-def context() -> ForkServerContext:
-    """Return the context that starts such processes; their ``os.environ`` is that of its first use."""
+def context(modules: Sequence[str] = MODULES) -> ForkServerContext:
+    """Return the context that starts such processes; their ``os.environ``, and their modules, are those of its first use."""
     chosen = multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload(MODULES)
-    with mock.patch.dict(os.environ, VARIABLES):
+    chosen.set_forkserver_preload([*modules])
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    with mock.patch.dict(
+        os.environ, VARIABLES | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ):
         forkserver.ensure_running()
     return chosen
 
@@ -79,10 +86,12 @@ def _run_ranks(
     processes: list[BaseProcess] = []
     logs = [folder / f"rank{rank}.log" for rank in range(ranks)]
     for rank, log in enumerate(logs):
+        log.unlink(missing_ok=True)
         own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
         environment = {**os.environ, **job, **sizes, **(variables or {}), **own}
-        process = context().Process(
-            target=_run_script, args=(str(worker), list(arguments), environment, str(log))
+        process = context(FOR_RANKS).Process(
+            target=as_script,
+            args=(str(worker), list(arguments), environment, str(log), str(log), str(Path.cwd())),
         )
         process.start()
         processes.append(process)
@@ -106,12 +115,18 @@ def _run_ranks(
     return well, "\n".join(said)
 
 
-def _run_script(worker: str, arguments: list[str], variables: dict[str, str], log: str) -> None:
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    for stream in (1, 2):
-        os.dup2(out, stream)
+def as_script(
+    worker: str, arguments: list[str], variables: dict[str, str], out: str, errors: str, cwd: str
+) -> None:
+    """Become a process that runs a script; ``out`` and ``errors`` are files, and may be one."""
+    os.chdir(cwd)
+    for stream, name in ((1, out), (2, errors)):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, stream)
+        os.close(file)
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = [worker, *arguments]
-    sys.path.insert(0, str(Path(worker).parent))
+    added = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [str(Path(worker).resolve().parent), *added]
     runpy.run_path(worker, run_name="__main__")

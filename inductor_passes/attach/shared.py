@@ -86,8 +86,11 @@ class SharedCompile:
         return caches.put_entry(self._key, entry)
 
     def offers(self, stream: Stream, offer: Offer) -> Offer:
-        """``offer``, also for ranks that wait."""
-        return offer if self._claim is None else self._claim.offers(stream, offer)
+        """``offer``, also for ranks that wait, of which some are in other groups of these names."""
+        if self._claim is None:
+            return offer
+        groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
+        return self._claim.offers(replace(stream, groups=tuple(groups)), offer)
 
     def end(self) -> None:
         """Say what came of this rank's turn, if it had one."""

@@ -201,6 +201,11 @@ def _is_one_rank_a_process(group: Any) -> bool:
     return moves_data(group) or dist.get_backend(group) == "fake"
 
 
+def name_in_graphs(name: str) -> str:
+    """Return the name that ``common_name`` has given to a group in this process; its own if it has given none."""
+    return _common.get(name, name)
+
+
 def own_name(name: str) -> str:
     """Inverse of ``common_name`` in this process."""
     return next((own for own, common in _common.items() if common == name), name)

@@ -13,7 +13,7 @@ changes values. Verdicts are merged over ranks:
     meaningless  eager fails on some rank: the program is written for one rank, or gloo lacks what it needs
 
 One JSON line per program, and with it what each rank that is not "same" said."""
-import argparse, collections, contextlib, io, json, logging, os, re, subprocess, sys, tempfile, time
+import argparse, collections, contextlib, io, json, logging, os, re, signal, sys, tempfile, time, warnings
 from datetime import timedelta
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -34,8 +34,6 @@ def options():
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--deadline", type=float, default=60)
     parser.add_argument("--out")
-    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -126,15 +124,40 @@ class Rank:
             print(json.dumps(self.verdict(number, self.cases[name])), flush=True)
 
 
+class Fork:
+    """A rank as a fork of this process, which has torch imported and has done nothing with it."""
+
+    def __init__(self, given):
+        (its_in, put), (get, its_out) = os.pipe(), os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                for file, stream in ((its_in, 0), (its_out, 1), (os.open(os.devnull, os.O_WRONLY), 2)):
+                    os.dup2(file, stream)
+                sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+                os.close(put); os.close(get); os.chdir(HERE)
+                logging.disable(logging.CRITICAL); warnings.simplefilter("ignore")
+                Rank(given).serve()
+            finally:
+                os._exit(1)
+        os.close(its_in); os.close(its_out)
+        self.stdin, self.stdout = os.fdopen(put, "wb", 0), os.fdopen(get, "rb", 0)
+
+    def kill(self):
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self):
+        os.waitpid(self.pid, 0)
+        self.stdin.close(); self.stdout.close()
+
+
 class Team:
     """Processes that run programs together until one of them fails to answer."""
 
     def __init__(self, given):
         self.given, self.folder = given, tempfile.TemporaryDirectory()
-        command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--store", os.path.join(self.folder.name, "store")]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        self.processes = [subprocess.Popen([*command, "--rank", str(rank)], env=env, cwd=HERE, **pipes) for rank in range(given.ranks)]
+        given.store = os.path.join(self.folder.name, "store")
+        self.processes = [Fork(argparse.Namespace(**vars(given) | {"rank": rank})) for rank in range(given.ranks)]
         for process in self.processes:
             os.set_blocking(process.stdout.fileno(), False)
         self.answers("start", 10 * given.deadline)
@@ -201,9 +224,7 @@ def main(given):
 
 
 if __name__ == "__main__":
-    given = options()
-    if given.rank < 0:
-        main(given)
-    else:
-        logging.disable(logging.CRITICAL)
-        Rank(given).serve()
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    import torch._dynamo.backends.common, torch._inductor.compile_fx, torch.distributed.tensor.parallel
+
+    main(options())

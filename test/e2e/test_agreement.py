@@ -2,10 +2,9 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -37,12 +36,10 @@ def run(tmp_path, case, **variables):
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), case],
+        forked.Script(
+            script,
+            case,
             env={**os.environ, **common, "RANK": str(r), "GLOO_SOCKET_IFNAME": "lo", **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for r in range(2)
     ]

@@ -3,10 +3,9 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from torch import nn
@@ -34,9 +33,7 @@ def run_ranks(out, how, timeout_s):
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
         }
-        ranks.append(
-            subprocess.Popen([sys.executable, str(WORKER), str(out), how], env=environment)
-        )
+        ranks.append(forked.Script(WORKER, out, how, env=environment, together=out / f"{rank}.log"))
     try:
         codes = [process.wait(timeout_s) for process in ranks]
     finally:

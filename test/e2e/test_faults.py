@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -17,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).with_name("faults_worker.py")
 
 
-def start(case, folder, rank=0, port=0, **more):
+def start(case, folder, rank=0, port=0, new=False, **more):
+    """A rank; ``new``: by a new Python, and not by one that has torch imported."""
     variables = {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
@@ -30,9 +32,12 @@ def start(case, folder, rank=0, port=0, **more):
         "WORLD_SIZE": "2",
         "RANK": str(rank),
     }
+    environment = {**os.environ, **variables}
+    if not new:
+        return forked.Script(WORKER, case, env=environment)
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", str(WORKER), case],
-        env={**os.environ, **variables},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -83,7 +88,7 @@ def test_compiles_beside_each_other(case, tmp_path):
 
 
 def test_sigterm_during_a_compile(tmp_path):
-    process = start("terminated", tmp_path)
+    process = start("terminated", tmp_path, new=True)
     assert process.stdout.readline().strip() == "compiling"
     process.terminate()
     began = time.monotonic()
@@ -120,7 +125,7 @@ def no_room():
 
 
 def test_a_full_disk(tmp_path):
-    out, errors, status = ended(start("code", tmp_path, preexec_fn=no_room))
+    out, errors, status = ended(start("code", tmp_path, new=True, preexec_fn=no_room))
     assert status != 0 and not out
     assert "File too large" in errors, errors
 

@@ -1,11 +1,9 @@
 """Fused operators in the code that Inductor generates, on fake CUDA tensors."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -13,10 +11,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_tensor_parallel_block_calls_the_fused_operators():
     pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
-    worker = Path(__file__).parent / "fused_worker.py"
-    done = subprocess.run(
-        [sys.executable, worker], capture_output=True, text=True, timeout=300, env=dict(os.environ)
-    )
+    done = forked.run_script(Path(__file__).with_name("fused_worker.py"), timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["fused"] == [

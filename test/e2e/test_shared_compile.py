@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -15,7 +16,10 @@ RANKS = 4
 
 
 def job(folder, what, *, apart=False, dies=None):
-    """What each rank of a job says; ``apart``: each has a cache folder of its own. ``dies``: the rank that is killed."""
+    """What each rank of a job says; ``apart``: each has a cache folder of its own. ``dies``: the rank that is killed.
+
+    Ranks of the job that runs all programs hash with seeds of their own, as those of real jobs do.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -33,9 +37,13 @@ def job(folder, what, *, apart=False, dies=None):
             "RANK": str(rank),
             "WORLD_SIZE": str(RANKS),
         }
-        with (folder / f"{rank}.log").open("w") as log:
-            command = [sys.executable, str(WORKER), str(folder), what]
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        log = folder / f"{rank}.log"
+        if what != "together":
+            processes.append(forked.Script(WORKER, folder, what, env=environment, together=log))
+            continue
+        command = [sys.executable, str(WORKER), str(folder), what]
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
     try:
         for rank, process in enumerate(processes):
             code = process.wait(300)

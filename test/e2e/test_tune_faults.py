@@ -2,10 +2,9 @@
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 WORKER = Path(__file__).with_name("tune_faults_worker.py")
@@ -37,8 +36,10 @@ def test_a_store_that_fails_for_a_moment_changes_nothing_and_one_that_fails_for_
 
 @pytest.mark.slow
 @pytest.mark.sweep
-def test_a_store_that_fails_for_one_rank_at_each_step(on_ranks):
-    on_ranks(WORKER, 2, *(f"{way}:{step}" for step in STEPS for way in ("moment", "good")))
+@pytest.mark.parametrize("way", ["moment", "good"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_store_that_fails_for_one_rank_at_each_step(on_ranks, step, way):
+    on_ranks(WORKER, 2, f"{way}:{step}", timeout=240)
 
 
 @pytest.mark.slow
@@ -58,12 +59,11 @@ def test_a_rank_that_is_killed_while_tuning(where, tmp_path):
         "WORLD_SIZE": "2",
     }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), f"kill:{where}"],
+        forked.Script(
+            WORKER,
+            f"kill:{where}",
             env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            together=tmp_path / f"{rank}.log",
         )
         for rank in range(2)
     ]

@@ -1,4 +1,7 @@
-"""One rank of ``test_two_hosts.py``: a compiled training step whose host may be slow at compiling."""
+"""One rank of ``test_two_hosts.py``: compiled training steps whose host may be slow at compiling.
+
+Arguments: the slow host, how many seconds a pass takes longer there, and a cache folder for each of the steps.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 import inductor_passes
 
-slow_host, seconds = int(sys.argv[1]), float(sys.argv[2])
+slow_host, seconds, caches = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 host = int(os.environ["GROUP_RANK"])
@@ -36,9 +39,15 @@ full = [torch.randn(16, 16, dtype=torch.float64) / 4 for _ in range(2)]
 weights = [distribute_tensor(w, mesh, [Shard(0)]).requires_grad_() for w in full]
 
 
-def step(x, weights):
+def through_tanh(x, weights):
     for w in weights:
         x = torch.tanh(x @ w.redistribute(placements=[Replicate()]))
+    return x.square().sum()
+
+
+def through_relu(x, weights):
+    for w in weights:
+        x = torch.relu(x @ w.redistribute(placements=[Replicate()]))
     return x.square().sum()
 
 
@@ -46,17 +55,19 @@ def gradients(function):
     return [g.full_tensor() for g in torch.autograd.grad(function(x, weights), weights)]
 
 
-expected = gradients(step)
-found = gradients(torch.compile(step, backend="dynamo_dist", fullgraph=True))
-print(
-    json.dumps(
-        {
-            "rank": rank,
-            "host": host,
-            "close": all(map(torch.allclose, found, expected)),
-            "hits": torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"],
-        }
-    ),
-    flush=True,
-)
+def outcome(step, cache):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    torch._dynamo.utils.counters.clear()
+    expected = gradients(step)
+    found = gradients(torch.compile(step, backend="dynamo_dist", fullgraph=True))
+    return {
+        "close": all(map(torch.allclose, found, expected)),
+        "hits": torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"],
+    }
+
+
+steps = [
+    outcome(step, cache) for step, cache in zip((through_tanh, through_relu), caches, strict=True)
+]
+print(json.dumps({"rank": rank, "host": host, "steps": steps}), flush=True)
 dist.destroy_process_group()

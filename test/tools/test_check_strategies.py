@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -13,13 +12,11 @@ SAMPLE = "^(nn_functional_(mse_loss|conv2d|avg_pool2d|prelu)|norm_inf|scatter_re
 
 
 def sweep(rules, folder):
-    command = [sys.executable, "tools/check_strategies.py", "--rules", rules, "--ops", SAMPLE]
-    done = subprocess.run(
-        [*command, "--limit", "2", "--results", str(folder), "--json"],
+    command = [ROOT / "tools" / "check_strategies.py", "--rules", rules, "--ops", SAMPLE]
+    done = forked.run_script(
+        *(*command, "--limit", 2, "--results", folder, "--json"),
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]

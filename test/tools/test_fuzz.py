@@ -2,26 +2,24 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
 def fuzz(folder, *arguments, timeout=1200):
-    done = subprocess.run(
-        [sys.executable, "tools/fuzz.py", "--failures", str(folder), "--json", *arguments],
+    done = forked.run_script(
+        ROOT / "tools" / "fuzz.py",
+        *("--failures", folder, "--json", *arguments),
         cwd=ROOT,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tools", Path(__file__).parent))),
             "OMP_NUM_THREADS": "1",
         },
-        capture_output=True,
-        text=True,
         timeout=timeout,
     )
     assert done.returncode in (0, 1), done.stderr[-3000:]

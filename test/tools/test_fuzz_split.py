@@ -1,23 +1,16 @@
 """The fuzzer of cut graphs: clean programs pass, and each planted fault is found."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
 def fuzz(*arguments):
-    done = subprocess.run(
-        [sys.executable, "tools/fuzz_split.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = forked.run_script(ROOT / "tools" / "fuzz_split.py", *arguments, cwd=ROOT, timeout=600)
     found = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == (1 if found["failed"] else 0)
     return found

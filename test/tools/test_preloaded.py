@@ -1,11 +1,14 @@
 """Ranks that are forked with torch imported."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import forked
 import preloaded
 
 RANK = """
@@ -58,3 +61,53 @@ def test_ranks_whose_heap_gloo_spoilt_run_once_more_and_no_oftener(tmp_path, tim
     )
     assert well == (times == 1)
     assert count.read_text() == "xx"
+
+
+READY = """
+import gc, sys, threading
+from torch._inductor import codecache
+from torch._inductor.fx_passes import joint_graph, post_grad
+import dynamo_dist
+if __name__ == "__main__":
+    made = joint_graph.lazy_init, post_grad.lazy_init
+    print([each.cache_info().currsize for each in made], threading.active_count())
+    print(dynamo_dist.is_enabled(), gc.get_freeze_count() > 100_000)
+    before = set(sys.modules)
+    dynamo_dist.enable()
+    print(sorted(name for name in set(sys.modules) - before if name.startswith("dynamo_dist")))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_start_with_what_a_first_compile_makes(tmp_path):
+    script = tmp_path / "ready.py"
+    script.write_text(READY)
+    done = forked.run_script(script, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.splitlines() == ["[1, 1] 1", "False True", "[]"]
+
+
+SAYS = """
+import os, sys, time
+if __name__ == "__main__":
+    print(sys.argv[1], os.environ["ADDED"], os.getcwd(), flush=True)
+    print("complains", file=sys.stderr, flush=True)
+    time.sleep(float(sys.argv[1]))
+    sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_has_its_output_errors_folder_and_status(tmp_path):
+    script = tmp_path / "says.py"
+    script.write_text(SAYS)
+    how = {"env": {"ADDED": "here"}, "cwd": tmp_path}
+    done = forked.run_script(script, 0, **how, timeout=60)
+    assert (done.stdout, done.stderr) == (f"0 here {tmp_path}\n", "complains\n")
+    assert done.returncode == 3
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.run_script(script, 60, **how, timeout=0.5)
+    process = forked.Script(script, 60, **how)
+    assert process.poll() is None
+    process.terminate()
+    assert process.wait(10) == -signal.SIGTERM

@@ -1,9 +1,8 @@
 """What a compiled step of FSDP2 holds at the most, beside eager mode's."""
 
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -13,6 +12,5 @@ WORKER = Path(__file__).with_name("memory_worker.py")
 @pytest.mark.parametrize("nets", ["linears", pytest.param("blocks", marks=pytest.mark.sweep)])
 def test_memory(nets):
     """Parameters that are freed behind forward are so in a graph: with default options its peak is 1.05 times eager mode's, at most."""
-    worker = [sys.executable, WORKER, nets]
-    done = subprocess.run(worker, capture_output=True, text=True, timeout=600)
+    done = forked.run_script(WORKER, nets, timeout=600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

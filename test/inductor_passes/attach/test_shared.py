@@ -3,16 +3,18 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
 
 from inductor_passes.agree import compile_once
+from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.attach import shared
 from inductor_passes.attach.shared import SharedCompile
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.pass_options import PassOptions, split
-from inductor_passes.torch_compat import caches
+from inductor_passes.torch_compat import c10d, caches
 
 KEY = "fabcdef"
 
@@ -74,6 +76,29 @@ def test_folders_apart_are_known_for_later_graphs(monkeypatch):
 
 def test_a_compile_that_fails_leaves_the_others_to_themselves():
     assert both(lambda: None) == (False, None)
+
+
+def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
+    """What rank 0 calls "3" is another group of rank 1's, or none: in the graphs of both it has one name."""
+    voted = []
+    rank_0, rank_1 = {"3": "second"}, {"second": "7"}
+    monkeypatch.setattr(c10d, "_common", rank_0)
+    monkeypatch.setattr(c10d, "own_name", lambda name: rank_1.get(name, name))
+    monkeypatch.setattr(c10d, "real_group_ranks", {"7": (2, 3), "3": (1, 3)}.get)
+    job = SimpleNamespace(decide=lambda stream, offer: voted.append(stream.groups))
+    monkeypatch.setattr(shared.orders, "current", lambda: job)
+    store = dist.HashStore()
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    assert not first.missed(KEY)
+    launch = Launch("all_reduce sum float32", 0, ("f:3",), 8)
+    first.offers(Stream((Group("3", (0, 1)),), (launch,)), offer=None)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(second.missed, KEY)
+        while not voted:
+            time.sleep(0.01)
+        first.end()
+        waits.result(10)
+    assert voted == [(Group("7", (2, 3)),)]
 
 
 @pytest.fixture

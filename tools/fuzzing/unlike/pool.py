@@ -102,7 +102,7 @@ class Pool:
         return answers
 
     def _start(self) -> None:
-        context = preloaded.context()
+        context = preloaded.context(preloaded.FOR_RANKS)
         for rank in range(self.size):
             here, there = context.Pipe()
             log = str(Path(self.logs.name) / f"{rank}")

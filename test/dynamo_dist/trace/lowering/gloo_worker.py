@@ -1,6 +1,6 @@
-"""``gloo_worker.py FOLDER [BACKEND]``: four gloo ranks run every program, eager and compiled.
+"""``gloo_worker.py FOLDER [BACKEND]``: one of four gloo ranks, which run every program, eager and compiled.
 
-Each rank writes ``rank<r>.json``: program -> "" or what differs from eager.
+Each writes ``rank<r>.json``: program -> "" or what differs from eager.
 """
 
 import copy
@@ -12,13 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils._pytree import tree_leaves
 
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gloo_programs import PROGRAMS, SIZE
+from gloo_programs import PROGRAMS
 
 
 def run(function, rank, groups):
@@ -49,14 +48,9 @@ def difference(eager, compiled):
     return ""
 
 
-def main(rank, folder, backend):
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=SIZE,
-        timeout=timedelta(seconds=180),
-    )
+def main(folder, backend):
+    dist.init_process_group("gloo", timeout=timedelta(seconds=180))
+    rank = dist.get_rank()
     logging.disable(logging.WARNING)
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     groups = {"half": halves[rank // 2], "first": halves[0], "second": halves[1]}
@@ -78,4 +72,4 @@ def main(rank, folder, backend):
 
 
 if __name__ == "__main__":
-    mp.spawn(main, (sys.argv[1], (sys.argv[2:] or ["aot_eager"])[0]), nprocs=SIZE)
+    main(sys.argv[1], (sys.argv[2:] or ["aot_eager"])[0])
