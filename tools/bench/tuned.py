@@ -39,7 +39,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 HERE = Path(__file__).resolve().parent
-WIDTH, NARROW, ROWS = 512, 448, 512
+WIDTH, NARROW, ROWS = 512, 384, 512
 PROGRAMS = {
     "gathered": f"6 layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32, {ROWS} rows, trained",
     "gathered, inference": f"12 such layers, {ROWS} rows, without gradients",
