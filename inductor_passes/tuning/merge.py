@@ -202,9 +202,10 @@ def offsets(
 def waited_us(
     layout: CodeLayout, ranks: Mapping[int, RankCalls], links: Sequence[str]
 ) -> dict[str, float]:
-    """Time of a scheduled call in which the compute stream stood still, on the median rank, by kind of link.
+    """Time of a scheduled call in which the compute stream stood still, by kind of link, as if all ranks began it together.
 
-    As if all ranks began it together. ``links[n]``: the kind of link of the n-th launch.
+    On the rank that computed longest in that call: whoever computes less waits for that rank too, which is no time of the
+    link, and its waits are not what lies between this rank's compute. ``links[n]``: the kind of link of the n-th launch.
     """
     early = early_us(layout, ranks)
     waits = [
@@ -212,15 +213,16 @@ def waited_us(
         for number, at in zip(layout.numbers, layout.syncs, strict=True)
         if layout.events[at].startswith("wait")
     ]
-    calls = [
-        _own_waits([(kind, _event_us(marks, at)) for at, kind in waits], early[rank][call])
-        for rank, each in ranks.items()
-        for call, marks in enumerate(each.scheduled)
-    ]
-    return {
-        kind: statistics.median(call.get(kind, 0.0) for call in calls)
-        for kind in (set(links) if calls else ())
-    }
+    count = min((len(each.scheduled) for each in ranks.values()), default=0)
+    found: dict[str, list[float]] = {kind: [] for kind in links}
+    for call in range(count):
+        took = {rank: beside_links_us(layout, ranks[rank].scheduled[call]) for rank in ranks}
+        slowest = max(took, key=took.__getitem__)
+        marks = ranks[slowest].scheduled[call]
+        own = _own_waits([(kind, _event_us(marks, at)) for at, kind in waits], early[slowest][call])
+        for kind, us in found.items():
+            us.append(own.get(kind, 0.0))
+    return {kind: statistics.median(us) for kind, us in found.items() if us}
 
 
 def _own_waits(waits: Sequence[tuple[str, float]], early_us: float) -> dict[str, float]:
@@ -271,9 +273,9 @@ def computed_us(layout: CodeLayout, marks: Marks) -> float:
     return 1e6 * (marks[-1] - marks[0]) - syncs
 
 
-def launching_us(layout: CodeLayout, marks: Marks) -> float:
-    """Microseconds of a scheduled call that the host takes for launching."""
-    return sum(_event_us(marks, at) for at in layout.launches.values())
+def beside_links_us(layout: CodeLayout, marks: Marks) -> float:
+    """Microseconds of a scheduled call in which the host computes or launches."""
+    return computed_us(layout, marks) + sum(_event_us(marks, at) for at in layout.launches.values())
 
 
 def stragglers(

@@ -65,6 +65,11 @@ def begun_early(marks, early):
     return [mark - early if at < waited else mark for at, mark in enumerate(marks)]
 
 
+def slower(marks):
+    """A scheduled call that computes 600 us more before it launches."""
+    return [marks[0], *(mark + 600 * US for mark in marks[1:])]
+
+
 def ranks(*computes, clocks=(0.0, 0.0, 0.0, 0.0)):
     last, members = max(computes), tuple(range(len(computes)))
     return {
@@ -119,12 +124,24 @@ def test_a_rank_that_begins_early_waits_for_the_others_and_not_for_the_link(cloc
     )
 
 
+def test_a_rank_that_computes_less_waits_for_the_one_that_computes_longest():
+    even = ranks(100 * US, 100 * US)
+    slow = dataclasses.replace(even[1], scheduled=tuple(map(slower, even[1].scheduled)))
+    waits = []
+    for marks in even[0].scheduled:  # whose end it waits for
+        waited = 2 + 2 * EVENTS.index("wait 0")
+        waits.append([mark + 600 * US if at >= waited else mark for at, mark in enumerate(marks)])
+    quick = dataclasses.replace(even[0], scheduled=tuple(waits))
+    assert waited_us(LAYOUT, {0: quick, 1: slow}, ["link"])["link"] == pytest.approx(100.0)
+
+
 def test_a_rank_waits_no_less_than_nothing():
     uneven = ranks(100 * US, 100 * US)
     late = tuple([5.0 + mark for mark in each] for each in uneven[1].scheduled)
-    uneven[1] = dataclasses.replace(uneven[1], scheduled=late)
-    # Half of the calls stood still for the others alone, whatever their waits say.
-    assert waited_us(LAYOUT, uneven, ["link"])["link"] == pytest.approx(50.0)
+    first = tuple(map(slower, uneven[0].scheduled))
+    for rank, calls in enumerate((first, late)):
+        uneven[rank] = dataclasses.replace(uneven[rank], scheduled=calls)
+    assert waited_us(LAYOUT, uneven, ["link"])["link"] == 0.0
 
 
 def test_meetings_of_another_group_say_nothing_of_two_clocks():
