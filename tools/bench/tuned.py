@@ -30,13 +30,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+
+from inductor_passes.machine.times.times import LaunchTime, NodeTime, Times
+from inductor_passes.records import GraphRecord
 
 HERE = Path(__file__).resolve().parent
 WIDTH, NARROW, ROWS = 512, 384, 512
@@ -305,6 +308,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
     from inductor_passes.agree import orders
     from inductor_passes.attach import measured
     from inductor_passes.testing import leave_process
+    from inductor_passes.tuning.changes import is_changed
 
     torch.manual_seed(dist.get_rank())
     rounds, turns = job["rounds"], job["turns"]
@@ -313,6 +317,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
         step()
     stretches: list[list[float]] = []
     launches: list[list[int]] = []
+    records: list[list[GraphRecord]] = []
     graphs: list[list[Any]] = []  # of each stretch: phase, predicted and measured ms of each graph
     errors = []
 
@@ -328,6 +333,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
         stretches.append(timed(step, rounds))
         clocks.stop("scheduled")
         errors.append(error_of(clocks))
+        records.append(clocks.records())
         launches.append([len(record.collectives) for record in clocks.records()])
         ms = {graph: statistics.median(us) / 1e3 for graph, us in clocks.us("scheduled").items()}
         graphs.append(
@@ -351,10 +357,13 @@ def rank_of_job(job: dict[str, Any]) -> int:
     if dist.get_rank() == 0:
         before, after = ([ms for each in stretches[i::2] for ms in each] for i in (0, 1))
         medians = [statistics.median(each) for each in stretches]
+        changed, slower = is_changed(*records[:2]), report.after_us > noise * report.before_us
         spread = max(max(medians[i::2]) / min(medians[i::2]) - 1 for i in (0, 1))
         found = {
             "left": report.why,
-            "decision": "put back" if report.after_us > noise * report.before_us else "tuned",
+            "changed": changed,
+            **factors(tables.values()),
+            "decision": "put back" if changed and slower else "tuned",
             "before_ms": quartiles(before),
             "after_ms": quartiles(after),
             "ratio": round(statistics.median(after) / statistics.median(before), 3),
@@ -376,6 +385,19 @@ def rank_of_job(job: dict[str, Any]) -> int:
     dist.barrier()
     leave_process()
     return 0
+
+
+def factors(tables: Iterable[Times]) -> dict[str, float]:
+    """How many times as long compute and launches took as the topology says, as ``costs show`` prints it; all graphs together."""
+    found: dict[str, list[NodeTime | LaunchTime]] = {"compute_factor": [], "launch_factor": []}
+    for times in tables:
+        found["compute_factor"] += times.computed()
+        for graph in times.graphs.values():
+            found["launch_factor"] += graph.launches.values()
+    return {
+        name: round(sum(e.us for e in of) / sum(e.predicted_us for e in of), 3)
+        for name, of in found.items()
+    }
 
 
 class Busy:
