@@ -281,9 +281,12 @@ def beside_links_us(layout: CodeLayout, marks: Marks) -> float:
 def stragglers(
     layout: CodeLayout, ranks: Mapping[int, RankCalls], least: float = 1.15
 ) -> dict[int, float]:
-    """Ranks whose compute takes at least ``least`` times as long as on the median of the others, and the factor."""
+    """Ranks whose compute takes at least ``least`` times as long as on the median of the others, and the factor.
+
+    By each rank's lower quartile of calls: a slow rank is slow in its best calls too, and what else a host does lengthens some.
+    """
     own = {
-        rank: statistics.median(computed_us(layout, marks) for marks in each.alone)
+        rank: _lower_quartile([computed_us(layout, marks) for marks in each.alone])
         for rank, each in ranks.items()
         if each.alone
     }
@@ -293,3 +296,7 @@ def stragglers(
         if others and us > least * statistics.median(others):
             found[rank] = us / statistics.median(others)
     return found
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]

@@ -178,6 +178,13 @@ def test_a_straggler_is_named_by_rank_and_nobody_else():
     assert factor == pytest.approx(1.46, abs=0.05)
 
 
+def test_a_rank_whose_host_does_something_else_for_most_of_its_calls_is_no_straggler():
+    given = ranks(100 * US, 102 * US)
+    for call in (0, 2, 3):  # of five
+        given[0].alone[call][1:] = [mark + 500 * US for mark in given[0].alone[call][1:]]
+    assert stragglers(LAYOUT, given) == {}
+
+
 def test_what_a_pass_made_has_no_row(record):
     made = dataclasses.replace(NODES[-1], original=False)
     of_passes = dataclasses.replace(record, nodes=(*NODES[:-1], made))
