@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -20,10 +19,12 @@ from dynamo_dist.tuning import codes
 from dynamo_dist.tuning.findings import (
     COMPILED,
     Findings,
+    Outcome,
     error_of,
     evidence,
     findings,
-    slowest,
+    outcome,
+    seen,
 )
 from dynamo_dist.tuning.meetings import LostError, Meetings, StoppedError
 from dynamo_dist.tuning.report import TuneReport, is_slower
@@ -33,7 +34,7 @@ from inductor_passes.attach import measured
 from inductor_passes.attach.clocked import ClockedCode, Way, clocked
 from inductor_passes.machine.times.times import TunedStep
 from inductor_passes.records import GraphRecord
-from inductor_passes.tuning.changes import changes
+from inductor_passes.tuning.changes import changes, is_changed
 
 log = logging.getLogger(__name__)
 
@@ -201,15 +202,17 @@ class ByItself:
             self._clocks.start("scheduled", self._place, self._beat)
             return
         clocks = self._take_clocks()
-        after = float(self._ranks.agreed("result", json.dumps(self._walls), slowest))
-        if is_slower(after, self._said.before_us):
+        mine = seen(self._walls, changed=is_changed(self._was, clocks.records()))
+        came = Outcome.of_text(self._ranks.agreed("result", mine, outcome))
+        after = came.after_us
+        if came.changed and is_slower(after, self._said.before_us):
             self._ranks.back()
             self._on_beat = self._put_back
             return
-        outcome = TunedStep(
+        tuned = TunedStep(
             self._said.before_us, after, self._recompile_s, changes(self._was, clocks.records())
         )
-        measured.keep(self._said.tables, outcome)
+        measured.keep(self._said.tables, tuned)
         self._finish("tuned", after, error_of(clocks))
 
     def _put_back(self, took: float) -> None:

@@ -128,6 +128,32 @@ def slowest(of_ranks: Mapping[int, str]) -> str:
     return str(statistics.median(map(max, zip(*walls, strict=False))))
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``after_us``: of a step that was scheduled anew, the median over steps of the slowest rank; ``changed``: on any rank."""
+
+    after_us: float
+    changed: bool
+
+    @classmethod
+    def of_text(cls, text: str) -> Outcome:
+        """Inverse of what ``outcome`` returns."""
+        return cls(**json.loads(text))
+
+
+def seen(walls: Sequence[float], *, changed: bool) -> str:
+    """What this rank saw of the steps that were scheduled anew."""
+    return json.dumps({"walls": list(walls), "changed": changed})
+
+
+def outcome(of_ranks: Mapping[int, str]) -> str:
+    """Make one outcome of what all ranks saw."""
+    data = {rank: json.loads(text) for rank, text in of_ranks.items()}
+    walls = {rank: json.dumps(each["walls"]) for rank, each in data.items()}
+    changed = any(each["changed"] for each in data.values())
+    return json.dumps({"after_us": float(slowest(walls)), "changed": changed})
+
+
 def error_of(clocks: Clocks) -> float:
     """How far the predicted times of this rank's graphs, scheduled, are from those measured, together."""
     measured_us: Any = {name: us for name, us in clocks.us("scheduled").items() if us}

@@ -20,7 +20,7 @@ def is_slower(after_us: float, before_us: float) -> bool:
 class TuneReport:
     """What ``tune`` did; the same decision on all ranks.
 
-    ``decision``: ``tuned``, ``put back`` (the tuned step was slower) or ``left`` with ``why``. ``before_us``, ``after_us``:
+    ``decision``: ``tuned``, ``put back`` (the tuned step was in another order, and slower) or ``left`` with ``why``. ``before_us``, ``after_us``:
     of a step, the median over steps of the slowest rank. ``error_before``, ``error_after``: of the predicted time of this
     rank's compiled graphs, on steps other than those that the costs are from. ``recompile_s``: seconds of steps that
     compiled, and ``recompiles`` how many such steps there were. ``slow``: ranks whose compute takes longer than the others', and

@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping
 from dynamo_dist.errors import TuneError
 from dynamo_dist.switch import is_enabled
 from dynamo_dist.tuning import by_itself, codes, profiled
-from dynamo_dist.tuning.findings import Findings, error_of, evidence, findings, slowest
+from dynamo_dist.tuning.findings import (
+    Findings,
+    Outcome,
+    error_of,
+    evidence,
+    findings,
+    outcome,
+    seen,
+)
 from dynamo_dist.tuning.meetings import LostError, Meetings, StoppedError
 from dynamo_dist.tuning.report import TuneReport, is_slower
 from inductor_passes.agree import orders
@@ -21,7 +29,7 @@ from inductor_passes.attach import measured
 from inductor_passes.attach.clocked import Way
 from inductor_passes.machine.times.times import TunedStep
 from inductor_passes.tuning import probes
-from inductor_passes.tuning.changes import changes
+from inductor_passes.tuning.changes import changes, is_changed
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +46,7 @@ def tune(step: Callable[[], object], steps: int = 20) -> TuneReport:
     the program's steps do: it is called up to ``2 * steps + 6`` times, or 10 if that is more, and nothing else changes the program's state. In
     some timed calls launches are waited for at once, so that each is timed by itself; on the CPU what was launched with
     payloads of one size alone is launched, six times, with another one too, on zeros. All ranks switch together or
-    none does; if the tuned step is slower, all go back. Times are kept beside the compile cache, for jobs with
+    none does; if the tuned step is slower and in another order, all go back. Times are kept beside the compile cache, for jobs with
     ``options={"costs": "measured"}``. Graphs on the CPU are timed by the host's clock, in every other call so; those on CUDA by
     torch.profiler, in two of three, while the third, without it, shows what a step takes. What a profile does not tell
     apart, and what CUDA graphs replay, is left as it was, and the report says so.
@@ -99,10 +107,13 @@ class _Tuning:
         ranks.switch(said.tables)
         with ranks.told("result"):
             self._compile()
-            clocks, walls = self._timed(max(2, self.steps // 2), alone=False)
-        after = float(ranks.agreed("result", json.dumps(walls), slowest))
-        error_after, decision = error_of(clocks), "tuned"
-        if is_slower(after, said.before_us):
+            # In turn as before: what a step leaves behind, as a link that is idle meanwhile, is part of the next one's time.
+            steps = max(2, self.steps // 2) if self.profiled else self.steps
+            clocks, walls = self._timed(steps, alone=not self.profiled)
+        mine = seen(walls, changed=is_changed(was, clocks.records()))
+        came = Outcome.of_text(ranks.agreed("result", mine, outcome))
+        after, error_after, decision = came.after_us, error_of(clocks), "tuned"
+        if came.changed and is_slower(after, said.before_us):
             ranks.back()
             with ranks.told("back"):
                 self._compile()

@@ -7,12 +7,24 @@ from collections.abc import Sequence
 from inductor_passes.records import GraphRecord
 
 
+def is_changed(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> bool:
+    """Return whether a graph of ``after`` launches, waits or computes in another order than before, or was not there."""
+    old = {_key(record): record for record in before}
+    return any(
+        (was := old.get(_key(new))) is None
+        or was.order != new.order
+        or _payloads(was) != _payloads(new)
+        or _parts(was) != _parts(new)
+        for new in after
+    )
+
+
 def changes(before: Sequence[GraphRecord], after: Sequence[GraphRecord]) -> tuple[str, ...]:
     """One line for each graph of ``after``, by the record that it had before; others are left out."""
-    old = {(record.place, record.phase, record.graph): record for record in before}
+    old = {_key(record): record for record in before}
     lines = []
     for new in after:
-        was = old.get((new.place, new.phase, new.graph))
+        was = old.get(_key(new))
         if was is not None:
             lines.append(f"{new.phase}: {'; '.join(_changes(was, new)) or 'nothing'}")
     return tuple(lines)
@@ -39,8 +51,16 @@ def _changes(was: GraphRecord, new: GraphRecord) -> list[str]:
     return found
 
 
+def _key(record: GraphRecord) -> tuple[str, str, str]:
+    return record.place, record.phase, record.graph
+
+
+def _payloads(record: GraphRecord) -> list[int]:
+    return [collective.payload_bytes for collective in record.collectives]
+
+
 def _launches(record: GraphRecord) -> tuple[int, int]:
-    sizes = [collective.payload_bytes for collective in record.collectives]
+    sizes = _payloads(record)
     return len(sizes), max(sizes, default=0)
 
 

@@ -128,30 +128,56 @@ def _host_us(layout: CodeLayout, ranks: Mapping[int, RankCalls]) -> list[float]:
 
 def _launch_us(layout: CodeLayout, ranks: Mapping[int, RankCalls], calls: int) -> dict[int, float]:
     """Microseconds of each launch by its number."""
-    spans = {
-        rank: {
-            (call, number): (each.alone[call][1 + 2 * at], each.alone[call][2 + 2 * at])
-            for call in range(calls)
-            for number, at in layout.launches.items()
-        }
-        for rank, each in ranks.items()
-    }
     found = {}
     for number in layout.launches:
         # Ranks of several groups may run one graph: each group is a link of its own, and the slowest counts.
         groups = {each.members[number] for each in ranks.values()}
         of_groups = []
         for members in groups:
-            here = [rank for rank in members if rank in ranks]
-            late = offsets({rank: spans[rank] for rank in here})
+            spans = _meetings(layout, ranks, members, calls)
+            ahead = offsets(spans)
             of_groups.append(
                 statistics.median(
-                    max(spans[r][call, number][1] + late[r] for r in here)
-                    - max(spans[r][call, number][0] + late[r] for r in here)
+                    max(spans[r][call, number][1] + ahead[r] for r in spans)
+                    - max(spans[r][call, number][0] + ahead[r] for r in spans)
                     for call in range(calls)
                 )
             )
         found[number] = max(0.0, 1e6 * max(of_groups, default=0.0))
+    return found
+
+
+def _meetings(
+    layout: CodeLayout, ranks: Mapping[int, RankCalls], members: Sequence[int], calls: int
+) -> dict[int, dict[tuple[int, int], tuple[float, float]]]:
+    """Of each rank of a group: beginning and end of the launches that it waited for at once, by call and number."""
+    return {
+        rank: {
+            (call, number): (marks[1 + 2 * at], marks[2 + 2 * at])
+            for call, marks in enumerate(ranks[rank].alone[:calls])
+            for number, at in layout.launches.items()
+            if tuple(ranks[rank].members[number]) == tuple(members)
+        }
+        for rank in members
+        if rank in ranks
+    }
+
+
+def early_us(layout: CodeLayout, ranks: Mapping[int, RankCalls]) -> dict[int, list[float]]:
+    """By how much each rank began a scheduled call before the last one that it launches its first collective with.
+
+    For so long the others' coming is waited for, and no link.
+    """
+    found = {rank: [0.0] * len(each.scheduled) for rank, each in ranks.items()}
+    for members in {each.members[0] for each in ranks.values() if each.members}:
+        here = {rank: ranks[rank] for rank in members if rank in ranks}
+        alone = min((len(each.alone) for each in here.values()), default=0)
+        ahead = offsets(_meetings(layout, here, members, alone)) if here else {}
+        for call in range(min((len(each.scheduled) for each in here.values()), default=0)):
+            begun = {rank: each.scheduled[call][0] + ahead[rank] for rank, each in here.items()}
+            for rank, at in begun.items():
+                if ranks[rank].members[0] == members:
+                    found[rank][call] = 1e6 * (max(begun.values()) - at)
     return found
 
 
@@ -176,19 +202,36 @@ def offsets(
 def waited_us(
     layout: CodeLayout, ranks: Mapping[int, RankCalls], links: Sequence[str]
 ) -> dict[str, float]:
-    """Time of a scheduled call in which the compute stream stood still, on the median rank, by kind of link.
+    """Time of a scheduled call in which the compute stream stood still, by kind of link, as if all ranks began it together.
 
-    ``links[n]``: the kind of link of the n-th launch.
+    On the rank that computed longest in that call: whoever computes less waits for that rank too, which is no time of the
+    link, and its waits are not what lies between this rank's compute. ``links[n]``: the kind of link of the n-th launch.
     """
-    calls = [marks for each in ranks.values() for marks in each.scheduled]
-    found = {}
-    for kind in set(links) if calls else ():
-        waits = [
-            at
-            for number, at in zip(layout.numbers, layout.syncs, strict=True)
-            if layout.events[at].startswith("wait") and links[number] == kind
-        ]
-        found[kind] = statistics.median(sum(_event_us(m, at) for at in waits) for m in calls)
+    early = early_us(layout, ranks)
+    waits = [
+        (at, links[number])
+        for number, at in zip(layout.numbers, layout.syncs, strict=True)
+        if layout.events[at].startswith("wait")
+    ]
+    count = min((len(each.scheduled) for each in ranks.values()), default=0)
+    found: dict[str, list[float]] = {kind: [] for kind in links}
+    for call in range(count):
+        took = {rank: beside_links_us(layout, ranks[rank].scheduled[call]) for rank in ranks}
+        slowest = max(took, key=took.__getitem__)
+        marks = ranks[slowest].scheduled[call]
+        own = _own_waits([(kind, _event_us(marks, at)) for at, kind in waits], early[slowest][call])
+        for kind, us in found.items():
+            us.append(own.get(kind, 0.0))
+    return {kind: statistics.median(us) for kind, us in found.items() if us}
+
+
+def _own_waits(waits: Sequence[tuple[str, float]], early_us: float) -> dict[str, float]:
+    """Waits of a call by kind, the first of them without the time in which the last rank had not begun."""
+    found: dict[str, float] = {}
+    for kind, us in waits:
+        others = min(us, early_us)
+        early_us -= others
+        found[kind] = found.get(kind, 0.0) + us - others
     return found
 
 
@@ -230,17 +273,20 @@ def computed_us(layout: CodeLayout, marks: Marks) -> float:
     return 1e6 * (marks[-1] - marks[0]) - syncs
 
 
-def launching_us(layout: CodeLayout, marks: Marks) -> float:
-    """Microseconds of a scheduled call that the host takes for launching."""
-    return sum(_event_us(marks, at) for at in layout.launches.values())
+def beside_links_us(layout: CodeLayout, marks: Marks) -> float:
+    """Microseconds of a scheduled call in which the host computes or launches."""
+    return computed_us(layout, marks) + sum(_event_us(marks, at) for at in layout.launches.values())
 
 
 def stragglers(
     layout: CodeLayout, ranks: Mapping[int, RankCalls], least: float = 1.15
 ) -> dict[int, float]:
-    """Ranks whose compute takes at least ``least`` times as long as on the median of the others, and the factor."""
+    """Ranks whose compute takes at least ``least`` times as long as on the median of the others, and the factor.
+
+    By each rank's lower quartile of calls: a slow rank is slow in its best calls too, and what else a host does lengthens some.
+    """
     own = {
-        rank: statistics.median(computed_us(layout, marks) for marks in each.alone)
+        rank: _lower_quartile([computed_us(layout, marks) for marks in each.alone])
         for rank, each in ranks.items()
         if each.alone
     }
@@ -250,3 +296,7 @@ def stragglers(
         if others and us > least * statistics.median(others):
             found[rank] = us / statistics.median(others)
     return found
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 4]

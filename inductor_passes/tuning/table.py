@@ -16,10 +16,10 @@ from inductor_passes.torch_compat.caches import torch_version
 from inductor_passes.tuning.layout import CodeLayout, layout_of
 from inductor_passes.tuning.merge import (
     RankCalls,
+    beside_links_us,
     beside_us,
     computed_us,
     graph_times,
-    launching_us,
     stragglers,
     waited_us,
 )
@@ -257,10 +257,7 @@ def _beside_us(layout: CodeLayout, calls: Mapping[int, RankCalls]) -> float:
     if not count:
         return 0.0
     return statistics.median(
-        max(
-            computed_us(layout, each.scheduled[call]) + launching_us(layout, each.scheduled[call])
-            for each in calls.values()
-        )
+        max(beside_links_us(layout, each.scheduled[call]) for each in calls.values())
         for call in range(count)
     )
 

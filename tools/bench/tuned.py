@@ -1,14 +1,18 @@
 """Question: what does ``dynamo_dist.tune`` make of a topology that is wrong, or of a slow link, and how good are predictions after it?
 
-    python tools/bench/tuned.py --cases shipped,rate,floor,compute --out tools/bench/results/tuned.json
-    python tools/bench/tuned.py --links 200mbit,1gbit,5gbit --ranks 2,4 --out tools/bench/results/tuned.json
+    python tools/bench/tuned.py --links 200mbit,1gbit,5gbit --ranks 2,4 --programs all --out tools/bench/results/tuned.json
+    python tools/bench/tuned.py --links 1gbit --programs narrow --out tools/bench/results/tuned.json \\
+        --cases right,rate/4,floor*4,compute*4,rate*4,floor/4,compute/4
 
-Real processes on gloo. Without ``--links`` they are joined by this host's loopback, and the shipped topology is as it is, or its
-rates of links, its floors or its compute are ``--wrong`` times what they were. With it (root) they are two hosts, network
-namespaces joined by a link that the kernel holds to a rate, which the shipped topology knows nothing of. Of each, steps are
-timed untuned, tuned, untuned and tuned again, ``--rounds`` each time, so that what else the machine does is seen; ratios are
-of the medians. Errors are of the predicted time of all compiled graphs on steps that no cost is from. ``others``: cores that
-other programs took meanwhile; what more than ``--spoilt`` of them were taken from is run again by the next call.
+Real processes on gloo. Without ``--links`` they are joined by this host's loopback; with it (root) they are two hosts, network
+namespaces joined by a link that the kernel holds to a rate. The topology is the shipped one, which has all ranks on one
+host and knows nothing of the link; or ``right``, with two hosts and the link's rate; or as right but for one figure: ``rate/4`` says a quarter of
+the link's rate, ``floor*4`` that what a launch costs before bytes move takes four times as long, ``compute*4`` that kernels are
+four times as fast. Steps are timed untuned and tuned in turn, ``--turns`` times ``--rounds`` each; ratios are
+of the medians, and ``spread`` is how far the medians of stretches that ran the same schedule are apart. ``decision``: what ``tune`` would have
+done with what is timed here in any case. Errors are of the predicted time of all compiled graphs on steps that no cost is from.
+``others``: cores that other programs took meanwhile; what more than ``--spoilt`` of them were taken from is run again by the next call.
+``crashes``: how often gloo spoilt its heap (``gloo_race.py``), and the job began again.
 
 A call begins nothing after ``--seconds``, and keeps in ``--out`` what is there: so it runs in slices.
 """
@@ -20,12 +24,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +38,23 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
+from inductor_passes.machine.times.times import LaunchTime, NodeTime, Times
+from inductor_passes.records import GraphRecord
+
 HERE = Path(__file__).resolve().parent
-WIDTH, ROWS = 512, 512
+WIDTH, NARROW, ROWS = 512, 384, 512
 PROGRAMS = {
     "gathered": f"6 layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32, {ROWS} rows, trained",
     "gathered, inference": f"12 such layers, {ROWS} rows, without gradients",
+    "narrow": f"12 layers of relu(x @ gather(w)), w {NARROW} x {NARROW} fp32, {ROWS} rows, without gradients",
     "tensor parallel": f"4 blocks of x + all_reduce(relu(x @ a) @ b), {2 * WIDTH} inner columns in all, {ROWS} rows, trained",
 }
 BASE = "cpu-gloo"
 LOOPBACK = "loopback"
 PORT = 29640
-DEADLINE_S = 170.0
+DEADLINE_S = 200.0
+HEAP = ("malloc", "free(", "corrupted", "tcache")  # what glibc says of a spoilt heap
+TRIES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +73,12 @@ class Job:
 def main() -> int:
     """Run what is not in the file yet, or was spoilt; print, and write after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", default="shipped", help="shipped, rate, floor, compute")
+    parser.add_argument("--cases", default="shipped", help="shipped, right, rate/4, floor*4 ...")
     parser.add_argument("--links", default=LOOPBACK)
     parser.add_argument("--programs", default="gathered", help=f"or all: {'; '.join(PROGRAMS)}")
     parser.add_argument("--ranks", default="2")
-    parser.add_argument("--rounds", type=int, default=16, help="steps in each of four stretches")
-    parser.add_argument("--wrong", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=10, help="steps in each stretch")
+    parser.add_argument("--turns", type=int, default=3, help="stretches untuned, and as many tuned")
     parser.add_argument("--spoilt", type=float, default=0.3)
     parser.add_argument("--seconds", type=float, default=200.0)
     parser.add_argument("--again", action="store_true", help="also what is in the file")
@@ -90,7 +101,6 @@ def main() -> int:
         "programs": PROGRAMS,
         "torch": torch.__version__,
         "cores": os.cpu_count(),
-        "wrong": args.wrong,
         "jobs": {},
     }
     for job in jobs:
@@ -100,13 +110,37 @@ def main() -> int:
         if time.monotonic() - start > args.seconds:
             print(f"left for the next call: {job}")
             continue
-        found = run(job, args.rounds, args.wrong)
+        found = run(job, args.rounds, args.turns)
         if not known or "others" not in known or found.get("others", 9.0) <= known["others"]:
             results["jobs"][str(job)] = found
         print(job, json.dumps(found), flush=True)
         if args.out:
+            results["summary"] = summary(results["jobs"])
             Path(args.out).write_text(json.dumps(results, indent=2) + "\n")
+    print(json.dumps(summary(results["jobs"]), indent=2))
     return 0
+
+
+def summary(jobs: dict[str, Any]) -> dict[str, Any]:
+    """Errors after tuning and ratios of what is kept, of the shipped topology by ranks, and of each wrong one."""
+    found: dict[str, Any] = {}
+    for name, job in jobs.items():
+        if "ratio" in job:
+            program, ranks, link, case = name.rsplit(", ", 3)
+            group = f"shipped, {ranks}" if case == "shipped" else f"{program}, {link}, {case}"
+            found.setdefault(group, []).append(job)
+    return {
+        group: {
+            "jobs": len(of),
+            "error_before_median": statistics.median(j["prediction_error_before"] for j in of),
+            "error_after_median": statistics.median(j["prediction_error_after"] for j in of),
+            "error_after_worst": max(j["prediction_error_after"] for j in of),
+            "put_back": sum(j["decision"] == "put back" for j in of),
+            "kept_ratios": sorted(j["ratio"] for j in of if j["decision"] != "put back"),
+            "others_most": max(j["others"] for j in of),
+        }
+        for group, of in found.items()
+    }
 
 
 def read(path: str) -> dict[str, Any] | None:
@@ -117,13 +151,23 @@ def read(path: str) -> dict[str, Any] | None:
     return found if "jobs" in found else None
 
 
-def run(job: Job, rounds: int, wrong: float) -> dict[str, Any]:
+def run(job: Job, rounds: int, turns: int) -> dict[str, Any]:
+    """One job, begun again where gloo spoilt its heap."""
+    for crashes in range(TRIES):
+        found = once(job, rounds, turns)
+        if not any(word in said for said in found.get("failed", ()) for word in HEAP):
+            return {**found, "crashes": crashes}
+    return found
+
+
+def once(job: Job, rounds: int, turns: int) -> dict[str, Any]:
     """One job on fresh ranks, with a cache of its own."""
     with tempfile.TemporaryDirectory() as work, hosts(job.link) as places:
         given = {
             **dataclasses.asdict(job),
             "rounds": rounds,
-            "topology": topology(Path(work), job.case, wrong),
+            "turns": turns,
+            "topology": topology(Path(work), job),
             "out": str(Path(work) / "out.json"),
         }
         ranks = []
@@ -173,27 +217,37 @@ def hosts(link: str) -> Iterator[list[tuple[list[str], str, str]]]:
         ]
 
 
-def topology(work: Path, case: str, wrong: float) -> str:
-    """The shipped topology's name, or the path of one that says a part of the machine is ``wrong`` times what it is there."""
+def topology(work: Path, job: Job) -> str:
+    """The shipped topology's name, or the path of one that is right but for what the case says."""
     from inductor_passes.machine.topology.rescale import write_rescaled
-    from inductor_passes.machine.topology.topology import topology_text
 
-    if case == "shipped":
+    if job.case == "shipped":
         return BASE
-    path = work / f"wrong_{case}.json"
-    if case == "compute":
-        write_rescaled(BASE, path, name=f"wrong-{case}", compute=1 / wrong)
-        return str(path)
-    content = json.loads(topology_text(BASE))
-    content["name"] = f"wrong-{case}"
+    path = work / "topology.json"
+    what, sign, number = re.split(r"([*/])", f"{job.case}*1", maxsplit=2)[:3]
+    factor = float(number) ** (-1 if sign == "/" else 1)
+    write_rescaled(BASE, path, name="of this bench", compute=1 / factor if what == "compute" else 1)
+    content = json.loads(path.read_text())
     links = content["links"]
-    if case == "rate":
-        links["intra_node_gb_per_s"]["value"] *= wrong
-    for protocol in links["protocols"] if case == "floor" else ():
-        protocol["launch_us"]["value"] *= wrong
-        protocol["intra_node"]["step_us"]["value"] *= wrong
+    rate = "intra_node_gb_per_s"
+    if job.link != LOOPBACK:
+        rate = "inter_node_gb_per_s"
+        content["ranks_per_node"]["value"] = job.ranks // 2
+        links[rate]["value"] = gb_per_s(job.link)
+    if what == "rate":
+        links[rate]["value"] *= factor
+    for protocol in links["protocols"] if what == "floor" else ():
+        protocol["launch_us"]["value"] *= factor
+        for where in ("intra_node", "inter_node"):
+            protocol[where]["step_us"]["value"] *= factor
     path.write_text(json.dumps(content))
     return str(path)
+
+
+def gb_per_s(link: str) -> float:
+    """Of a rate as ``tc`` writes it, in bits."""
+    number = link.removesuffix("bit")
+    return float(number[:-1]) / 8 / {"g": 1, "m": 1000}[number[-1]]
 
 
 def step_of(program: str, ranks: int, topology: str) -> Any:
@@ -207,9 +261,11 @@ def step_of(program: str, ranks: int, topology: str) -> Any:
             for shape in ((WIDTH, inner), (inner, WIDTH))
         ]
     else:
-        layers = 12 if "inference" in program else 6
+        layers = 6 if program == "gathered" else 12
+        width = NARROW if program == "narrow" else WIDTH
+        x = torch.rand(ROWS, width)
         weights = [
-            (torch.rand(WIDTH // ranks, WIDTH) / WIDTH).requires_grad_() for _ in range(layers)
+            (torch.rand(width // ranks, width) / width).requires_grad_() for _ in range(layers)
         ]
 
     def gathered() -> torch.Tensor:
@@ -237,7 +293,7 @@ def step_of(program: str, ranks: int, topology: str) -> Any:
         for weight in weights:
             weight.grad = None
 
-    return infer if "inference" in program else train
+    return train if program in ("gathered", "tensor parallel") else infer
 
 
 def rank_of_job(job: dict[str, Any]) -> int:
@@ -252,14 +308,16 @@ def rank_of_job(job: dict[str, Any]) -> int:
     from inductor_passes.agree import orders
     from inductor_passes.attach import measured
     from inductor_passes.testing import leave_process
+    from inductor_passes.tuning.changes import is_changed
 
     torch.manual_seed(dist.get_rank())
-    rounds = job["rounds"]
+    rounds, turns = job["rounds"], job["turns"]
     step = step_of(job["program"], job["ranks"], job["topology"])
     for _ in range(4):
         step()
     stretches: list[list[float]] = []
     launches: list[list[int]] = []
+    records: list[list[GraphRecord]] = []
     graphs: list[list[Any]] = []  # of each stretch: phase, predicted and measured ms of each graph
     errors = []
 
@@ -275,6 +333,7 @@ def rank_of_job(job: dict[str, Any]) -> int:
         stretches.append(timed(step, rounds))
         clocks.stop("scheduled")
         errors.append(error_of(clocks))
+        records.append(clocks.records())
         launches.append([len(record.collectives) for record in clocks.records()])
         ms = {graph: statistics.median(us) / 1e3 for graph, us in clocks.us("scheduled").items()}
         graphs.append(
@@ -288,20 +347,28 @@ def rank_of_job(job: dict[str, Any]) -> int:
     tuning.NOISE, noise = float("inf"), tuning.NOISE
     clock = Busy()
     time_steps("untuned", None)
-    report = dynamo_dist.tune(step, steps=max(4, rounds))
+    report = dynamo_dist.tune(step, steps=max(4, 2 * rounds))
     tables = dict(measured.adopted())
-    for name, wanted in (("tuned", tables), ("untuned again", {}), ("tuned again", tables)):
-        time_steps(name, wanted)
+    time_steps("tuned", tables)
+    for turn in range(1, turns):
+        time_steps(f"untuned {turn}", {})
+        time_steps(f"tuned {turn}", tables)
     others = clock.others()
     if dist.get_rank() == 0:
-        before, after = stretches[0] + stretches[2], stretches[1] + stretches[3]
+        before, after = ([ms for each in stretches[i::2] for ms in each] for i in (0, 1))
+        medians = [statistics.median(each) for each in stretches]
+        changed, slower = is_changed(*records[:2]), report.after_us > noise * report.before_us
+        spread = max(max(medians[i::2]) / min(medians[i::2]) - 1 for i in (0, 1))
         found = {
             "left": report.why,
-            "would_be_put_back": report.after_us > noise * report.before_us,
+            "changed": changed,
+            **factors(tables.values()),
+            "decision": "put back" if changed and slower else "tuned",
             "before_ms": quartiles(before),
             "after_ms": quartiles(after),
             "ratio": round(statistics.median(after) / statistics.median(before), 3),
-            "medians_in_turn_ms": [round(statistics.median(each), 3) for each in stretches],
+            "spread": round(spread, 3),
+            "medians_in_turn_ms": [round(median, 3) for median in medians],
             "launches_before": launches[0],
             "launches_after": launches[1],
             "graphs_in_turn_predicted_and_measured_ms": graphs,
@@ -318,6 +385,19 @@ def rank_of_job(job: dict[str, Any]) -> int:
     dist.barrier()
     leave_process()
     return 0
+
+
+def factors(tables: Iterable[Times]) -> dict[str, float]:
+    """How many times as long compute and launches took as the topology says, as ``costs show`` prints it; all graphs together."""
+    found: dict[str, list[NodeTime | LaunchTime]] = {"compute_factor": [], "launch_factor": []}
+    for times in tables:
+        found["compute_factor"] += times.computed()
+        for graph in times.graphs.values():
+            found["launch_factor"] += graph.launches.values()
+    return {
+        name: round(sum(e.us for e in of) / sum(e.predicted_us for e in of), 3)
+        for name, of in found.items()
+    }
 
 
 class Busy:

@@ -7,7 +7,14 @@ import pytest
 from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime
 from inductor_passes.records import NodeRecord
 from inductor_passes.tuning.layout import layout_of
-from inductor_passes.tuning.merge import RankCalls, graph_times, offsets, stragglers
+from inductor_passes.tuning.merge import (
+    RankCalls,
+    early_us,
+    graph_times,
+    offsets,
+    stragglers,
+    waited_us,
+)
 from inductor_passes.tuning.table import as_it_ran
 
 EVENTS = ("kernel", "launch all_reduce", "kernel", "wait 0", "kernel")
@@ -52,6 +59,17 @@ def scheduled(start=0.0):
     return [*marks, t]
 
 
+def begun_early(marks, early):
+    """A scheduled call that began so many seconds earlier, and waited for as much longer."""
+    waited = 2 + 2 * EVENTS.index("wait 0")
+    return [mark - early if at < waited else mark for at, mark in enumerate(marks)]
+
+
+def slower(marks):
+    """A scheduled call that computes 600 us more before it launches."""
+    return [marks[0], *(mark + 600 * US for mark in marks[1:])]
+
+
 def ranks(*computes, clocks=(0.0, 0.0, 0.0, 0.0)):
     last, members = max(computes), tuple(range(len(computes)))
     return {
@@ -85,6 +103,60 @@ def test_clocks_of_other_hosts_do_not_matter(record):
     assert 1e6 * LINK <= times.launches["reduce"].us <= 1e6 * LINK + 101
 
 
+@pytest.mark.parametrize("clock", [0.0, 777.25])
+def test_a_rank_that_begins_early_waits_for_the_others_and_not_for_the_link(clock):
+    even = ranks(100 * US, 100 * US, clocks=(0.0, clock))
+    uneven = {
+        0: dataclasses.replace(
+            even[0], scheduled=tuple(begun_early(each, 2000 * US) for each in even[0].scheduled)
+        ),
+        1: dataclasses.replace(
+            even[1],
+            scheduled=tuple([clock + mark for mark in each] for each in even[1].scheduled),
+        ),
+    }
+    early = early_us(LAYOUT, uneven)
+    # Of clocks that show other times, all that is known is that the launch took 400 us.
+    assert early[0] == pytest.approx([2000.0] * 5, abs=1 if clock == 0.0 else 201)
+    assert early[1] == [0.0] * 5
+    assert waited_us(LAYOUT, uneven, ["link"])["link"] == pytest.approx(
+        waited_us(LAYOUT, even, ["link"])["link"], abs=1 if clock == 0.0 else 201
+    )
+
+
+def test_a_rank_that_computes_less_waits_for_the_one_that_computes_longest():
+    even = ranks(100 * US, 100 * US)
+    slow = dataclasses.replace(even[1], scheduled=tuple(map(slower, even[1].scheduled)))
+    waits = []
+    for marks in even[0].scheduled:  # whose end it waits for
+        waited = 2 + 2 * EVENTS.index("wait 0")
+        waits.append([mark + 600 * US if at >= waited else mark for at, mark in enumerate(marks)])
+    quick = dataclasses.replace(even[0], scheduled=tuple(waits))
+    assert waited_us(LAYOUT, {0: quick, 1: slow}, ["link"])["link"] == pytest.approx(100.0)
+
+
+def test_a_rank_waits_no_less_than_nothing():
+    uneven = ranks(100 * US, 100 * US)
+    late = tuple([5.0 + mark for mark in each] for each in uneven[1].scheduled)
+    first = tuple(map(slower, uneven[0].scheduled))
+    for rank, calls in enumerate((first, late)):
+        uneven[rank] = dataclasses.replace(uneven[rank], scheduled=calls)
+    assert waited_us(LAYOUT, uneven, ["link"])["link"] == 0.0
+
+
+def test_meetings_of_another_group_say_nothing_of_two_clocks():
+    """Ranks 0 and 1 are in one group, and each in a group with another rank of the other host too."""
+    given = ranks(100 * US, 100 * US)
+    apart = {rank: dataclasses.replace(each, members=((0, 1),)) for rank, each in given.items()}
+    assert early_us(LAYOUT, apart) == {0: [0.0] * 5, 1: [0.0] * 5}
+    alone = {
+        rank: dataclasses.replace(each, members=((rank, rank + 2),)) for rank, each in given.items()
+    }
+    late = tuple([5.0 + mark for mark in each] for each in alone[1].scheduled)
+    alone[1] = dataclasses.replace(alone[1], scheduled=late)
+    assert early_us(LAYOUT, alone) == {0: [0.0] * 5, 1: [0.0] * 5}
+
+
 def test_offsets_of_one_host_are_none_and_of_others_lie_between_bounds():
     here = {(0, 0): (1.0, 2.0)}
     assert offsets({0: here, 1: {(0, 0): (1.5, 2.0)}}) == {0: 0.0, 1: 0.0}
@@ -104,6 +176,13 @@ def test_a_straggler_is_named_by_rank_and_nobody_else():
     (rank, factor), *others = stragglers(LAYOUT, ranks(100 * US, 150 * US, 101 * US)).items()
     assert rank == 1 and not others
     assert factor == pytest.approx(1.46, abs=0.05)
+
+
+def test_a_rank_whose_host_does_something_else_for_most_of_its_calls_is_no_straggler():
+    given = ranks(100 * US, 102 * US)
+    for call in (0, 2, 3):  # of five
+        given[0].alone[call][1:] = [mark + 500 * US for mark in given[0].alone[call][1:]]
+    assert stragglers(LAYOUT, given) == {}
 
 
 def test_what_a_pass_made_has_no_row(record):
