@@ -22,12 +22,13 @@ def test_programs_in_parts_have_the_numbers(more):
     found = fuzz("--programs", "60", *more)
     assert found["failures"] == []
     assert found["cut"] > 20 and found["launches_cut"] > 60
+    assert found["in_several_regions"] > 5
 
 
 @pytest.mark.slow
 def test_joint_graphs_in_parts_train_as_whole_ones():
     found = fuzz("--programs", "40", "--joint")
-    assert found["failures"] == [] and found["cut"] > 10
+    assert found["failures"] == [] and found["cut"] > 10 and found["in_several_regions"] > 3
 
 
 @pytest.mark.slow
