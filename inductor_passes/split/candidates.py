@@ -60,7 +60,7 @@ class Laid:
         self._graph, self._positions = graph, Positions(graph)
         self._alike: dict[object, list[fx.Node]] = {}
         for node in graph.nodes:
-            if tensor(node) is not None:
+            if sizes_of(node) is not None:
                 self._alike.setdefault(like(node), []).append(node)
         self._late: frozenset[fx.Node] | None = None
         self.taken: set[fx.Node] = set()
@@ -130,7 +130,7 @@ def from_inside(
     Of values that are alike the first that leads to a launch speaks for all. Where the new ones end, others may begin.
     """
     positions, blocks = Positions(graph), _blocks(graph)
-    known: set[tuple[fx.Node, Cut]] = set()
+    known: set[tuple[fx.Node, object]] = set()
     alike: dict[object, list[fx.Node]] = {}
     waiting: deque[object] = deque()
 
