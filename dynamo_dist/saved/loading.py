@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from dynamo_dist.errors import ArtefactError
-from dynamo_dist.saved import compiles, fingerprint, owned
+from dynamo_dist.saved import compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
@@ -68,6 +68,7 @@ def load(path: str | os.PathLike[str]) -> Artefacts:
             ) from None
         recorder.loaded(folder.path, [each.name for each in entries])
         compiles.expect(folder.path, manifest.compiles)
+        frames.expect(folder.path, (each.content for each in entries if each.kind == saved.FRAME))
     artefacts = Artefacts.of(folder.path, entries)
     log.info("from cache: %s", artefacts)
     return artefacts

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
@@ -99,7 +100,8 @@ def ran(case, mesh):
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
-    right = case(mesh)
+    with frames_traced() as traced:
+        right = case(mesh)
     hits, misses = (
         [
             counters["aot_autograd"][f"autograd_cache_{what}"],
@@ -107,7 +109,20 @@ def ran(case, mesh):
         ]
         for what in ("hit", "miss")
     )
-    return {"right": bool(right), "hits": hits, "misses": misses}
+    return {"right": bool(right), "hits": hits, "misses": misses, "traced": len(traced)}
+
+
+@contextlib.contextmanager
+def frames_traced():
+    """Frames that Dynamo traces in the block, as a list that grows."""
+    found, stock = [], convert_frame.trace_frame
+
+    def trace_frame(code, *args, **kwargs):
+        found.append(code)
+        return stock(code, *args, **kwargs)
+
+    with mock.patch.object(convert_frame, "trace_frame", trace_frame):
+        yield found
 
 
 @contextlib.contextmanager
