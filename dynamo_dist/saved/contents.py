@@ -89,10 +89,12 @@ class Contents:
     def function(self, function: types.FunctionType, strictly: bool = False) -> Content:
         """Content of a function: code, defaults, closure. ``strictly``: raise NotByContent where one of these has none."""
         held = (function.__defaults__, function.__kwdefaults__)
+        marks = sorted(vars(function).items())
         return (
             "function",
             function.__module__,
             code_digest(function.__code__),
+            *((name, self._part(each, strictly=False)) for name, each in marks),
             *(self._part(each, strictly) for each in held),
             *(self._cell(cell, strictly) for cell in function.__closure__ or ()),
         )

@@ -26,7 +26,12 @@ from dynamo_dist.run import shared_memory
 from dynamo_dist.saved.contents import Content, NotByContent, code_digest
 from dynamo_dist.saved.guarded import contents_of
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import kept_frames
+from dynamo_dist.torch_compat.dynamo import (
+    frame_pickles,
+    frame_values,
+    kept_frames,
+    replayed_frames,
+)
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from inductor_passes.attach import uneven
 
@@ -61,11 +66,13 @@ class Kept:
 _kept: list[Kept] = []
 _loaded: dict[str, list[Kept]] = {}
 _from: list[str] = []
+_backends: set[str] = set()  # of frames that were loaded
+_BACKEND = "the backend"
 
 
 def changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
-    return kept_frames.asked_first(_made)
+    return replayed_frames.asked_first(_made)
 
 
 def kept() -> list[Kept]:
@@ -76,9 +83,11 @@ def kept() -> list[Kept]:
 def expect(path: str, contents: Iterable[bytes]) -> int:
     """Use these frames from now on; how many can be used."""
     found = [Kept(**pickle.loads(each)) for each in contents]
-    _from.append(path)
+    if path not in _from:
+        _from.append(path)
     for each in found:
         _loaded.setdefault(each.code, []).append(each)
+        _backends.add(dict(each.settings)[_BACKEND])
     return sum(not each.because for each in found)
 
 
@@ -112,13 +121,13 @@ def _made(
     one_graph: bool,
 ) -> Any:
     """What Dynamo makes of a frame: from what was loaded, or by tracing it."""
-    if _loaded:
+    if frame_values.backend_name(backend) in _backends:
         made = _from_loaded(code, globals_, locals_, backend, one_graph)
         if made is not None:
             return made
     noted = kept_frames.Compile()
     token = _compile.set(noted)
-    modes, settings = kept_frames.modes(), _settings(one_graph)
+    modes, settings = frame_values.modes(), _settings(backend, one_graph)
     try:
         made = trace()
     finally:
@@ -141,12 +150,12 @@ def _keep(
         if modes or noted.because:
             raise CannotKeep(modes or noted.because)
         frame = kept_frames.frame_of(made, noted)
-        asks = tuple(contents_of([*frame.guards, *frame.later], kept_frames.Values(*scope)))
+        asks = tuple(contents_of([*frame.guards, *frame.later], frame_values.Values(*scope)))
         files = tuple(map(_digest_of_file, kept_frames.traced_files(made)))
-        return Kept(digest, where, "", settings, files, asks, kept_frames.dumps(frame, _refuse))
+        return Kept(digest, where, "", settings, files, asks, frame_pickles.dumps(frame, _refuse))
     except (CannotKeep, NotByContent) as error:
         log.debug("%s will be traced in a job that loads it: %s", where, error)
-        return Kept(digest, where, str(error))
+        return Kept(digest, where, str(error), settings)
 
 
 def _from_loaded(
@@ -156,20 +165,20 @@ def _from_loaded(
     backend: Callable[..., Any],
     one_graph: bool,
 ) -> Any:
-    modes, settings = kept_frames.modes(), dict(_settings(one_graph))
+    modes, settings = frame_values.modes(), dict(_settings(backend, one_graph))
     why = "it is not among what was saved"
     for each in _loaded.get(code_digest(code), ()):
         try:
             if modes or each.because:
                 raise CannotKeep(modes or each.because)
             _check(each, settings)
-            frame = kept_frames.loads(each.body, globals_)
-            values = kept_frames.Values(locals_, globals_)
+            frame = frame_pickles.loads(each.body, globals_)
+            values = frame_values.Values(locals_, globals_)
             now = contents_of([*frame.guards, *frame.later], values)
             for (label, then), (_, content) in zip(each.asks, now, strict=True):
                 if content != then:
                     raise CannotKeep(f"{label} is another one")
-            made = kept_frames.Replay(frame, code, locals_, globals_).compile(backend)
+            made = replayed_frames.Replay(frame, code, locals_, globals_).compile(backend)
         except (CannotKeep, NotByContent) as error:
             why = str(error)
             continue
@@ -191,8 +200,12 @@ def _check(each: Kept, settings: Mapping[str, str]) -> None:
             raise CannotKeep(f"a change of {path}")
 
 
-def _settings(one_graph: bool) -> tuple[tuple[str, str], ...]:
-    return (*kept_frames.settings(), ("fullgraph", str(one_graph)))
+def _settings(backend: Callable[..., Any], one_graph: bool) -> tuple[tuple[str, str], ...]:
+    return (
+        (_BACKEND, frame_values.backend_name(backend)),
+        ("fullgraph", str(one_graph)),
+        *frame_values.settings(),
+    )
 
 
 @functools.cache

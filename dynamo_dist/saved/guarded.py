@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from dynamo_dist.saved.contents import Content, Contents, NotByContent, code_digest
-from dynamo_dist.torch_compat.dynamo.kept_frames import KeptGuard, Values
+from dynamo_dist.torch_compat.dynamo import opaque
+from dynamo_dist.torch_compat.dynamo.frame_values import Values
+from dynamo_dist.torch_compat.dynamo.kept_frames import KeptGuard
 
 # Of torch's state as a whole, which is compared as a whole.
 _OF_STATE = frozenset(
@@ -89,6 +91,12 @@ def _metadata(contents: Contents, value: Any, *_: Any) -> Content:
     return (contents.kind(type(value)), contents.of(value.__tensor_flatten__()[1]))
 
 
+def _read(contents: Contents, value: Any, guard: KeptGuard, _: Values) -> Content:
+    """What one of our trackers has read of a group, a mesh or a placement."""
+    asked = dict(guard.keywords)
+    return (asked["what"], contents.of(asked["read"](opaque.unwrap(value))))
+
+
 def _same(contents: Contents, value: Any, guard: KeptGuard, values: Values) -> Content:
     return value is values[_argument(guard, "source_b")]
 
@@ -122,4 +130,6 @@ _FORMS: dict[str, _Form] = {
     "TENSOR_MATCH": _tensor,
     "TENSOR_SUBCLASS_METADATA_MATCH": _metadata,
     "DUPLICATE_INPUT": _same,
+    "VALUE_MATCH": _read,
+    "IDENTITY_MATCH": _value,
 }

@@ -93,6 +93,14 @@ def test_with_caches_of_its_own_a_job_finds_what_it_loads(jobs):
         assert "options.schedule.effort: default -> high" in rank["refusal"]
 
 
+def test_a_rank_that_loads_and_one_that_traces_launch_alike(jobs):
+    folder = jobs[-1]
+    found = job(folder, ARTEFACTS="load on rank 0", TORCHINDUCTOR_CACHE_DIR=str(folder / "third"))
+    assert all(all(rank.values()) for rank in what(found, "right"))
+    loads, traces = what(found, "traced")
+    assert not any(loads.values()) and all(traces.values())
+
+
 def test_without_the_rank_in_keys_one_rank_takes_the_graph_of_the_other(tmp_path):
     planted = [job(tmp_path, PLANTED="1") for _ in range(2)][-1]
     assert what(planted, "misses") == [{"rows_of_its_own": [0, 0]}] * RANKS

@@ -1,8 +1,8 @@
 """One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
 
 Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
-its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save`` or ``load``, artefacts go to
-``saved`` there, or are from there. Kernels are Python
+its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save``, ``load`` or
+``load on rank 0``, artefacts go to ``saved`` there, or are from there. Kernels are Python
 (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
@@ -165,7 +165,7 @@ def main(folder, planted, artefacts):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    if artefacts == "load":
+    if artefacts == "load" or (artefacts == "load on rank 0" and dist.get_rank() == 0):
         dynamo_dist.load(Path(folder, "saved"))
     with (
         without_cpp(),

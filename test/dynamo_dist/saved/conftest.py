@@ -23,7 +23,7 @@ def process(tmp_path, monkeypatch):
     def fresh():
         for name in ("_noted", "_loaded", "_from"):
             monkeypatch.setattr(compiles, name, [])
-        for name, held in (("_kept", []), ("_loaded", {}), ("_from", [])):
+        for name, held in (("_kept", []), ("_loaded", {}), ("_from", []), ("_backends", set())):
             monkeypatch.setattr(frames, name, held)
         monkeypatch.setattr(recorder, "_met", set())
         monkeypatch.setattr(recorder, "_loaded", {})

@@ -1,5 +1,7 @@
 """A frame that was loaded runs without a trace where all that its trace depended on is the same; anything else is traced, and named."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ FACTOR = 2.0
 def traced(monkeypatch):
     """Frames that were traced, as a list that grows."""
     found, stock = [], convert_frame.trace_frame
-    for name, held in (("_kept", []), ("_loaded", {}), ("_from", [])):
+    for name, held in (("_kept", []), ("_loaded", {}), ("_from", []), ("_backends", set())):
         monkeypatch.setattr(frames, name, held)
 
     def trace_frame(code, *args, **kwargs):
@@ -199,6 +201,32 @@ def test_another_mesh_or_coordinate_is_another_frame(traced, shape, rank):
     with fake_mesh(*shape, names=("dp", "tp"), rank=rank) as mesh:
         call(doubled, sharded(mesh, Replicate(), Shard(0)))
     assert len(traced) == 2
+
+
+def by_environment(x):
+    return x * 2 if os.environ.get("DIST_TEST_FLAG") == "1" else x * 3
+
+
+def test_an_environment_variable_that_was_read_is_guarded(traced, monkeypatch):
+    monkeypatch.setenv("DIST_TEST_FLAG", "1")
+    call(by_environment, torch.ones(2))
+    load()
+    monkeypatch.setenv("DIST_TEST_FLAG", "0")
+    assert torch.equal(call(by_environment, torch.ones(2)), torch.ones(2) * 3)
+    assert len(traced) == 2
+
+
+def test_a_rank_that_was_read_is_guarded(traced):
+    def by_rank(x, mesh):
+        return x * (mesh.get_local_rank("tp") + 1) + mesh.get_group("tp").rank()
+
+    found = []
+    for rank in (0, 1, 1, 4):
+        with fake_mesh(2, 4, names=("dp", "tp"), rank=rank) as mesh:
+            found.append((call(by_rank, torch.ones(1), mesh).item(), len(traced)))
+        load()
+    assert found[:3] == [(1.0, 1), (3.0, 2), (3.0, 2)]
+    assert found[3][0] == 1.0 and len(traced) == 3
 
 
 def test_sizes_that_may_change_and_breaks_are_traced_with_the_reason(traced, caplog):
