@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -60,7 +59,7 @@ class Kept:
 
     def dumps(self) -> bytes:
         """Inverse of ``loads``."""
-        return pickle.dumps(asdict(self))
+        return frame_pickles.plain_dumps(asdict(self))
 
 
 _kept: list[Kept] = []
@@ -80,9 +79,9 @@ def kept() -> list[Kept]:
     return list(dict.fromkeys(_kept))
 
 
-def expect(path: str, contents: Iterable[bytes]) -> int:
+def take(path: str, contents: Iterable[bytes]) -> int:
     """Use these frames from now on; how many can be used."""
-    found = [Kept(**pickle.loads(each)) for each in contents]
+    found = [Kept(**frame_pickles.plain_loads(each)) for each in contents]
     if path not in _from:
         _from.append(path)
     for each in found:
@@ -121,7 +120,7 @@ def _made(
     one_graph: bool,
 ) -> Any:
     """What Dynamo makes of a frame: from what was loaded, or by tracing it."""
-    if frame_values.backend_name(backend) in _backends:
+    if frame_values.name_of_backend(backend) in _backends:
         made = _from_loaded(code, globals_, locals_, backend, one_graph)
         if made is not None:
             return made
@@ -202,7 +201,7 @@ def _check(each: Kept, settings: Mapping[str, str]) -> None:
 
 def _settings(backend: Callable[..., Any], one_graph: bool) -> tuple[tuple[str, str], ...]:
     return (
-        (_BACKEND, frame_values.backend_name(backend)),
+        (_BACKEND, frame_values.name_of_backend(backend)),
         ("fullgraph", str(one_graph)),
         *frame_values.settings(),
     )

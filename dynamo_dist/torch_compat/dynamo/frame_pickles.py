@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import marshal
 import pickle
 import types
 from collections.abc import Callable
@@ -14,12 +15,12 @@ import torch
 import torch._dynamo.source as _sources
 from torch import fx
 
-from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep, Frame
+from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep, KeptFrame
 
 _BUILTINS = "__builtins_dict__of_kept_frames"
 
 
-def dumps(frame: Frame, refuse: Callable[[Any], None]) -> bytes:
+def dumps(frame: KeptFrame, refuse: Callable[[Any], None]) -> bytes:
     """``frame`` as bytes. ``refuse(object)`` raises for what is not to be pickled. Raises CannotKeep for what cannot be."""
     buffer = io.BytesIO()
     try:
@@ -30,12 +31,24 @@ def dumps(frame: Frame, refuse: Callable[[Any], None]) -> bytes:
         TypeError,
         NotImplementedError,
         RecursionError,
+        ValueError,  # code that holds an object
     ) as error:
         raise CannotKeep(f"what cannot be pickled ({error})") from None
     return buffer.getvalue()
 
 
-def loads(content: bytes, globals_: dict[str, Any]) -> Frame:
+def plain_dumps(fields: dict[str, Any]) -> bytes:
+    """Plain data as bytes."""
+    return pickle.dumps(fields)
+
+
+def plain_loads(content: bytes) -> dict[str, Any]:
+    """Inverse of ``plain_dumps``."""
+    fields: dict[str, Any] = pickle.loads(content)
+    return fields
+
+
+def loads(content: bytes, globals_: dict[str, Any]) -> KeptFrame:
     """Inverse of ``dumps``, in a process whose frame has these globals: what sources name is put there.
 
     Raises CannotKeep if it cannot be read, or if a name is taken.
@@ -51,7 +64,7 @@ def loads(content: bytes, globals_: dict[str, Any]) -> Frame:
     return frame
 
 
-def _read(content: bytes, builtins: str) -> tuple[Frame, str]:
+def _read(content: bytes, builtins: str) -> tuple[KeptFrame, str]:
     try:
         frame = _Unpickler(io.BytesIO(content), builtins).load()
     except Exception as error:  # of whatever it names
@@ -75,6 +88,8 @@ class _Pickler(pickle.Pickler):
         self._refuse(obj)
         if isinstance(obj, torch._ops.OpOverload):
             return _operator, (obj.namespace, obj._opname, obj._overloadname)
+        if isinstance(obj, types.CodeType):
+            return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, types.ModuleType):
             return importlib.import_module, (obj.__name__,)
         return NotImplemented

@@ -13,7 +13,7 @@ import torch._dynamo.guards as _guards
 from torch._dynamo.eval_frame import innermost_backend as _innermost
 
 
-def backend_name(backend: Callable[..., Any]) -> str:
+def name_of_backend(backend: Callable[..., Any]) -> str:
     """Name of the backend that a frame is compiled by. ``compiler_name`` was seen in 2.11 to 2.15."""
     inner = _innermost(backend)
     return str(getattr(inner, "compiler_name", None) or getattr(inner, "__qualname__", type(inner)))

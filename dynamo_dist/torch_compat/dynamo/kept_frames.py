@@ -6,7 +6,7 @@ All private names were seen in 2.13.
 from __future__ import annotations
 
 import functools
-import marshal
+import types
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,10 +148,10 @@ def _named_classes(value: Any) -> Any:
 
 
 @dataclass
-class Frame:
+class KeptFrame:
     """All of a frame that is kept. ``guards``: before the backend, ``later``: those that came behind it."""
 
-    bytecode: bytes
+    bytecode: types.CodeType
     imports: dict[str, str]
     compiled: str
     builtins: str
@@ -166,7 +166,7 @@ class Frame:
     kept_builtins: str = ""  # its name there, in the process that loads it
 
 
-def frame_of(made: Any, compile_: Compile) -> Frame:
+def frame_of(made: Any, compile_: Compile) -> KeptFrame:
     """What Dynamo made of a frame. Raises CannotKeep, saying what stands in the way."""
     output, code = made.tracer_output.output_graph, made.bytecode
     if compile_.graph is None or compile_.compiles != 1:
@@ -182,16 +182,12 @@ def frame_of(made: Any, compile_: Compile) -> Frame:
     others = set(output.installed_globals) - {compiled, builtins} - set(output.import_sources)
     if not compiled or others:
         raise CannotKeep(f"code that needs {', '.join(sorted(others)) or 'no graph'}")
-    try:
-        marshalled = marshal.dumps(code)
-    except ValueError:
-        raise CannotKeep("code that holds an object") from None
     # That of sizes: none are symbols here.
     every = [guard for guard in output.guards if guard.create_fn_name() != "SHAPE_ENV"]
     before = [guard for guard in compile_.guards if guard.create_fn_name() != "SHAPE_ENV"]
     later = [guard for guard in every if id(guard) not in compile_.left]
-    return Frame(
-        marshalled,
+    return KeptFrame(
+        code,
         dict(output.import_sources),
         compiled,
         builtins,

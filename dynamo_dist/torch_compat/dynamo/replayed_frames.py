@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import marshal
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -31,7 +30,7 @@ from dynamo_dist.torch_compat.dynamo.kept_frames import (
     CAN_KEEP,
     STATIC,
     CannotKeep,
-    Frame,
+    KeptFrame,
     inputs_of,
 )
 from dynamo_dist.torch_compat.probing import _optional
@@ -46,7 +45,10 @@ class _Loaded(_Common or object):  # type: ignore[misc]
     """In the place of Dynamo's output of a trace, for those who ask for it while a kept frame is compiled and guarded."""
 
     def __init__(
-        self, frame: Frame, code: types.CodeType, scope: tuple[Mapping[str, Any], dict[str, Any]]
+        self,
+        frame: KeptFrame,
+        code: types.CodeType,
+        scope: tuple[Mapping[str, Any], dict[str, Any]],
     ) -> None:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -125,7 +127,7 @@ class Replay:
 
     def __init__(
         self,
-        frame: Frame,
+        frame: KeptFrame,
         code: types.CodeType,
         locals_: Mapping[str, Any],
         globals_: dict[str, Any],
@@ -156,7 +158,7 @@ class Replay:
         output.install(
             name, torch._dynamo.disable(compiled, reason="do not trace Dynamo-compiled graph")
         )
-        code = marshal.loads(frame.bytecode)
+        code = frame.bytecode
         named = {frame.compiled: name, frame.kept_builtins: frame.builtins}
         names = tuple(named.get(each, each) for each in code.co_names)
         made = _made(code.replace(co_names=names), output)

@@ -46,7 +46,7 @@ def load():
     kept = frames.kept()
     frames._kept.clear()
     frames._loaded.clear()
-    frames.expect("the folder", [each.dumps() for each in kept])
+    frames.take("the folder", [each.dumps() for each in kept])
     return kept
 
 
