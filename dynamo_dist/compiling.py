@@ -25,7 +25,10 @@ def register_switches() -> None:
 
 
 def changes() -> list[Change]:
-    """List changes that do nothing until asked: ranks wait for what another compiles (``compile="shared"``), no header for loaded kernels."""
+    """List changes that do nothing until asked: ranks wait for what another compiles (``compile="shared"``), no header for loaded kernels,
+    loaded frames without a trace.
+    """
+    from dynamo_dist.saved import frames
     from dynamo_dist.torch_compat.inductor import headers, shared
 
     def missed(key: str) -> bool:
@@ -38,7 +41,7 @@ def changes() -> list[Change]:
 
         return compiles.has_loaded()
 
-    return [*shared.look_again(missed), *headers.only_for_builds(has_loaded)]
+    return [*shared.look_again(missed), *headers.only_for_builds(has_loaded), *frames.changes()]
 
 
 def compile_frame(
@@ -52,9 +55,9 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs. Raises ArtefactError where artefacts were loaded that are of compiles with other options.
     """
-    from dynamo_dist.saved import compiles
+    from dynamo_dist.saved import compiles, frames
 
-    with compiles.noting(own, inductor, example_inputs):
+    with compiles.noting(own, inductor, example_inputs), frames.of_graph(gm):
         return _compile_frame(gm, example_inputs, own, inductor, region)
 
 

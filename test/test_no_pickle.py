@@ -1,6 +1,6 @@
 """Nothing that a user may pass around is read as pickle, which runs what it holds.
 
-One thing is by torch: entries of its compile caches that ``dynamo_dist.load`` puts there, from a folder that is this user's alone.
+What ``dynamo_dist.load`` takes, from a folder that is this user's alone, is: entries of torch's compile caches, by torch, and frames, in one file.
 """
 
 import ast
@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
 )
+FRAMES = "dynamo_dist/torch_compat/dynamo/frame_pickles.py"
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
@@ -36,8 +37,17 @@ def unpickles(source):
 
 
 def test_no_source_reads_pickle():
-    found = [f"{path}:{line}" for path in SOURCES for line in unpickles(path.read_text())]
-    assert SOURCES and found == []
+    found = {
+        path.relative_to(ROOT).as_posix() for path in SOURCES if list(unpickles(path.read_text()))
+    }
+    assert found == {FRAMES}
+
+
+def test_frames_are_read_by_load_alone():
+    read = {
+        path.relative_to(ROOT).as_posix() for path in SOURCES if "frames.take(" in path.read_text()
+    }
+    assert read == {"dynamo_dist/saved/loading.py"}
 
 
 @pytest.mark.parametrize(

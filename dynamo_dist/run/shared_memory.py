@@ -13,6 +13,8 @@ from torch.distributed.tensor import DTensor
 from dynamo_dist.errors import DTensorError
 from dynamo_dist.torch_compat.overlap import may_overlap
 
+_CALLS = ("call_function", "call_method")
+
 
 def check(gm: fx.GraphModule) -> None:
     """Raise DTensorError for a graph of Dynamo's that is given such inputs."""
@@ -34,9 +36,14 @@ def check(gm: fx.GraphModule) -> None:
         )
 
 
+def is_written(gm: fx.GraphModule) -> bool:
+    """Return whether a graph of Dynamo's writes to a tensor, which ``check`` is about."""
+    return any(_writes(node) for node in gm.graph.nodes if node.op in _CALLS)
+
+
 def _target(node: fx.Node) -> torch.Tensor | None:
     """The tensor that a node of Dynamo's writes to."""
-    if node.op not in ("call_function", "call_method") or not _writes(node):
+    if node.op not in _CALLS or not _writes(node):
         return None
     first = node.args[0] if node.args else None
     value = first.meta.get("example_value") if isinstance(first, fx.Node) else None

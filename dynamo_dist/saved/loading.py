@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from dynamo_dist.errors import ArtefactError
-from dynamo_dist.saved import compiles, fingerprint, owned
+from dynamo_dist.saved import compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
@@ -21,9 +21,10 @@ _MANIFEST = re.compile(r"rank-(\d+)-of-(\d+)\.json")
 def load(path: str | os.PathLike[str]) -> Artefacts:
     """Fill torch's caches with what this rank of an earlier job has saved to the folder ``path``, before the first compile.
 
-    Call it on each rank, after ``init_process_group`` and what you register (passes, strategies). Graphs whose keys match are then neither traced by AOTAutograd nor
-    lowered by Inductor; reports say of them from where they were loaded. **Dynamo still traces the program**, so that its guards and
-    its errors are this process's own.
+    Call it on each rank, after ``init_process_group`` and what you register (passes, strategies). A frame that was saved then runs **without being traced**
+    where all that its trace depended on is the same: the files of its code, Dynamo's settings, and by content each value that a guard is on.
+    Any other is traced, with a warning that names the guard or file. Graphs whose keys match are neither traced by AOTAutograd nor
+    lowered by Inductor; reports say of them from where they were loaded.
 
     Raises ArtefactError, with what differs, where the artefacts are of another torch, Python, version of our sources, job
     or machine; a later compile raises it where its options or meshes are none of those that were saved
@@ -68,6 +69,7 @@ def load(path: str | os.PathLike[str]) -> Artefacts:
             ) from None
         recorder.loaded(folder.path, [each.name for each in entries])
         compiles.expect(folder.path, manifest.compiles)
+        frames.take(folder.path, (each.content for each in entries if each.kind == saved.FRAME))
     artefacts = Artefacts.of(folder.path, entries)
     log.info("from cache: %s", artefacts)
     return artefacts

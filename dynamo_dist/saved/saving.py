@@ -6,7 +6,7 @@ import logging
 import os
 
 from dynamo_dist.errors import ArtefactError
-from dynamo_dist.saved import compiles, fingerprint, owned
+from dynamo_dist.saved import compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
@@ -34,6 +34,8 @@ def save(path: str | os.PathLike[str]) -> Artefacts:
         if not entries:
             raise _nothing(bool(done))
         entries += saved.files([*recorder.met(), *measured.in_use()])
+        kept = frames.kept()
+        entries += [saved.Entry(saved.FRAME, each.name(), each.dumps()) for each in kept]
     prefix = name_of(facts["job"]["rank"], facts["job"]["world_size"])
     content = b"".join(each.content for each in entries)
     manifest = Manifest.of(prefix, facts, done, content, entries)
@@ -51,6 +53,14 @@ def save(path: str | os.PathLike[str]) -> Artefacts:
                 folder.remove(name)
     artefacts = Artefacts.of(folder.path, entries)
     log.info("saved: %s", artefacts)
+    for each in kept:
+        if each.because:
+            log.warning(
+                "A job that loads %s traces %s again, because of %s.",
+                folder.path,
+                each.where,
+                each.because,
+            )
     if left_out := saved.bypassed():
         log.warning(
             "AOTAutograd's cache does not keep %d of the compiled graphs: a job that loads %s traces them "

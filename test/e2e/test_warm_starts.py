@@ -77,18 +77,28 @@ def test_the_second_finds_all_that_the_first_compiled(jobs):
 
 
 def test_with_caches_of_its_own_a_job_finds_what_it_loads(jobs):
-    """No graph is traced by AOTAutograd, which a hit in its cache says, or lowered; other options are an error."""
+    """No frame is traced by Dynamo, no graph by AOTAutograd, which a hit in its cache says, or lowered; other options are an error."""
     folder = jobs[-1]
     found = job(folder, ARTEFACTS="load", TORCHINDUCTOR_CACHE_DIR=str(folder / "another"))
     cases = [rank["cases"] for rank in found]
     assert all(all(rank.values()) for rank in what(cases, "right"))
     assert what(cases, "hits") == [COMPILED] * RANKS and what(cases, "misses") == [NOTHING] * RANKS
+    assert what(cases, "traced") == [dict.fromkeys(COMPILED, 0)] * RANKS
+    assert all(all(rank.values()) for rank in what(jobs[1], "traced"))
     for rank in found:
         assert rank["lowered"] == 0
         # Without the path where a rank found an equal graph that the other one has put there.
         assert all(text.startswith("hit: AOTAutograd's cache") for text in rank["from"])
         assert any(text.endswith(f"loaded from {folder / 'saved'}") for text in rank["from"])
         assert "options.schedule.effort: default -> high" in rank["refusal"]
+
+
+def test_a_rank_that_loads_and_one_that_traces_launch_alike(jobs):
+    folder = jobs[-1]
+    found = job(folder, ARTEFACTS="load on rank 0", TORCHINDUCTOR_CACHE_DIR=str(folder / "third"))
+    assert all(all(rank.values()) for rank in what(found, "right"))
+    loads, traces = what(found, "traced")
+    assert not any(loads.values()) and all(traces.values())
 
 
 def test_without_the_rank_in_keys_one_rank_takes_the_graph_of_the_other(tmp_path):

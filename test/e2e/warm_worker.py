@@ -1,8 +1,8 @@
 """One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
 
 Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
-its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save`` or ``load``, artefacts go to
-``saved`` there, or are from there. Kernels are Python
+its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save``, ``load`` or
+``load on rank 0``, artefacts go to ``saved`` there, or are from there. Kernels are Python
 (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
@@ -99,7 +100,8 @@ def ran(case, mesh):
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
-    right = case(mesh)
+    with frames_traced() as traced:
+        right = case(mesh)
     hits, misses = (
         [
             counters["aot_autograd"][f"autograd_cache_{what}"],
@@ -107,7 +109,20 @@ def ran(case, mesh):
         ]
         for what in ("hit", "miss")
     )
-    return {"right": bool(right), "hits": hits, "misses": misses}
+    return {"right": bool(right), "hits": hits, "misses": misses, "traced": len(traced)}
+
+
+@contextlib.contextmanager
+def frames_traced():
+    """Frames that Dynamo traces in the block, as a list that grows."""
+    found, stock = [], convert_frame.trace_frame
+
+    def trace_frame(code, *args, **kwargs):
+        found.append(code)
+        return stock(code, *args, **kwargs)
+
+    with mock.patch.object(convert_frame, "trace_frame", trace_frame):
+        yield found
 
 
 @contextlib.contextmanager
@@ -150,7 +165,7 @@ def main(folder, planted, artefacts):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    if artefacts == "load":
+    if artefacts == "load" or (artefacts == "load on rank 0" and dist.get_rank() == 0):
         dynamo_dist.load(Path(folder, "saved"))
     with (
         without_cpp(),

@@ -44,6 +44,7 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
+    from torch._dynamo import convert_frame
     from torch._dynamo.utils import counters
     from torch._inductor.graph import GraphLowering
     from torch.distributed.device_mesh import init_device_mesh
@@ -85,6 +86,14 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
         return lower(self)
 
     GraphLowering.compile_to_module = counted  # type: ignore[method-assign]
+    traced: list[object] = []
+    trace_frame = convert_frame.trace_frame
+
+    def noted(*args: Any, **options: Any) -> Any:
+        traced.append(None)
+        return trace_frame(*args, **options)
+
+    convert_frame.trace_frame = noted
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -107,6 +116,7 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
         "aot_hits": counters["aot_autograd"]["autograd_cache_hit"],
         "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
         "graphs_compiled": len(compiled),
+        "frames_traced": len(traced),
     }
     if start == "cold" and backend != "stock":
         dynamo_dist.save(saved)
@@ -149,6 +159,7 @@ def first_step(backend: str, layers: int, ranks: int, folder: str, start: str) -
         "aot_hits": found[0]["aot_hits"],
         "inductor_hits": found[0]["inductor_hits"],
         "graphs_compiled": sum(each["graphs_compiled"] for each in found),
+        "frames_traced": sum(each["frames_traced"] for each in found),
     }
 
 

@@ -14,7 +14,8 @@ from dynamo_dist.torch_compat.inductor.code import cache_dir
 # Of torch's kinds. Profiles of dynamic sizes are none of ours: with them a second job would trace other graphs than the first.
 _OF_TORCH = ("aot_autograd", "inductor", "autotune")
 FILE = "file"  # one beside the cache
-KINDS = (*_OF_TORCH, FILE)
+FRAME = "frame"  # what Dynamo made of a frame: of this process, in no cache
+KINDS = (*_OF_TORCH, FILE, FRAME)
 _MAPS = Path("/proc/self/maps")
 
 
@@ -59,7 +60,7 @@ def put(entries: Iterable[Entry]) -> None:
     from torch._inductor.codecache import write_atomic
     from torch.compiler._cache import CacheArtifactFactory, CacheArtifactManager
 
-    entries = list(entries)
+    entries = [each for each in entries if each.kind != FRAME]
     for each in entries:
         _check(each.name)
     CacheArtifactManager._ensure_cache_artifacts_registered()

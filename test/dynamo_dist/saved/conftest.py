@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_dist.saved import compiles
+from dynamo_dist.saved import compiles, frames
 from dynamo_dist.saved.fingerprint import of_options
 from dynamo_dist.torch_compat.inductor import saved
 from inductor_passes.pass_options import PassOptions
@@ -23,6 +23,8 @@ def process(tmp_path, monkeypatch):
     def fresh():
         for name in ("_noted", "_loaded", "_from"):
             monkeypatch.setattr(compiles, name, [])
+        for name, held in (("_kept", []), ("_loaded", {}), ("_from", []), ("_backends", set())):
+            monkeypatch.setattr(frames, name, held)
         monkeypatch.setattr(recorder, "_met", set())
         monkeypatch.setattr(recorder, "_loaded", {})
 

@@ -1,0 +1,122 @@
+"""A kept frame as bytes, and back."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import marshal
+import pickle
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo.source as _sources
+from torch import fx
+
+from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep, KeptFrame
+
+_BUILTINS = "__builtins_dict__of_kept_frames"
+
+
+def dumps(frame: KeptFrame, refuse: Callable[[Any], None]) -> bytes:
+    """``frame`` as bytes. ``refuse(object)`` raises for what is not to be pickled. Raises CannotKeep for what cannot be."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer, frame.builtins, refuse).dump(frame)
+    except (
+        pickle.PicklingError,
+        AttributeError,
+        TypeError,
+        NotImplementedError,
+        RecursionError,
+        ValueError,  # code that holds an object
+    ) as error:
+        raise CannotKeep(f"what cannot be pickled ({error})") from None
+    return buffer.getvalue()
+
+
+def plain_dumps(fields: dict[str, Any]) -> bytes:
+    """Plain data as bytes."""
+    return pickle.dumps(fields)
+
+
+def plain_loads(content: bytes) -> dict[str, Any]:
+    """Inverse of ``plain_dumps``."""
+    fields: dict[str, Any] = pickle.loads(content)
+    return fields
+
+
+def loads(content: bytes, globals_: dict[str, Any]) -> KeptFrame:
+    """Inverse of ``dumps``, in a process whose frame has these globals: what sources name is put there.
+
+    Raises CannotKeep if it cannot be read, or if a name is taken.
+    """
+    frame, builtins = _read(content, _BUILTINS)
+    if frame.builtins:
+        frame.kept_builtins, frame.builtins = frame.builtins, builtins
+        globals_.setdefault(builtins, builtins_of(globals_))
+    for name, module in frame.imports.items():
+        there = importlib.import_module(module)
+        if globals_.setdefault(name, there) is not there:
+            raise CannotKeep(f"another {name}")
+    return frame
+
+
+def _read(content: bytes, builtins: str) -> tuple[KeptFrame, str]:
+    try:
+        frame = _Unpickler(io.BytesIO(content), builtins).load()
+    except Exception as error:  # of whatever it names
+        raise CannotKeep(f"what cannot be read ({error})") from None
+    return frame, builtins
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any, builtins: str, refuse: Callable[[Any], None]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._builtins, self._refuse = builtins, refuse
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, fx.Node):
+            return "node", obj.name
+        if type(obj) is _sources.GlobalSource and obj.global_name == self._builtins:
+            return "builtins", ""
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        self._refuse(obj)
+        if isinstance(obj, torch._ops.OpOverload):
+            return _operator, (obj.namespace, obj._opname, obj._overloadname)
+        if isinstance(obj, types.CodeType):
+            return marshal.loads, (marshal.dumps(obj),)
+        if isinstance(obj, types.ModuleType):
+            return importlib.import_module, (obj.__name__,)
+        return NotImplemented
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A node of the graph, by its name."""
+
+    name: str
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, builtins: str) -> None:
+        super().__init__(file)
+        self._builtins = builtins
+
+    def persistent_load(self, key: Any) -> Any:
+        what, name = key
+        return Named(name) if what == "node" else _sources.GlobalSource(self._builtins)
+
+
+def _operator(namespace: str, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def builtins_of(globals_: dict[str, Any]) -> dict[str, Any]:
+    """The dictionary of builtins that a frame's globals have."""
+    found: Any = globals_["__builtins__"]
+    return found if isinstance(found, dict) else vars(found)
