@@ -153,8 +153,11 @@ def _keep(
         files = tuple(map(_digest_of_file, kept_frames.traced_files(made)))
         return Kept(digest, where, "", settings, files, asks, frame_pickles.dumps(frame, _refuse))
     except (CannotKeep, NotByContent) as error:
-        log.debug("%s will be traced in a job that loads it: %s", where, error)
-        return Kept(digest, where, str(error), settings)
+        why = str(error)
+    except Exception as error:  # of code of the program, which contents may ask
+        why = f"an error in asking what it depends on ({error!r})"
+    log.debug("%s will be traced in a job that loads it: %s", where, why)
+    return Kept(digest, where, why, settings)
 
 
 def _from_loaded(
@@ -172,11 +175,7 @@ def _from_loaded(
                 raise CannotKeep(modes or each.because)
             _check(each, settings)
             frame = frame_pickles.loads(each.body, globals_)
-            values = frame_values.Values(locals_, globals_)
-            now = contents_of([*frame.guards, *frame.later], values)
-            for (label, then), (_, content) in zip(each.asks, now, strict=True):
-                if content != then:
-                    raise CannotKeep(f"{label} is another one")
+            _compare(each, frame, frame_values.Values(locals_, globals_))
             made = replayed_frames.Replay(frame, code, locals_, globals_).compile(backend)
         except (CannotKeep, NotByContent) as error:
             why = str(error)
@@ -188,6 +187,19 @@ def _from_loaded(
         "%s is traced, and not loaded from %s, because of %s.", _where(code), ", ".join(_from), why
     )
     return None
+
+
+def _compare(each: Kept, frame: kept_frames.KeptFrame, values: frame_values.Values) -> None:
+    """Raise CannotKeep or NotByContent, naming the guard, where a value is not what it was in the traced frame."""
+    try:
+        now = contents_of([*frame.guards, *frame.later], values)
+        for (label, then), (_, content) in zip(each.asks, now, strict=True):
+            if content != then:
+                raise CannotKeep(f"{label} is another one")
+    except (CannotKeep, NotByContent):
+        raise
+    except Exception as error:  # of code of the program, which contents may ask
+        raise CannotKeep(f"an error in comparing what it depends on ({error!r})") from None
 
 
 def _check(each: Kept, settings: Mapping[str, str]) -> None:

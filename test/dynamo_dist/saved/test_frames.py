@@ -261,6 +261,20 @@ def test_a_guard_without_a_content_is_named(traced, caplog):
     assert len(traced) == 2 and "because of TUPLE_ITERATOR_LEN on L['items']" in caplog.text
 
 
+def test_an_error_in_asking_is_a_reason_and_no_error(traced, monkeypatch, caplog):
+    def failing(*_):
+        raise ValueError("planted")
+        yield
+
+    call(doubled_plainly, torch.ones(2))
+    load()
+    monkeypatch.setattr(frames, "contents_of", failing)
+    assert torch.equal(call(doubled_plainly, torch.ones(2)), torch.ones(2) * 2)
+    assert len(traced) == 2 and "in comparing what it depends on (ValueError" in caplog.text
+    [kept] = frames.kept()
+    assert "in asking what it depends on (ValueError('planted'))" in kept.because
+
+
 def test_a_body_that_cannot_be_read_is_traced(traced, caplog):
     call(doubled_plainly, torch.ones(2))
     [kept] = load()
