@@ -57,7 +57,8 @@ def settings() -> tuple[tuple[str, str], ...]:
         for name, value in config.items()
         if name not in ignored
     }
-    guarded = json.loads(torch._C._dynamo.guards.GlobalStateGuard().__getstate__())
+    state: Any = torch._C._dynamo.guards.GlobalStateGuard()
+    guarded = json.loads(state.__getstate__())
     found |= {f"torch's state {name}": str(value) for name, value in guarded.items()}
     found["the default device"] = str(torch.utils._device.CURRENT_DEVICE)
     return tuple(sorted(found.items()))

@@ -57,7 +57,8 @@ class KeptGuard:
 
 def kept_guard(guard: Guard) -> KeptGuard:
     """A guard without its frame. Raises CannotKeep for one that is no function of torch's builder."""
-    make, args, keywords = guard.create_fn, (), {}
+    make: Any = guard.create_fn
+    args, keywords = (), {}
     if isinstance(make, functools.partial):
         make, args, keywords = make.func, make.args, dict(make.keywords)
     kind = getattr(make, "__name__", "")
@@ -125,7 +126,7 @@ def graph_of(gm: fx.GraphModule) -> dict[str, Any]:
 
 
 def _input(node: fx.Node) -> tuple[Any, bool, Any]:
-    argument = node.meta.get("grapharg")
+    argument: Any = node.meta.get("grapharg")
     if type(argument) is not _Argument or argument.pass_arg_as_tensor or argument.source is None:
         raise CannotKeep(f"the input {node.name}, which is made for each call")
     if argument.is_tensor and not isinstance(argument.example, torch.Tensor):

@@ -186,7 +186,9 @@ class Replay:
             nodes[name] = node
             if op == "placeholder":
                 examples.append(self._give(node, *next(inputs)))
-        gm = _graph_module({}, graph)  # as Dynamo's, for cache keys have its fields, in their order
+        gm: Any = _graph_module(
+            {}, graph
+        )  # as Dynamo's, for cache keys have its fields, in their order
         gm.compile_subgraph_reason = None
         gm.meta.update(kept["meta"], dynamo_compile_id=CompileContext.current_compile_id())
         gm._param_name_to_source = kept["names"]
@@ -197,7 +199,8 @@ class Replay:
         value = self._values[source]
         fake = None
         if is_tensor:
-            trace, sizes = self._output.tracing_context, _as_they_are(value, source)
+            trace: Any = self._output.tracing_context
+            sizes = _as_they_are(value, source)
             trace.tensor_to_context[value] = sizes
             fake = trace.fake_mode.from_tensor(value, source=source, symbolic_context=sizes)
             node.meta["example_value"] = fake
@@ -247,7 +250,7 @@ def _compiled(backend: Callable[..., Any], gm: fx.GraphModule, examples: list[An
 
 
 def _made(code: types.CodeType, output: _Loaded) -> Any:
-    class Made(_convert_frame.DynamoOutput):  # type: ignore[misc]
+    class Made(_convert_frame.DynamoOutput):
         manager: Any = None
 
         def build_guards(self, code: Any, hooks: Any = None, *args: Any, **options: Any) -> Any:
@@ -255,7 +258,7 @@ def _made(code: types.CodeType, output: _Loaded) -> Any:
                 return self.manager
             return super().build_guards(code, hooks, *args, **options)
 
-    tracer = types.SimpleNamespace(
+    tracer: Any = types.SimpleNamespace(
         error_on_graph_break=False,
         is_tracing_resume_prologue=False,
         output_graph=output,
