@@ -301,19 +301,27 @@ def asked_first(answer: Callable[..., Any]) -> list[Change]:
             locals: Any,
             builtins: Any,
             closure: Any,
-            backend: Any,
+            compiler_fn: Any,
             one_graph: bool,
             *rest: Any,
             **options: Any,
         ) -> Any:
             def trace() -> Any:
                 return stock(
-                    code, globals, locals, builtins, closure, backend, one_graph, *rest, **options
+                    code,
+                    globals,
+                    locals,
+                    builtins,
+                    closure,
+                    compiler_fn,
+                    one_graph,
+                    *rest,
+                    **options,
                 )
 
             if options.get("export") or options.get("package") is not None:
                 return trace()
-            return answer(trace, code, globals, locals, backend, one_graph)
+            return answer(trace, code, globals, locals, compiler_fn, one_graph)
 
         return compile_frame
 
