@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Shard
 
 from dynamo_dist.torch_compat.dtensor import types as dtensor_types
-from dynamo_dist.torch_compat.dynamo import opaque
+from dynamo_dist.torch_compat.dynamo import frame_values, opaque
 from dynamo_dist.torch_compat.inductor import keys
 
 Content = Any  # tuples of strings, numbers and tuples
@@ -89,7 +89,11 @@ class Contents:
     def function(self, function: types.FunctionType, strictly: bool = False) -> Content:
         """Content of a function: code, defaults, closure. ``strictly``: raise NotByContent where one of these has none."""
         held = (function.__defaults__, function.__kwdefaults__)
-        marks = sorted(vars(function).items())
+        marks = sorted(
+            (name, each)
+            for name, each in vars(function).items()
+            if name not in frame_values.ADDRESSES
+        )
         return (
             "function",
             function.__module__,

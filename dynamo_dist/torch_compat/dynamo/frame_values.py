@@ -12,6 +12,9 @@ import torch._dynamo.config as _dynamo_config
 import torch._dynamo.guards as _guards
 from torch._dynamo.eval_frame import innermost_backend as _innermost
 
+# Marks of functions that hold an address: where Dynamo has wrapped one. Seen in 2.11 to 2.15.
+ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
+
 
 def name_of_backend(backend: Callable[..., Any]) -> str:
     """Name of the backend that a frame is compiled by. ``compiler_name`` was seen in 2.11 to 2.15."""
