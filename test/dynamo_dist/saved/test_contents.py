@@ -34,5 +34,5 @@ def test_another_class_has_another(other):
 
 
 def test_an_object_that_is_none_of_these_has_none():
-    with pytest.raises(NotByContent, match="an object of builtins.object"):
+    with pytest.raises(NotByContent, match=r"an object of builtins\.object"):
         Contents().of(object())
