@@ -14,6 +14,7 @@ from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.channels.second import SecondChannels
+from inductor_passes.collector import without_cycle_collection
 from inductor_passes.errors import (
     CannotFollowError,
     InvariantError,
@@ -47,6 +48,7 @@ from inductor_passes.split.regions import SplitRegions
 log = logging.getLogger(__name__)
 
 
+@without_cycle_collection()
 def run_passes(
     graph: fx.Graph,
     options: PassOptions | None = None,
@@ -198,6 +200,7 @@ def topology_name(graph: fx.Graph, options: PassOptions) -> str:
     return default_topology(next(devices, "cpu"))
 
 
+@without_cycle_collection()
 def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> PassRecord:
     """Check, run and check again; under ``on_error="skip"`` a failure leaves the graph as it was.
 

@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import torch
 
@@ -265,3 +267,18 @@ def test_launches_stay_where_other_ranks_may_hold_another_graph(program, told, l
     assert len(record.collectives) == launches
     (merge,) = [each for each in record.passes if each.name == "merge_tiny"]
     assert (merge.status == "skipped") == (launches > 1)
+
+
+@pytest.mark.parametrize("pass_", [Noop, Raises])
+def test_the_collector_of_cycles_is_paused_while_a_pass_runs(pass_):
+    seen = []
+
+    class Asks(pass_):
+        def run(self, graph):
+            seen.append(gc.isenabled())
+            return super().run(graph)
+
+    with fake_group(8):
+        run_pass(Asks(), trace(gathered_weight, *SHAPES), on_error="skip")
+    assert seen and not any(seen)
+    assert gc.isenabled()

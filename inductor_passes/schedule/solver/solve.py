@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from inductor_passes.collector import without_cycle_collection
 from inductor_passes.errors import OptionError
 from inductor_passes.schedule.model.bound import lower_bound
 from inductor_passes.schedule.model.folded import folded
@@ -26,18 +25,6 @@ from inductor_passes.schedule.solver.search import Search
 
 EFFORTS = ("default", "high")
 JUDGED = 2  # drafts that are judged in full
-
-
-@contextlib.contextmanager
-def without_cycle_collection() -> Iterator[None]:
-    """Python's collector of cycles paused: a solver makes millions of small objects, and none in a cycle."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @without_cycle_collection()
