@@ -21,28 +21,35 @@ def fake_tensor_mode() -> Any:
 
 
 def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor like another, without the cost of an operator. ``FakeTensor`` was seen in 2.11 to 2.15."""
+    """Return a fake tensor like another, without the cost of an operator in a mode that may be on.
+
+    ``FakeTensor`` and ``no_dispatch`` were seen in 2.11 to 2.15.
+    """
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
 
     if not isinstance(value, FakeTensor):
         return torch.empty_like(value)
-    elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return FakeTensor(value.fake_mode, elem, value.device)
+    with no_dispatch():
+        elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, elem, value.device)
 
 
 def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
     """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind`` elements behind its start.
 
-    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15.
+    None for what is no fake tensor. ``FakeTensor`` and ``no_dispatch`` were seen in 2.11 to 2.15.
     """
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
 
     if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
         return None
-    elem = torch.empty(0, dtype=value.dtype, device="meta")
     place = int(source.storage_offset()) + behind
-    elem.set_(source.untyped_storage(), place, value.shape, value.stride())
-    return FakeTensor(value.fake_mode, elem, value.device)
+    with no_dispatch():
+        elem = torch.empty(0, dtype=value.dtype, device="meta")
+        elem.set_(source.untyped_storage(), place, value.shape, value.stride())
+        return FakeTensor(value.fake_mode, elem, value.device)
 
 
 def mode_of(value: object) -> Any:
