@@ -6,6 +6,7 @@ names it.
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
 import hashlib
@@ -63,7 +64,7 @@ class Contents:
         return self._of_object(value)
 
     def identity(self, value: object) -> Content:
-        """Content of what a program knows by its name: a module, a class, a function, a constant that there is once."""
+        """Content of what a program knows by its name: a module, a class, a function, a constant or variable that there is once."""
         if isinstance(value, (*_PLAIN, *_NAMED)):
             return self.of(value)
         if isinstance(value, types.ModuleType):
@@ -78,6 +79,8 @@ class Contents:
             return self._c_function(value)
         if isinstance(value, enum.Enum):
             return ("enum", self.kind(type(value)), value.name)
+        if isinstance(value, contextvars.ContextVar):
+            return ("context variable", value.name, self._held(value))
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return ("operator", str(value))
         raise NotByContent(f"an object of {type(value).__module__}.{type(value).__qualname__}")
@@ -130,6 +133,10 @@ class Contents:
         if type(value) is functools.partial:
             return ("partial", *map(self.of, (value.func, value.args, value.keywords)))
         return self.identity(value)
+
+    def _held(self, variable: contextvars.ContextVar[Any]) -> Content:
+        value = variable.get(frame_values.UNSET)
+        return "unset" if value is frame_values.UNSET else self.of(value)
 
     def _fields(self, value: Any, but: set[str]) -> Content:
         names = sorted(

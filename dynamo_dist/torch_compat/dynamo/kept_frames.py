@@ -198,7 +198,8 @@ def frame_of(made: Any, compile_: Compile) -> KeptFrame:
         list(map(kept_guard, later)),
         list(output.guard_on_key_order),
         dict(output.input_source_to_sizes_strides),
-        tuple(output.get_replayed_side_effect_source_refs()),
+        # Not in 2.11, where nothing asks for them.
+        tuple(getattr(output, "get_replayed_side_effect_source_refs", tuple)()),
         getattr(output.tracing_context, "dist_rank_dependent", False),
     )
 

@@ -267,7 +267,10 @@ def _made(code: types.CodeType, output: _Loaded) -> Any:
         f_globals=output.global_scope,
         _cleanup_output_graph=lambda: None,
     )
-    return Made(tracer_output=tracer, bytecode=code, pycode=[], last_attempt_start_time=None)
+    said: Any = {"tracer_output": tracer, "bytecode": code, "last_attempt_start_time": None}
+    if "pycode" in Made.__dataclass_fields__:
+        said["pycode"] = []
+    return Made(**said)
 
 
 @contextlib.contextmanager

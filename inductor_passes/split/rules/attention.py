@@ -75,6 +75,7 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
     q, k, v = (made.parts(source) for source in made.node.args[:3])
     causal, kwargs = bool(argument(made.node, "is_causal")), made.node.kwargs
     dtype, wide = (each.dtype for each in made.node.meta["val"])
+    wide = torch.promote_types(dtype, wide)  # torch before 2.13 says float32 of float64's exponents
     found: list[tuple[fx.Node, ...]] = []
     for i in range(made.count):
         several = []
