@@ -180,6 +180,11 @@ def _from_loaded(
         except (CannotKeep, NotByContent) as error:
             why = str(error)
             continue
+        except replayed_frames.BACKEND_ERRORS:
+            raise
+        except Exception as error:  # of a torch that replays otherwise
+            why = f"an error in running what was saved ({error!r})"
+            continue
         _kept.append(each)
         log.info("%s was not traced: loaded from %s", each.where, ", ".join(_from))
         return made

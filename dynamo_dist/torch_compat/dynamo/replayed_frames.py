@@ -122,6 +122,10 @@ class _Loaded(_Common or object):  # type: ignore[misc]
         """Nothing: frames that are packaged are not replayed."""
 
 
+# Of the backend, as they leave a compile: not of the replay.
+BACKEND_ERRORS = (ShortenTraceback, SkipFrame)
+
+
 class Replay:
     """A kept frame in the process that has loaded it, for one call: put in place, compiled by the backend, guarded."""
 
@@ -161,10 +165,10 @@ class Replay:
         code = frame.bytecode
         named = {frame.compiled: name, frame.kept_builtins: frame.builtins}
         names = tuple(named.get(each, each) for each in code.co_names)
-        made = _made(code.replace(co_names=names), output)
         try:
+            made = _made(code.replace(co_names=names), output)
             made.manager = _convert_frame.DynamoOutput.build_guards(made, self._code)
-        except AssertionError as error:
+        except Exception as error:  # a guard that fails, or another torch than was seen
             for hook in output.cleanups:
                 hook()
             raise CannotKeep(f"guards that fail ({error})") from None
@@ -242,7 +246,7 @@ def _compiled(backend: Callable[..., Any], gm: fx.GraphModule, examples: list[An
     """What the backend makes of the graph; its errors leave as they do behind a trace."""
     try:
         return backend(gm, examples)
-    except (ShortenTraceback, SkipFrame):
+    except BACKEND_ERRORS:
         raise
     except Exception as error:
         failed = BackendCompilerFailed(backend, error, inspect.currentframe())

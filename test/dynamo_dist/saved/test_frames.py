@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import convert_frame
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from dynamo_dist.saved import frames
@@ -282,3 +283,27 @@ def test_a_body_that_cannot_be_read_is_traced(traced, caplog):
         object.__setattr__(each[0], "body", kept.body[:-9])
     assert torch.equal(call(doubled_plainly, torch.ones(2)), torch.ones(2) * 2)
     assert len(traced) == 2 and "what cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["_made", "_graph_module"])
+def test_where_torch_has_changed_a_frame_is_traced(traced, caplog, monkeypatch, part):
+    def changed(*_):
+        raise TypeError("an unexpected keyword argument")
+
+    call(doubled_plainly, torch.ones(2))
+    load()
+    monkeypatch.setattr(frames.replayed_frames, part, changed)
+    assert torch.equal(call(doubled_plainly, torch.ones(2)), torch.ones(2) * 2)
+    assert len(traced) == 2 and "an unexpected keyword argument" in caplog.text
+
+
+def test_an_error_of_the_backend_is_one(traced, monkeypatch):
+    def fails(gm):
+        raise ValueError("of the backend")
+
+    call(doubled_plainly, torch.ones(2))
+    load()
+    monkeypatch.setattr(frames, "of_graph", fails)
+    with pytest.raises(BackendCompilerFailed, match="of the backend"):
+        call(doubled_plainly, torch.ones(2))
+    assert len(traced) == 1
