@@ -23,7 +23,7 @@ def fake_tensor_mode() -> Any:
 def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor like another, without the cost of an operator in a mode that may be on.
 
-    ``FakeTensor`` and ``no_dispatch`` were seen in 2.11 to 2.15.
+    ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
@@ -38,7 +38,7 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
 def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
     """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind`` elements behind its start.
 
-    None for what is no fake tensor. ``FakeTensor`` and ``no_dispatch`` were seen in 2.11 to 2.15.
+    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch

@@ -13,10 +13,10 @@ import torch._dynamo.guards as _guards
 from torch._dynamo.eval_frame import innermost_backend as _innermost
 from torch.utils import _config_module
 
-# Marks of functions that hold an address: where Dynamo has wrapped one. Seen in 2.11 to 2.15.
+# Marks of functions that hold an address: where Dynamo has wrapped one. Seen in 2.11 to 2.14.
 ADDRESSES = frozenset({"_torchdynamo_wrapper_id"})
-# What a setting of torch's holds that nobody has set. Seen in 2.11 to 2.15.
-UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
+# What a setting of torch's holds that nobody has set. Seen in 2.11 to 2.14.
+UNSET = getattr(_config_module, "_UNSET_SENTINEL", object())
 
 
 def name_of_backend(backend: Callable[..., Any]) -> str:

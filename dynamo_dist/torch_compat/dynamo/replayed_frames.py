@@ -171,7 +171,7 @@ class Replay:
         except Exception as error:  # a guard that fails, or another torch than was seen
             for hook in output.cleanups:
                 hook()
-            raise CannotKeep(f"guards that fail ({error})") from None
+            raise CannotKeep(f"guards that fail, or cannot be built ({error})") from None
         return made
 
     def _graph(self) -> tuple[fx.GraphModule, list[Any]]:
