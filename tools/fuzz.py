@@ -18,7 +18,6 @@ import importlib
 import itertools
 import json
 import logging
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fuzzing import runs
 from workers import run
 
 FAILED = ("mismatch", "crash", "hang", "break")
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
 
-    start, commit = time.monotonic(), _commit()
+    start, commit = time.monotonic(), runs.commit()
     counts: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
     as_code = 0
@@ -95,19 +95,9 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _add(run: dict[str, Any], path: Path) -> None:
-    """Put a run into the file, in place of one of the same seed and commit, and sum up all of it."""
-    record = json.loads(path.read_text()) if path.exists() else {"runs": []}
-    key = run["seed"], run["commit"]
-    others = [each for each in record["runs"] if (each["seed"], each["commit"]) != key]
-    runs = sorted([*others, run], key=lambda each: int(each["seed"]))
-    totals = {name: sum(each[name] for each in runs) for name in _SUMMED}
-    path.write_text(json.dumps({**record, **totals, "runs": runs}, indent=1) + "\n")
+def _add(run: runs.Run, path: Path) -> None:
+    """Put a run into the file, in place of one of the same seed and commit."""
+    runs.add(run, path, lambda of: (of["seed"], of["commit"]), _SUMMED)
 
 
 def _seeds(options: argparse.Namespace, start: float, failures: list[Any]) -> Iterator[int]:

@@ -16,13 +16,13 @@ import argparse
 import collections
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from fuzzing import runs
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.job import COMPILE
 from fuzzing.unlike.pool import Pool
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
                 _write(program, verdict, pool.log(), options.failures)
             result = {
                 "torch": torch.__version__,
-                "commit": _commit(),
+                "commit": runs.commit(),
                 "at": started,
                 "seed": options.seed,
                 "ranks": options.ranks,
@@ -124,42 +124,38 @@ def _write(program: Program, verdict: Verdict, log: str, folder: Path) -> None:
     path.write_text(f"{verdict.word}: {verdict.why}\n\n{show(program)}\n\n{log}\n")
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def _add(run: runs.Run, path: Path) -> None:
+    """Put a run into the file, in place of one of the same seed, commit, ranks and options."""
+
+    def key(of: runs.Run) -> tuple[Any, ...]:
+        return (
+            of["seed"],
+            of["commit"],
+            of["ranks"],
+            of.get("compile", "each"),
+            of.get("split", "off"),
+        )
+
+    runs.add(run, path, key, _SUMMED, open=lambda all_runs: sorted(_open(all_runs)))
 
 
-def _add(run: dict[str, Any], path: Path) -> None:
-    """Put a run into the file, in place of one of the same seed and commit, and sum up all of it."""
-    record = json.loads(path.read_text()) if path.exists() else {"runs": []}
-
-    def key(of: dict[str, Any]) -> tuple[Any, ...]:
-        return of["seed"], of["commit"], of["ranks"], of.get("compile", "each")
-
-    others = [each for each in record["runs"] if key(each) != key(run)]
-    runs = sorted([*others, run], key=lambda each: (int(each["seed"]), each["commit"]))
-    totals = {name: round(sum(each[name] for each in runs), 1) for name in _SUMMED}
-    totals["open"] = sorted(_open(runs))
-    path.write_text(json.dumps({**record, **totals, "runs": runs}, indent=1) + "\n")
-
-
-def _open(runs: list[dict[str, Any]]) -> set[int]:
+def _open(of: list[runs.Run]) -> set[int]:
     """The programs that failed and have not run well in a later run."""
 
-    def runs_well(program: int, run: dict[str, Any]) -> bool:
+    def runs_well(program: int, run: runs.Run) -> bool:
         drawn = range(run["seed"], run["seed"] + run["programs"])
         return program in drawn and all(each["program"] != program for each in run["failed"])
 
     return {
         each["program"]
-        for run in runs
+        for run in of
         for each in run["failed"]
         if each["class"] in FAULTS
         and not any(
             other["ranks"] == run["ranks"]
             and other.get("at", "") > run.get("at", "")
             and runs_well(each["program"], other)
-            for other in runs
+            for other in of
         )
     }
 

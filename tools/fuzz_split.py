@@ -1,13 +1,13 @@
 """Question: does a graph that is cut into parts compute, on all ranks, what it did whole?
 
-    python tools/fuzz_split.py --programs 3000               # small whole numbers in float64: every bit
+    python tools/fuzz_split.py --programs 3000              # small whole numbers in float64: every bit
     python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
     python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
     python tools/fuzz_split.py --programs 1000 --chunks      # collective products in chunks, in place of regions
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
 A program, its inputs, and where and in how many parts it is cut, in one region or several, are drawn from its number alone. All ranks run in this process,
-in lockstep. Prints one JSON object and exits with 1 if a program failed.
+in lockstep. ``--json tools/bench/results/fuzz_split.json`` adds the run to that file. Prints one JSON object and exits with 1 if a program failed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import argparse
 import copy
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
+from fuzzing import runs
 from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
@@ -35,6 +38,8 @@ from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.aot import is_joint
+
+_SUMMED = ("programs", "cut", "in_several_regions", "launches_cut", "failed", "seconds")
 
 MOST_WAYS = 3  # to cut one program in regions of their own
 
@@ -232,6 +237,10 @@ def _wrong(found: list[Tensor], expected: list[Tensor], truth: list[Tensor] | No
     return ""
 
 
+def _key(run: runs.Run) -> tuple[object, ...]:
+    return run["seed"], run["commit"], run["numbers"], run["what"]
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run programs; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -241,7 +250,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
     parser.add_argument("--joint", action="store_true", help="training, cut before the partition")
     parser.add_argument("--chunks", action="store_true", help="collective products alone")
+    parser.add_argument("--json", type=Path, help="add the result to this file of runs")
     options = parser.parse_args(argv)
+    if options.json and options.plant:
+        parser.error("a file of runs holds what is to be right, not planted faults")
+    start, commit = time.monotonic(), runs.commit()
     if options.plant:
         FAULTS[options.plant]()
     launches, cut_programs, several, failures = 0, 0, 0, []
@@ -254,13 +267,21 @@ def main(argv: list[str] | None = None) -> int:
             if wrong:
                 failures.append(f"program {number}: {wrong}")
     result = {
+        "torch": torch.__version__,
+        "commit": commit,
+        "seed": options.seed,
+        "numbers": "float32" if options.floats else "whole",
+        "what": "training" if options.joint else "chunks" if options.chunks else "regions",
         "programs": options.programs,
         "cut": cut_programs,
         "in_several_regions": several,
         "launches_cut": launches,
         "failures": failures[:20],
         "failed": len(failures),
+        "seconds": round(time.monotonic() - start, 1),
     }
+    if options.json:
+        runs.add(result, options.json, _key, _SUMMED)
     print(json.dumps(result))
     return 1 if failures else 0
 
