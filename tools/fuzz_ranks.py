@@ -24,13 +24,14 @@ from typing import Any
 import torch
 from fuzzing import runs
 from fuzzing.unlike.draw import draw
-from fuzzing.unlike.job import COMPILE
+from fuzzing.unlike.job import OPTIONS
 from fuzzing.unlike.pool import Pool
 from fuzzing.unlike.program import Program
 from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
 
 from inductor_passes.pass_options import COMPILES
 
+_DID = ("scheduled", "reordered", "cut")
 _SUMMED = ("programs", "scheduled", "reordered", "seconds", *CLASSES)
 
 
@@ -50,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--compile", choices=COMPILES, default="each", help="who compiles graphs that are the same"
     )
+    parser.add_argument(
+        "--split", default="off", help="'auto', or in how many parts graphs are cut"
+    )
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"))
     parser.add_argument("--show", action="store_true", help="print each program before it runs")
     parser.add_argument("--json", type=Path, help="add the result to this file of runs")
@@ -60,7 +64,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     seeds = range(options.seed, options.seed + options.programs)
     widest = max(draw(seed, meshes).ranks for seed in seeds)
-    os.environ[COMPILE] = options.compile  # ranks are processes that are started below
+    of_all = {
+        "compile": options.compile,
+        "split": int(options.split) if options.split.isdigit() else options.split,
+    }
+    os.environ[OPTIONS] = json.dumps(of_all)  # ranks are processes that are started below
     counts: collections.Counter[str] = collections.Counter()
     failed: list[dict[str, Any]] = []
     start, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -75,10 +83,11 @@ def main(argv: list[str] | None = None) -> int:
             began = time.monotonic()
             verdict = judge(program, pool.run(seed, meshes))
             counts.update({verdict.word: 1, "programs": 1})
-            counts.update({"scheduled": verdict.scheduled, "reordered": verdict.reordered})
+            did = {name: getattr(verdict, name) for name in _DID}
+            counts.update(did)
             first = verdict.why.partition("\n")[0][:200]
             took = time.monotonic() - began
-            how = "reordered" if verdict.reordered else "as written"
+            how = ", ".join(name for name in _DID[1:] if did[name]) or "as written"
             print(
                 f"{seed} {verdict.word} {took:.1f} s, {how} {list(program.notes)} {first}",
                 flush=True,
@@ -92,9 +101,9 @@ def main(argv: list[str] | None = None) -> int:
                 "at": started,
                 "seed": options.seed,
                 "ranks": options.ranks,
-                "compile": options.compile,
+                **of_all,
                 "programs": counts["programs"],
-                **{word: counts[word] for word in (*CLASSES, "scheduled", "reordered")},
+                **{word: counts[word] for word in (*CLASSES, *_DID)},
                 "seconds": round(time.monotonic() - start, 1),
                 "failed": failed,
             }

@@ -87,6 +87,21 @@ def waits_of(launch: fx.Node) -> list[fx.Node]:
     return found
 
 
+def loose_users(launch: fx.Node) -> list[fx.Node]:
+    """Users that read the value of a launch without a wait between (a ``getitem`` is looked through)."""
+    found: list[fx.Node] = []
+    for user in launch.users:
+        if is_wait(user):
+            continue
+        if user.op == "call_function" and user.target is operator.getitem:
+            found.extend(u for u in user.users if not is_wait(u))
+        elif user.target is torch.ops.aten.sym_size.int:
+            continue  # what it brings is known before it is there
+        else:
+            found.append(user)
+    return found
+
+
 def launch_of(wait: fx.Node) -> fx.Node | None:
     """The launch a wait belongs to; None if the value was launched outside this graph."""
     source = wait.args[0]

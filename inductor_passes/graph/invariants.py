@@ -10,7 +10,14 @@ import torch
 from torch import fx
 
 from inductor_passes.errors import InvariantError
-from inductor_passes.graph.collectives import group_name, is_launch, is_wait, launches, waits_of
+from inductor_passes.graph.collectives import (
+    group_name,
+    is_launch,
+    is_wait,
+    launches,
+    loose_users,
+    waits_of,
+)
 from inductor_passes.graph.source_lines import user_line
 
 _FIX = "Report it to the author of the pass, or leave it out with options={'disable': ['%s']}."
@@ -41,23 +48,8 @@ class Communication:
             order=order,
             groups={node: group_name(node) for node in order},
             wait_counts={node: len(waits_of(node)) for node in order},
-            loose_users={node: frozenset(_loose_users(node)) for node in order},
+            loose_users={node: frozenset(loose_users(node)) for node in order},
         )
-
-
-def _loose_users(launch: fx.Node) -> list[fx.Node]:
-    """Users that read the value of a launch without a wait between (a ``getitem`` is looked through)."""
-    found: list[fx.Node] = []
-    for user in launch.users:
-        if is_wait(user):
-            continue
-        if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
-            found.extend(u for u in user.users if not is_wait(u))
-        elif user.target is torch.ops.aten.sym_size.int:
-            continue  # what it brings is known before it is there
-        else:
-            found.append(user)
-    return found
 
 
 def check_communication(
@@ -80,7 +72,7 @@ def check_communication(
             expected = len(_outputs(launch))
         if waits != expected:
             raise _broken(name, launch, f"the launch has {waits} waits instead of {expected}")
-        loose = set(_loose_users(launch)) - before.loose_users.get(launch, frozenset())
+        loose = set(loose_users(launch)) - before.loose_users.get(launch, frozenset())
         for user in loose:
             raise _broken(name, user, f"it reads %{launch.name} without waiting for it")
     if keeps_launch_order:

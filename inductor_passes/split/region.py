@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import is_launch, is_wait
+from inductor_passes.graph.collectives import is_launch, is_wait, loose_users, waits_of
 from inductor_passes.split.rules import step_of
 from inductor_passes.split.rules.by_token import SORTS
 from inductor_passes.split.rules.counting import keys_of
@@ -159,6 +159,8 @@ def _spread(
         try:
             if launches is not None and is_launch(node) and node not in launches:
                 raise EndsError("it is left whole")
+            if is_launch(node) and not _is_waited_for(node):
+                raise EndsError("nothing in this graph waits for it")
             step = step_of(node, near, parts, whole)
         except EndsError as error:
             region.left[node] = str(error)
@@ -171,6 +173,11 @@ def _spread(
         if step.out != "sum":
             lie(node, step.out)
     return region
+
+
+def _is_waited_for(launch: fx.Node) -> bool:
+    """Whether what a launch brings is read behind a wait, and nowhere else."""
+    return bool(waits_of(launch)) and not loose_users(launch)
 
 
 def _why(node: fx.Node, whole: Mapping[fx.Node, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -33,10 +34,11 @@ class Part:
     mismatch: str = ""
     scheduled: bool = False
     reordered: bool = False
+    cut: bool = False
 
 
-# Who compiles graphs that are the same: option ``compile`` of all programs.
-COMPILE = "FUZZ_RANKS_COMPILE"
+# Options of all programs of a run, as JSON: ``compile`` and ``split``.
+OPTIONS = "FUZZ_RANKS_OPTIONS"
 
 
 def take_part(
@@ -51,7 +53,7 @@ def take_part(
     part.eager = by_group(launched)
     cache = folder / ("shared" if program.caches == "shared" else f"rank{rank}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    options = {**program.options, "compile": os.environ.get(COMPILE, "each")}
+    options = {**program.options, **json.loads(os.environ.get(OPTIONS, "{}"))}
     settings: dict[str, Any] = {"backend": "dynamo_dist", "options": options}
     for number in range(1 if program.warm is None else 2):
         stage = f"job {number}"
@@ -74,6 +76,7 @@ def take_part(
         part.compiled.append(by_group(launched))
         part.mismatch = part.mismatch or _difference(expected, found, stage)
         part.scheduled |= any(record.schedule is not None for record in records)
+        part.cut |= any(record.split and record.split.parts > 1 for record in records)
         now = [each for each in launched if each.kind != "barrier"]
         part.reordered |= now != order and any(_moved(record) for record in records)
     torch._dynamo.reset()

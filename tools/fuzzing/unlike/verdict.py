@@ -29,12 +29,13 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``word``: one of ``CLASSES``. ``scheduled``: passes ran; ``reordered``: launches really differ from eager's order."""
+    """``word``: one of ``CLASSES``. ``scheduled``: passes ran; ``reordered``: launches really differ from eager's order; ``cut``: a graph was cut into parts."""
 
     word: str
     why: str = ""
     scheduled: bool = False
     reordered: bool = False
+    cut: bool = False
 
 
 def judge(program: Program, answers: Answers) -> Verdict:
@@ -51,18 +52,21 @@ def judge(program: Program, answers: Answers) -> Verdict:
     parts = [answers.done[rank] for rank in range(program.ranks)]
     if unlike := first_difference([part.eager for part in parts]):
         return Verdict("refused", f"eager: {unlike}")
-    scheduled = all(part.scheduled for part in parts)
-    reordered = any(part.reordered for part in parts)
+    did = {
+        "scheduled": all(part.scheduled for part in parts),
+        "reordered": any(part.reordered for part in parts),
+        "cut": any(part.cut for part in parts),
+    }
     for number in range(len(parts[0].compiled)):
         if unlike := first_difference([part.compiled[number] for part in parts]):
-            return Verdict("mismatch", f"launches: {unlike}", scheduled, reordered)
+            return Verdict("mismatch", f"launches: {unlike}", **did)
     for rank, part in enumerate(parts):
         if part.mismatch:
-            return Verdict("mismatch", f"rank {rank}: {part.mismatch}", scheduled, reordered)
+            return Verdict("mismatch", f"rank {rank}: {part.mismatch}", **did)
     if answers.idle_s > STALL * (agreement_seconds() or 30.0):
         why = f"no rank did anything for {answers.idle_s:.0f} s"
-        return Verdict("stall", why, scheduled, reordered)
-    return Verdict("ok", "", scheduled, reordered)
+        return Verdict("stall", why, **did)
+    return Verdict("ok", "", **did)
 
 
 def _failed(program: Program, answers: Answers) -> Verdict:
