@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from inductor_passes.agree.plan import LaunchPlan
-from inductor_passes.base import Numerics
+from inductor_passes.base import Numerics, PassStats
 from inductor_passes.errors import CannotFollowError, InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
     group_name,
@@ -17,11 +18,13 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.hazards import differs_by_numbers
+from inductor_passes.graph.hazards import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules.pieces import unequal_parts
+from inductor_passes.split.rules.places import Cut, has_equal, shape_of
 from inductor_passes.split.rules.rows import Addends, Routed
 
 
@@ -31,24 +34,30 @@ class Cutting(Rewrite):
     numerics = Numerics.REASSOCIATING
 
     def __init__(self) -> None:
-        self._cut: list[tuple[fx.Node, object, float | None, tuple[fx.Node, ...]]] = []
+        self._cut: list[
+            tuple[fx.Node, object, float | None, float | None, tuple[fx.Node, ...]]
+        ] = []
         self._returned: list[object] = []
         self._values: Values | None = None  # of the graph that is cut
 
     def requires(self, graph: fx.Graph) -> None:
         super().requires(graph)
         self._values = Values()
-        if differs_by_numbers(graph):
+        if self._may_differ(graph):
             raise PreconditionError(
                 f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
                 "Where to cut depends on sizes, and other ranks may see others.",
                 "Compile with static sizes (dynamic=False), or leave the option 'split' out.",
             )
 
+    def _may_differ(self, graph: fx.Graph) -> bool:
+        """Whether other ranks may hold another graph, or other numbers in this one."""
+        return differs_by_numbers(graph)
+
     def cut(self, graph: fx.Graph, region: Region) -> Cutter:
         """Write a region into the graph."""
         before = [
-            (launch, _what(launch), _shares(region, launch, payload_bytes(launch)))
+            (launch, _what(launch), *_shares(region, launch, payload_bytes(launch)))
             for launch in region.launches
         ]
         self._returned = _returned(graph)
@@ -70,7 +79,7 @@ class Cutting(Rewrite):
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
-        for launch, what, share, parts in self._cut:
+        for launch, what, share, whole, parts in self._cut:
             if len({str(part.args[0]) for part in parts}) < len(parts):
                 raise self._broken(f"two parts of %{launch.name} send the same")
             for part in parts:
@@ -80,6 +89,8 @@ class Cutting(Rewrite):
                         f"%{part.name} launches {_what(part)} of {payload_bytes(part)} bytes, and is to be one of "
                         f"{len(parts)} parts of %{launch.name}: {what} of {share} bytes each"
                     )
+            if whole is not None and sum(map(payload_bytes, parts)) != whole:
+                raise self._broken(f"parts of %{launch.name} are not {whole} bytes together")
         if self._cut and _returned(graph) != self._returned:
             raise self._broken("the graph returns other shapes than it did")
         self._values = None
@@ -95,7 +106,10 @@ class Cutting(Rewrite):
 
 
 class Following(Cutting):
-    """Cuts what a plan says that was made for another rank's graph, or raises CannotFollowError."""
+    """Cuts what a plan says that was made for another rank's graph, or raises CannotFollowError.
+
+    That rank may have other rows, so parts may be unequal here, and sizes symbols (``rules/pieces.py``).
+    """
 
     def __init__(self, plan: LaunchPlan) -> None:
         super().__init__()
@@ -110,13 +124,30 @@ class Following(Cutting):
         except PreconditionError as error:
             raise CannotFollowError(str(error)) from error
 
+    def _may_differ(self, graph: fx.Graph) -> bool:
+        return launches_show_that_ranks_differ(graph)
 
-def _shares(region: Region, launch: fx.Node, size: int) -> float | None:
-    """Return how many bytes each part of a launch sends: of counts all, of tokens those that are routed (None)."""
-    places = region.steps[launch].reads.values()
-    if any(isinstance(place, Routed) for place in places):
-        return None
-    return size if any(isinstance(place, Addends) for place in places) else size / region.parts
+    def run(self, graph: fx.Graph) -> PassStats:
+        with unequal_parts():
+            return self.follow(graph)
+
+    @abc.abstractmethod
+    def follow(self, graph: fx.Graph) -> PassStats:
+        """Cut the graph."""
+
+
+def _shares(region: Region, launch: fx.Node, size: int) -> tuple[float | None, float | None]:
+    """Return how many bytes each part of a launch sends, and all: of counts all and more, of tokens those that are routed (None)."""
+    reads = region.steps[launch].reads
+    if any(isinstance(place, Routed) for place in reads.values()):
+        return None, None
+    if any(isinstance(place, Addends) for place in reads.values()):
+        return size, None
+    equal = all(
+        isinstance(cut, Cut) and has_equal(cut, shape_of(source), region.parts)
+        for source, cut in reads.items()
+    )
+    return size / region.parts if equal else None, size
 
 
 def _what(launch: fx.Node) -> tuple[object, ...]:

@@ -21,7 +21,8 @@ from inductor_passes.graph.collectives import group_size, is_launch
 from inductor_passes.graph.edit import tensor
 from inductor_passes.split.halves import BACKWARD, backward_of
 from inductor_passes.split.region import Positions, Region, spread
-from inductor_passes.split.rules.places import Cut, fits
+from inductor_passes.split.rules.pieces import Shape
+from inductor_passes.split.rules.places import Cut, EndsError, fits, shape_of
 
 c10d = torch.ops._c10d_functional
 _SHARING = (c10d.reduce_scatter_tensor.default, c10d.all_to_all_single.default)
@@ -49,7 +50,7 @@ def like(node: fx.Node) -> object:
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         source, at = node.args[0], node.args[1]
     value = tensor(node)
-    shape = () if value is None else (tuple(value.shape), value.dtype)
+    shape = () if value is None else (tuple(map(str, value.shape)), value.dtype)
     return str(source.target), at, shape
 
 
@@ -163,15 +164,15 @@ def from_inside(
                     break
 
 
-def sizes_of(node: fx.Node) -> tuple[int, ...] | None:
-    """Return the local shape of a node; None unless it is one tensor of known sizes."""
-    value = tensor(node)
-    if value is None or not all(isinstance(size, int) for size in value.shape):
+def sizes_of(node: fx.Node) -> Shape | None:
+    """Return the local shape of a node; None unless it is one tensor of sizes that may be cut."""
+    try:
+        return shape_of(node)
+    except EndsError:
         return None
-    return tuple(value.shape)
 
 
-def _cuts(shape: tuple[int, ...] | None, blocks: Sequence[int], parts: int) -> Iterator[Cut]:
+def _cuts(shape: Shape | None, blocks: Sequence[int], parts: int) -> Iterator[Cut]:
     for cut in (Cut(dim, outer) for dim in range(len(shape or ())) for outer in blocks):
         if shape is not None and fits(cut, shape, parts):
             yield cut

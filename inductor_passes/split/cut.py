@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,9 +22,18 @@ from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.counting import BOUNDS
-from inductor_passes.split.rules.places import SUM, Cut, InParts, One, sizes, smaller
+from inductor_passes.split.rules.pieces import is_broadcast, known
+from inductor_passes.split.rules.places import (
+    SUM,
+    Cut,
+    InParts,
+    One,
+    has_equal,
+    shape_of,
+    smaller,
+)
 from inductor_passes.split.rules.rows import Addends
-from inductor_passes.torch_compat.sizes import hold, new_symbols
+from inductor_passes.torch_compat.sizes import hold, new_symbols, size_hint, surely_equal
 from inductor_passes.torch_compat.tracing import mode_of
 
 _MAKE_SYMBOLS = (aten._local_scalar_dense.default, aten.slice.Tensor)
@@ -115,7 +126,11 @@ class Cutter:
                 return self._emit(aten.clone.default, (part,), source, CONTIGUOUS)
             return part
 
-        args = node.args if step.args is None else step.args
+        args = step.args
+        if callable(args):
+            args = args(partial(self._size_of, step, i))
+        elif args is None:
+            args = node.args
         return fx.node.map_arg(args, read), fx.node.map_arg(node.kwargs, read)
 
     def _part(self, node: fx.Node, cut: One, i: int) -> fx.Node:
@@ -131,7 +146,9 @@ class Cutter:
         return self._slices[key][i]
 
     def _sliced(self, node: fx.Node, cut: Cut) -> list[fx.Node]:
-        whole, shape, dim = self._whole(node), sizes(node), cut.dim
+        whole, shape, dim = self._whole(node), shape_of(node), cut.dim
+        if not known(shape) or not has_equal(cut, shape, self._count):
+            return self._sliced_unequally(node, whole, cut)
         each = shape[dim] // cut.outer // self._count
         if cut.outer == 1:
             return [
@@ -146,6 +163,51 @@ class Cutter:
             piece = self._emit(aten.select.int, (seen, dim + 1, i), node)
             found.append(self._emit(aten.reshape.default, (piece, part), node))
         return found
+
+    def _sliced_unequally(self, node: fx.Node, whole: fx.Node, cut: Cut) -> list[fx.Node]:
+        """The same where parts may be unequal by a row, or sizes are symbols."""
+        rows = self._divided(node, self._size(node, whole, cut.dim), cut.outer)
+        bounds = [self._divided(node, rows, self._count, i) for i in range(self._count)]
+        pieces = list(itertools.pairwise([*bounds, rows]))
+        if cut.outer == 1:
+            return [self._emit(aten.slice.Tensor, (whole, cut.dim, a, b), node) for a, b in pieces]
+        before, after = self._around(node, whole, cut.dim)
+        blocks = [*before, cut.outer, -1, *after]
+        seen = self._emit(aten.reshape.default, (whole, blocks), node)
+        found = []
+        for a, b in pieces:
+            piece = self._emit(aten.slice.Tensor, (seen, cut.dim + 1, a, b), node)
+            found.append(self._emit(aten.reshape.default, (piece, [*before, -1, *after]), node))
+        return found
+
+    def _around(self, like: fx.Node, node: fx.Node, dim: int) -> tuple[list[Any], list[Any]]:
+        """The sizes of a node before and behind a dimension."""
+        last = node.meta["val"].dim()
+        before, after = range(dim), range(dim + 1, last)
+        return [self._size(like, node, d) for d in before], [
+            self._size(like, node, d) for d in after
+        ]
+
+    def _size(self, like: fx.Node, node: fx.Node, dim: int) -> Any:
+        """A size: a number, or a node that makes what is a symbol."""
+        size = node.meta["val"].shape[dim]
+        if isinstance(size, int):
+            return size
+        return self._emit(aten.sym_size.int, (node, dim), like)
+
+    def _divided(self, like: fx.Node, size: Any, by: int, times: int = 1) -> Any:
+        """``size * times // by``, of a number or of a node."""
+        if isinstance(size, int):
+            return size * times // by
+        if times == 0 or by == times:
+            return 0 if times == 0 else size
+        if times != 1:
+            size = self._emit(operator.mul, (size, times), like)
+        return self._emit(operator.floordiv, (size, by), like)
+
+    def _size_of(self, step: InParts, i: int, source: fx.Node, dim: int, by: int) -> Any:
+        part = self._part(source, step.reads[source], i)
+        return self._divided(source, self._size(source, part, dim), by)
 
     def _whole(self, node: fx.Node) -> fx.Node:
         """All of a value: as it is, or its parts joined."""
@@ -203,20 +265,23 @@ class Cutter:
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
         """The parts side by side, in memory as the value lay: its strides are promised to whoever reads it."""
-        shape, order = sizes(node), _memory_order(node.meta["val"])
+        order = _memory_order(node.meta["val"])
+        equal = has_equal(cut, shape_of(node), self._count)
         turned = order != sorted(order)
         dim = order.index(cut.dim)
-        shape = tuple(shape[d] for d in order)
         if turned:
             parts = [self._emit(aten.permute.default, (part, order), node) for part in parts]
         if cut.outer == 1:
             joined = self._emit(aten.cat.default, (list(parts), dim), node)
         else:
-            each = shape[dim] // cut.outer // self._count
-            blocks = [*shape[:dim], cut.outer, 1, each, *shape[dim + 1 :]]
+            before, after = self._around(node, parts[0], dim)
+            rows = parts[0].meta["val"].shape[dim] // cut.outer
+            each = [1, rows] if equal else [-1]
+            blocks = [*before, cut.outer, *each, *after]
             parts = [self._emit(aten.reshape.default, (part, blocks), node) for part in parts]
             joined = self._emit(aten.cat.default, (parts, dim + 1), node)
-            joined = self._emit(aten.reshape.default, (joined, list(shape)), node)
+            size = rows * cut.outer * self._count if equal else -1
+            joined = self._emit(aten.reshape.default, (joined, [*before, size, *after]), node)
         if turned:
             back = [order.index(d) for d in range(len(order))]
             joined = self._emit(aten.permute.default, (joined, back), node)
@@ -306,14 +371,15 @@ def _is_contiguous(value: torch.Tensor) -> bool:
 def _memory_order(value: torch.Tensor) -> list[int]:
     """Dimensions as they lie in memory, outermost first; those of one element stay among their neighbours."""
     strides = value.stride()
-    return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
+    return sorted(range(value.dim()), key=lambda d: (-size_hint(strides[d]), d))
 
 
 def _is_dense(value: torch.Tensor) -> bool:
     """Return whether a value fills its memory, each element once."""
-    expected = 1
+    expected: Any = 1
     for dim in reversed(_memory_order(value)):
-        if value.shape[dim] > 1 and value.stride(dim) != expected:
+        one = is_broadcast(value.shape[dim])
+        if not one and not surely_equal(value.stride(dim), expected):
             return False
         expected *= value.shape[dim]
     return True

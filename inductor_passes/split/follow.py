@@ -26,7 +26,7 @@ class FollowSplit(Following):
 
     name = "follow_split"
 
-    def run(self, graph: fx.Graph) -> PassStats:
+    def follow(self, graph: fx.Graph) -> PassStats:
         wanted = self.plan.parts
         found = _regions(graph, wanted, lean=False) or _regions(graph, wanted, lean=True)
         if found is None:

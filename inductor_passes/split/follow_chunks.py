@@ -23,7 +23,7 @@ class FollowChunks(Following):
 
     name = "follow_chunks"
 
-    def run(self, graph: fx.Graph) -> PassStats:
+    def follow(self, graph: fx.Graph) -> PassStats:
         for number, (parts, along) in self.plan.chunks.items():
             region = _region(graph, number, parts, along)
             if region is None:

@@ -88,3 +88,22 @@ def new_symbols(value: object) -> Any:
 def hold(condition: object) -> None:
     """Tell torch that a condition on symbols holds; it is checked when the symbols have values."""
     torch._check(cast(Any, condition))
+
+
+def as_number(size: int | torch.SymInt) -> int | torch.SymInt:
+    """Return a size whose expression is a number as that. ``SymNode.expr`` was seen in torch 2.11 to 2.15."""
+    if isinstance(size, int) or not size.node.expr.is_number:
+        return size
+    return int(size.node.expr)
+
+
+def surely_equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """Return whether two sizes are equal whatever their symbols are. Adds no guard.
+
+    ``statically_known_true`` was seen in torch 2.11 to 2.15.
+    """
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(cast(Any, one == other))

@@ -17,7 +17,15 @@ from inductor_passes.split.rules import (
     reductions,
     views,
 )
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, fits, sizes
+from inductor_passes.split.rules.places import (
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    fits,
+    has_equal,
+    shape_of,
+)
 from inductor_passes.split.rules.rows import Addends
 from inductor_passes.split.rules.rule import Rule
 
@@ -29,6 +37,22 @@ RULES: dict[object, Rule] = {
     **attention.RULES,
     **collectives.RULES,
 }
+# Rules that hold for parts of unequal sizes.
+_UNEQUAL = frozenset(
+    (
+        elementwise.elementwise,
+        products.product,
+        indexing.embedding,
+        indexing.embedding_backward,
+        *views.RULES.values(),
+        *reductions.RULES.values(),
+        collectives.wait,
+        collectives.all_reduce,
+        collectives.all_gather,
+        collectives.reduce_scatter,
+        collectives.coalesced,
+    )
+)
 # What adds a part of a sum to the parts before it, in one kernel.
 ADDING = products.ADDING | indexing.ADDING
 
@@ -64,18 +88,21 @@ def step_of(
     if node.op != "call_function":
         raise EndsError("it is no operator")
     _may_be_cut(node.target)
+    rule = None
     step = by_token.step_by_token(node, places, parts, whole)
     if step is None:
         others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
-        step = rule_of(node.target)(node, others, parts)
+        rule = rule_of(node.target)
+        step = rule(node, others, parts)
     if isinstance(step.out, Cut):
-        sizes(node)
+        shape_of(node)
     for source, cut in step.reads.items():
         # Of several results the one that is picked is looked at where it is picked.
-        if (
-            isinstance(cut, Cut)
-            and not isinstance(source.meta.get("val"), (list, tuple))
-            and not fits(cut, sizes(source), parts)
-        ):
-            raise EndsError(f"{cut} of {list(sizes(source))} has no {parts} equal parts")
+        if not isinstance(cut, Cut) or isinstance(source.meta.get("val"), (list, tuple)):
+            continue
+        shape = shape_of(source)
+        if not fits(cut, shape, parts):
+            raise EndsError(f"{cut} of {list(shape)} has no {parts} equal parts")
+        if rule not in _UNEQUAL and not has_equal(cut, shape, parts):
+            raise EndsError(f"{cut} of {list(shape)} has unequal parts")
     return step

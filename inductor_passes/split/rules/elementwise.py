@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.edit import aten, prims
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, is_tensor, sizes
+from inductor_passes.split.rules.pieces import is_broadcast
+from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, is_tensor, shape_of
 
 # Elementwise, though torch does not tag them so.
 _UNTAGGED = frozenset(
@@ -35,9 +36,9 @@ def is_elementwise(target: object) -> bool:
 
 def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
     """Align inputs from the right; of those that are not broadcast along the parts, each part reads its own."""
-    rank = len(sizes(node))
+    rank = len(shape_of(node))
     cuts = {
-        place.moved(rank - len(sizes(source)))
+        place.moved(rank - len(shape_of(source)))
         for source, place in places.items()
         if isinstance(place, Cut)
     }
@@ -46,8 +47,8 @@ def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> I
     (cut,) = cuts
     reads = {}
     for source in filter(is_tensor, node.all_input_nodes):
-        shape = sizes(source)
+        shape = shape_of(source)
         own = cut.moved(len(shape) - rank)
-        if own.dim >= 0 and shape[own.dim] > 1:
+        if own.dim >= 0 and not is_broadcast(shape[own.dim]):
             reads[source] = own
     return InParts(cut, reads)

@@ -10,7 +10,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, tensor
-from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, sizes
+from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, shape_of, sizes
 from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart, source_of
 
 Places = Mapping[fx.Node, Place]
@@ -42,7 +42,7 @@ def embedding_backward(node: fx.Node, places: Places, parts: int) -> InParts:
     grad, index = node.args[:2]
     assert isinstance(grad, fx.Node) and isinstance(index, fx.Node)
     cut = places.get(grad, places.get(index))
-    if not isinstance(cut, Cut) or cut.dim >= len(sizes(index)):
+    if not isinstance(cut, Cut) or cut.dim >= len(shape_of(index)):
         raise EndsError("its columns lie in parts")
     if argument(node, "scale_grad_by_freq"):
         raise EndsError("it counts how often a row is looked up")
@@ -177,7 +177,7 @@ def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
 
 def _behind(cut: Cut, at: int, by: fx.Node) -> Cut:
     """Return where a dimension of a table lies once dimension ``at`` has given way to those of the look-ups."""
-    return cut if cut.dim < at else cut.moved(len(sizes(by)) - 1)
+    return cut if cut.dim < at else cut.moved(len(shape_of(by)) - 1)
 
 
 RULES: dict[object, Rule] = {

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.edit import aten, tensor
+from inductor_passes.split.rules.pieces import (
+    Shape,
+    Size,
+    are_equal,
+    known,
+    may_be_unequal,
+    quotient,
+)
+from inductor_passes.split.rules.pieces import fits as has_pieces
 from inductor_passes.split.rules.rows import Addends, Condition, Routed
 
 
@@ -41,13 +50,20 @@ One = Cut | Routed | Addends | Condition
 Place = One | tuple[One | None, ...]  # a tuple where an operator has several results
 
 
+class SizeOf(Protocol):
+    """What finds a size of the part that a part reads of an input."""
+
+    def __call__(self, source: fx.Node, dim: int, by: int) -> object:
+        """The size of dimension ``dim``, divided by ``by``: a number, or a node that makes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class InParts:
     """How one node is computed in parts.
 
     ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole. ``reads``: inputs
     that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
-    are not as they were. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
+    are not as they were, or what makes them of sizes of what a part reads. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
     wanted, not the sum. ``make``: makes the results of all parts itself, where they are not of the same operators.
     ``rows``: how many rows each part has where its sizes do not say so; that is checked when it runs. ``once``: the value
     is whole, and the first part shows all that it takes of its inputs (``out`` is ``SUM``).
@@ -55,7 +71,7 @@ class InParts:
 
     out: Place | Literal["sum"]
     reads: Mapping[fx.Node, One] = field(default_factory=dict)
-    args: tuple[Any, ...] | None = None
+    args: tuple[Any, ...] | Callable[[SizeOf], tuple[Any, ...]] | None = None
     plus: Any = aten.add.Tensor
     mean: bool = False
     make: Callable[[Maker], list[tuple[fx.Node, ...]]] | None = None
@@ -87,22 +103,35 @@ class EndsError(Exception):
 
 def sizes(node: object) -> tuple[int, ...]:
     """Return the local shape of a node. Raises EndsError unless it is a tensor of known sizes."""
+    found = shape_of(node)
+    if not known(found):
+        raise EndsError("its sizes are symbols, whose values other ranks may not share")
+    return cast(tuple[int, ...], found)
+
+
+def shape_of(node: object) -> Shape:
+    """Return the local shape of a node, in which symbols may stand where a plan is followed. Raises EndsError as ``sizes``."""
     found = tensor(node)
     if found is None:
         raise EndsError("it is not one tensor")
-    if not all(isinstance(size, int) for size in found.shape):
+    if not may_be_unequal() and not known(found.shape):
         raise EndsError("its sizes are symbols, whose values other ranks may not share")
     return tuple(found.shape)
 
 
-def fits(cut: Cut, shape: tuple[int, ...], parts: int) -> bool:
-    """Return whether a shape has ``parts`` equal parts along a cut."""
-    size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0
-    return size > 0 and size % (cut.outer * parts) == 0
+def fits(cut: Cut, shape: Shape, parts: int) -> bool:
+    """Return whether a shape has ``parts`` parts along a cut, as ``pieces`` says."""
+    return has_pieces(cut.dim, cut.outer, shape, parts)
 
 
-def smaller(shape: tuple[int, ...], dim: int, parts: int) -> list[int]:
-    """Return the shape of a part."""
+def has_equal(cut: Cut, shape: Shape, parts: int) -> bool:
+    """Return whether the parts of a shape surely have the same size."""
+    rows = quotient(shape[cut.dim], cut.outer)
+    return rows is not None and are_equal(rows, parts)
+
+
+def smaller(shape: Shape, dim: int, parts: int) -> list[Size]:
+    """Return the shape of a part, one of several equal ones."""
     return [size // parts if i == dim else size for i, size in enumerate(shape)]
 
 

@@ -8,7 +8,16 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, is_tensor, sizes
+from inductor_passes.split.rules.pieces import is_broadcast
+from inductor_passes.split.rules.places import (
+    SUM,
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    is_tensor,
+    shape_of,
+)
 from inductor_passes.split.rules.rule import Rule
 
 # What adds a product to what is there, for the parts of a sum.
@@ -25,7 +34,7 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
     """Read both operands as the parts of one of them ask; a bias like the result."""
     a, b = node.args[-2:]
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    rank = len(sizes(node))
+    rank = len(shape_of(node))
     rows, columns = rank - 2, rank - 1
     left, right = places.get(a), places.get(b)
     if (isinstance(left, Cut) and left.dim == columns) or (
@@ -45,8 +54,8 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
         raise EndsError("only its bias lies in parts")
     bias = node.args[0] if len(node.args) > 2 else None
     if isinstance(bias, fx.Node) and is_tensor(bias):
-        own = cut.moved(len(sizes(bias)) - rank)
-        in_parts = own.dim >= 0 and sizes(bias)[own.dim] > 1
+        own = cut.moved(len(shape_of(bias)) - rank)
+        in_parts = own.dim >= 0 and not is_broadcast(shape_of(bias)[own.dim])
         if bias in (a, b) and reads.get(bias) != (own if in_parts else None):
             raise EndsError(AS_BIAS)
         if in_parts:
@@ -56,7 +65,7 @@ def product(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InPar
 
 def _summed(node: fx.Node, a: fx.Node, b: fx.Node, places: Mapping[fx.Node, Place]) -> InParts:
     """Contract part by part: what lies in no parts is read in those of the other operand."""
-    rank = len(sizes(node))
+    rank = len(shape_of(node))
     found = [
         place.outer
         for source, dim in ((a, rank - 1), (b, rank - 2))

@@ -9,7 +9,15 @@ from torch import fx
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
 from inductor_passes.split.rules.elementwise import elementwise
-from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, sizes
+from inductor_passes.split.rules.places import (
+    SUM,
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    has_equal,
+    shape_of,
+)
 from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart
 
 Places = Mapping[fx.Node, Place]
@@ -28,12 +36,15 @@ _MEANS = (aten.mean.default, aten.mean.dim)
 def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimensions that go; of a reduction over the parts, put theirs together."""
     source, cut = cut_of(node, places)
-    rank = len(sizes(source))
+    rank = len(shape_of(source))
     dims = dims_of(node, rank, default=list(range(rank))) or list(range(rank))
     if cut.dim in dims:
         if node.target not in PLUS:
             raise EndsError(f"it reduces over the parts and is no sum ({cut})")
-        return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=node.target in _MEANS)
+        mean = node.target in _MEANS
+        if mean and not has_equal(cut, shape_of(source), parts):
+            raise EndsError("a mean of unequal parts is none of theirs")
+        return InParts(SUM, {source: cut}, plus=PLUS[node.target], mean=mean)
     gone = 0 if argument(node, "keepdim") else sum(dim < cut.dim for dim in set(dims))
     several = node.meta.get("val")
     made = cut.moved(-gone)
@@ -45,7 +56,7 @@ def reduce(node: fx.Node, places: Places, parts: int) -> InParts:
 def along(node: fx.Node, places: Places, parts: int) -> InParts:
     """Sort, pick or accumulate along one dimension, in which the parts do not lie; shapes stay."""
     source, cut = cut_of(node, places)
-    keeps_apart(cut, dims_of(node, len(sizes(source)), default=-1))
+    keeps_apart(cut, dims_of(node, len(shape_of(source)), default=-1))
     several = node.meta.get("val")
     return InParts(
         (cut,) * len(several) if isinstance(several, (list, tuple)) else cut, {source: cut}
@@ -56,7 +67,7 @@ def softmax(node: fx.Node, places: Places, parts: int) -> InParts:
     """Normalize along one dimension, in which the parts do not lie."""
     step = elementwise(node, places, parts)
     assert isinstance(step.out, Cut)
-    keeps_apart(step.out, dims_of(node, len(sizes(node))))
+    keeps_apart(step.out, dims_of(node, len(shape_of(node))))
     return step
 
 

@@ -11,8 +11,20 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, sizes, smaller
+from inductor_passes.split.rules.pieces import Shape, is_broadcast, known, quotient, volume
+from inductor_passes.split.rules.places import (
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    SizeOf,
+    has_equal,
+    shape_of,
+    sizes,
+    smaller,
+)
 from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, source_of
+from inductor_passes.torch_compat.sizes import surely_equal
 
 Places = Mapping[fx.Node, Place]
 
@@ -20,13 +32,39 @@ Places = Mapping[fx.Node, Place]
 def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
     """Find the dimension in which parts lie at the same flat distance as before, which no view changes."""
     source, cut = cut_of(node, places)
-    after = sizes(node)
-    made = reshaped(cut, sizes(source), after, parts)
-    return InParts(made, {source: cut}, (source, smaller(after, made.dim, parts)))
+    before, after = shape_of(source), shape_of(node)
+    if known(before) and known(after) and has_equal(cut, before, parts):
+        made = reshaped(cut, sizes(source), sizes(node), parts)
+        return InParts(made, {source: cut}, (source, smaller(after, made.dim, parts)))
+    made = _rows_kept(cut, before, after)
+    return InParts(made, {source: cut}, (source, _left_open(node, after, made.dim)))
+
+
+def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
+    """Return how parts, which may be unequal, lie in a view that takes no row of theirs apart and puts none together."""
+    rows, row = quotient(before[cut.dim], cut.outer), volume(before[cut.dim + 1 :])
+    for dim in range(len(after)) if rows is not None else ():
+        outer = quotient(after[dim], rows)
+        if isinstance(outer, int) and surely_equal(volume(after[dim + 1 :]), row):
+            return Cut(dim, outer)
+    raise EndsError(f"no dimension of {list(after)} holds the rows of {list(before)} ({cut})")
+
+
+def _left_open(node: fx.Node, shape: Shape, dim: int) -> list[Any]:
+    """The shape that a view is given, with -1 where the parts lie."""
+    given = argument(node, "size" if argument(node, "size") is not None else "shape")
+    assert isinstance(given, (list, tuple))
+    made = [
+        size if isinstance(size, int) else said for size, said in zip(shape, given, strict=True)
+    ]
+    made[dim] = -1
+    if made.count(-1) > 1:
+        raise EndsError("its shape leaves a size open")
+    return made
 
 
 def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: int) -> Cut:
-    """Return how parts lie in a view of what lies in ``cut``."""
+    """Return how equal parts lie in a view of what lies in ``cut``."""
     distance = before[cut.dim] // cut.outer // parts * math.prod(before[cut.dim + 1 :])
     below = 1
     for dim in reversed(range(len(after))):
@@ -40,7 +78,7 @@ def reshaped(cut: Cut, before: tuple[int, ...], after: tuple[int, ...], parts: i
 def permute(node: fx.Node, places: Places, parts: int) -> InParts:
     """Follow the dimension to its new place."""
     source, cut = cut_of(node, places)
-    order = order_of(node, len(sizes(source)))
+    order = order_of(node, len(shape_of(source)))
     return InParts(Cut(order.index(cut.dim), cut.outer), {source: cut})
 
 
@@ -60,30 +98,32 @@ def order_of(node: fx.Node, rank: int) -> list[int]:
 def unsqueeze(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimension that is put in front."""
     source, cut = cut_of(node, places)
-    (at,) = dims_of(node, len(sizes(source)) + 1)
+    (at,) = dims_of(node, len(shape_of(source)) + 1)
     return InParts(cut.moved(at <= cut.dim), {source: cut})
 
 
 def squeeze(node: fx.Node, places: Places, parts: int) -> InParts:
     """Count the dimensions that go."""
     source, cut = cut_of(node, places)
-    shape = sizes(source)
-    gone = {dim for dim in dims_of(node, len(shape)) if shape[dim] == 1}
+    shape = shape_of(source)
+    gone = {dim for dim in dims_of(node, len(shape)) if is_broadcast(shape[dim])}
     return InParts(cut.moved(-sum(dim < cut.dim for dim in gone)), {source: cut})
 
 
 def expand(node: fx.Node, places: Places, parts: int) -> InParts:
     """Align dimensions from the right."""
     source, cut = cut_of(node, places)
-    shape = sizes(node)
-    made = cut.moved(len(shape) - len(sizes(source)))
-    return InParts(made, {source: cut}, (source, smaller(shape, made.dim, parts), *node.args[2:]))
+    shape = shape_of(node)
+    made = cut.moved(len(shape) - len(shape_of(source)))
+    equal = known(shape) and has_equal(made, shape, parts)
+    new = smaller(shape, made.dim, parts) if equal else _left_open(node, shape, made.dim)
+    return InParts(made, {source: cut}, (source, new, *node.args[2:]))
 
 
 def along_another(node: fx.Node, places: Places, parts: int) -> InParts:
     """Take a piece along a dimension in which the parts do not lie."""
     source, cut = cut_of(node, places)
-    (at,) = dims_of(node, len(sizes(source)), default=0)
+    (at,) = dims_of(node, len(shape_of(source)), default=0)
     if at == cut.dim:
         raise EndsError(f"it takes a piece along the dimension of the parts ({cut})")
     return InParts(cut.moved(-(node.target is aten.select.int and at < cut.dim)), {source: cut})
@@ -92,7 +132,7 @@ def along_another(node: fx.Node, places: Places, parts: int) -> InParts:
 def pad(node: fx.Node, places: Places, parts: int) -> InParts:
     """Pad dimensions in which the parts do not lie."""
     source, cut = cut_of(node, places)
-    rank, padding = len(sizes(source)), argument(node, "pad")
+    rank, padding = len(shape_of(source)), argument(node, "pad")
     if not isinstance(padding, (list, tuple)) or rank - 1 - cut.dim < len(padding) // 2:
         raise EndsError(f"it pads the dimension of the parts ({cut})")
     return InParts(cut, {source: cut})
@@ -102,7 +142,7 @@ def put(node: fx.Node, places: Places, parts: int) -> InParts:
     """Put a piece into a value, along a dimension in which the parts do not lie."""
     into, piece = node.args[:2]
     assert isinstance(into, fx.Node) and isinstance(piece, fx.Node)
-    (at,) = dims_of(node, len(sizes(into)), default=0)
+    (at,) = dims_of(node, len(shape_of(into)), default=0)
     less = node.target is aten.select_scatter.default
     cut = places.get(into)
     if not isinstance(cut, Cut):
@@ -117,22 +157,21 @@ def put(node: fx.Node, places: Places, parts: int) -> InParts:
 def split(node: fx.Node, places: Places, parts: int) -> InParts:
     """Cut along another dimension, or into just the blocks of which each holds a piece of every part."""
     source, cut = cut_of(node, places)
-    (at,) = dims_of(node, len(sizes(source)), default=0)
+    (at,) = dims_of(node, len(shape_of(source)), default=0)
     count = len(node.meta["val"])
     if at != cut.dim:
         return InParts((cut,) * count, {source: cut})
-    given, whole = node.args[1], sizes(source)[at]
-    each: Any = given[0] if isinstance(given, (list, tuple)) else given
-    equal = isinstance(each, int) and each * count == whole
-    if isinstance(given, (list, tuple)):
-        equal = equal and set(given) == {each}
+    whole, made = shape_of(source)[at], (Cut(at, cut.outer // count),) * count
+    equal = all(surely_equal(each.shape[at] * count, whole) for each in node.meta["val"])
     if not equal or cut.outer % count:
         raise EndsError(f"its pieces are not those of which each holds all parts ({cut})")
-    piece = each // parts
-    new = [piece] * count if isinstance(given, (list, tuple)) else piece
-    return InParts(
-        (Cut(at, cut.outer // count),) * count, {source: cut}, (source, new, *node.args[2:])
-    )
+
+    def args(size_of: SizeOf) -> tuple[Any, ...]:
+        piece = size_of(source, at, count)
+        listed = isinstance(node.args[1], (list, tuple))
+        return source, [piece] * count if listed else piece, *node.args[2:]
+
+    return InParts(made, {source: cut}, args)
 
 
 def pick(node: fx.Node, places: Places, parts: int) -> InParts:
@@ -150,16 +189,17 @@ def cat(node: fx.Node, places: Places, parts: int) -> InParts:
     joined = node.args[0]
     assert isinstance(joined, (list, tuple))
     sources = [source for source in joined if isinstance(source, fx.Node)]
-    (at,) = dims_of(node, len(sizes(node)), default=0)
+    (at,) = dims_of(node, len(shape_of(node)), default=0)
     cuts = {places.get(source) for source in sources} - {None}
-    if len(cuts) != 1 or len({len(sizes(source)) for source in sources}) > 1:
+    if len(cuts) != 1 or len({len(shape_of(source)) for source in sources}) > 1:
         raise EndsError("what it joins lies in unlike parts")
     (cut,) = cuts
     assert isinstance(cut, Cut)
     reads = dict.fromkeys(sources, cut)
     if at != cut.dim:
         return InParts(cut, reads)
-    if len({sizes(source)[at] for source in sources}) > 1:
+    first = shape_of(sources[0])[at]
+    if not all(surely_equal(shape_of(source)[at], first) for source in sources):
         raise EndsError("it joins pieces of unlike sizes along the dimension of the parts")
     return InParts(Cut(at, cut.outer * len(sources)), reads)
 

@@ -37,8 +37,8 @@ def program(x, a, b):
     return reduced(reduced(x @ a) @ b), most
 
 
-def numbered(rows=8):
-    graph = trace(program, [rows, 6], [6, 6], [6, 6], world_size=RANKS)
+def numbered(rows=8, dynamic=False):
+    graph = trace(program, [rows, 6], [6, 6], [6, 6], world_size=RANKS, dynamic=dynamic)
     stream = number_launches(
         graph, lambda name: tuple(range(RANKS)), Frame(), phase="inference", graph_id="g"
     )
@@ -76,9 +76,27 @@ def test_another_rank_cuts_as_the_plan_says(parts):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_graph_with_other_rows_cannot_follow():
+@pytest.mark.parametrize("rows", [2, 7, 9])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_graph_with_other_rows_follows_in_parts_of_its_own(rows, dynamic):
     _, plan = planned()
-    graph, _ = numbered(rows=7)
+    graph, _ = numbered(rows=8 if dynamic else rows, dynamic=dynamic)
+    with fake_group(RANKS):
+        given = [
+            [torch.randint(-3, 4, s).float() for _ in range(RANKS)]
+            for s in ((rows, 6), (6, 6), (6, 6))
+        ]
+        expected = run_on_ranks(graph, *given)
+        assert run_pass(FollowSplit(plan), graph).changed
+        assert plan_of(graph).parts == plan.parts
+        got = run_on_ranks(graph, *given)
+    for one, other in zip(expected, got, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_graph_with_fewer_rows_than_parts_cannot_follow():
+    _, plan = planned(parts=4)
+    graph, _ = numbered(rows=3)
     before = dump(graph)
     with pytest.raises(CannotFollowError, match="no regions with the parts of the plan"):
         run_pass(FollowSplit(plan), graph)
