@@ -4,6 +4,7 @@
     python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
     python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
     python tools/fuzz_split.py --programs 1000 --chunks      # collective products in chunks, in place of regions
+    python tools/fuzz_split.py --programs 1000 --unequal     # parts that do not divide rows, and symbols, as ranks that follow have
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
 A program, its inputs, and where and in how many parts it is cut, in one region or several, are drawn from its number alone. All ranks run in this process,
@@ -13,6 +14,7 @@ in lockstep. ``--json tools/bench/results/fuzz_split.json`` adds the run to that
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import random
@@ -33,6 +35,7 @@ from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.halves import BACKWARD, FORWARD
 from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
+from inductor_passes.split.rules.pieces import may_be_unequal, unequal_parts
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One
 from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
@@ -41,6 +44,7 @@ from inductor_passes.torch_compat.aot import is_joint
 
 _SUMMED = ("programs", "cut", "in_several_regions", "launches_cut", "failed", "seconds")
 
+EQUAL, UNEQUAL = (2, 4), (2, 3, 5)  # numbers of parts: rows divide into all of the first
 MOST_WAYS = 3  # to cut one program in regions of their own
 
 TOLERANCE = (
@@ -103,11 +107,14 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
-def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str, int]:
+def tried(
+    number: int, exact: bool, chunks: bool = False, unequal: bool = False
+) -> tuple[int, str, int]:
     """Cut one program as is drawn, twice; how many launches were cut, what is wrong, and the most regions."""
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
-    graph = trace(drawn(number, exact), *SHAPES, dtype=dtype)
+    symbols = unequal and choose.random() < 0.5
+    graph = trace(drawn(number, exact), *SHAPES, dtype=dtype, dynamic=symbols)
     graph.eliminate_dead_code()
     inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
     expected = _run(graph, inputs)
@@ -116,7 +123,7 @@ def tried(number: int, exact: bool, chunks: bool = False) -> tuple[int, str, int
         wide = trace(drawn(number, exact), *SHAPES, dtype=torch.float64)
         truth = _run(wide, [[x.double() for x in given] for given in inputs])
     launches = most = 0
-    for parts in (2, 4):
+    for parts in UNEQUAL if unequal else EQUAL:
         made = copy.deepcopy(graph)
         if chunks:
             listed = list(_chunks(made, parts))
@@ -164,7 +171,7 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
             cut_all(joint, found)
             joint.lint()
 
-    for parts in (2, 4):  # noqa: B007 - ``cut`` reads it
+    for parts in EQUAL:  # noqa: B007 - ``cut`` reads it
         try:
             found = step_of(halves(trained(number, exact), dtype, cut), inputs, inputs[0][1])
         except Exception as error:
@@ -181,7 +188,8 @@ def _regions(graph: fx.Graph, choose: random.Random, parts: int) -> list[Region]
         laid_out = Laid(graph)
         for way in ways:
             laid_out.lay(way)
-        count = choose.choice((2, 4)) if ways else parts
+        counts = UNEQUAL if may_be_unequal() else EQUAL
+        count = choose.choice(counts) if ways else parts
         front = list(from_inputs(graph, count))
         listed = [region for region in front if region.launches]
         listed += from_inside(graph, count, front, laid_out.taken)
@@ -238,7 +246,7 @@ def _wrong(found: list[Tensor], expected: list[Tensor], truth: list[Tensor] | No
 
 
 def _key(run: runs.Run) -> tuple[object, ...]:
-    return run["seed"], run["commit"], run["numbers"], run["what"]
+    return run["seed"], run["commit"], run["numbers"], run["what"], run.get("parts", "equal")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -250,6 +258,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
     parser.add_argument("--joint", action="store_true", help="training, cut before the partition")
     parser.add_argument("--chunks", action="store_true", help="collective products alone")
+    parser.add_argument("--unequal", action="store_true", help="unequal parts, and symbols")
     parser.add_argument("--json", type=Path, help="add the result to this file of runs")
     options = parser.parse_args(argv)
     if options.json and options.plant:
@@ -258,8 +267,13 @@ def main(argv: list[str] | None = None) -> int:
     if options.plant:
         FAULTS[options.plant]()
     launches, cut_programs, several, failures = 0, 0, 0, []
-    one = trained_in_parts if options.joint else partial(tried, chunks=options.chunks)
-    with fake_group(RANKS):
+    one = (
+        trained_in_parts
+        if options.joint
+        else partial(tried, chunks=options.chunks, unequal=options.unequal)
+    )
+    allowed = unequal_parts() if options.unequal else contextlib.nullcontext()
+    with fake_group(RANKS), allowed:
         for number in range(options.seed, options.seed + options.programs):
             found, wrong, regions = one(number, not options.floats)
             several += regions > 1
@@ -272,6 +286,7 @@ def main(argv: list[str] | None = None) -> int:
         "seed": options.seed,
         "numbers": "float32" if options.floats else "whole",
         "what": "training" if options.joint else "chunks" if options.chunks else "regions",
+        "parts": "unequal" if options.unequal else "equal",
         "programs": options.programs,
         "cut": cut_programs,
         "in_several_regions": several,

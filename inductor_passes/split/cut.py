@@ -172,12 +172,13 @@ class Cutter:
         if cut.outer == 1:
             return [self._emit(aten.slice.Tensor, (whole, cut.dim, a, b), node) for a, b in pieces]
         before, after = self._around(node, whole, cut.dim)
-        blocks = [*before, cut.outer, -1, *after]
+        blocks = [*before, cut.outer, rows, *after]
         seen = self._emit(aten.reshape.default, (whole, blocks), node)
         found = []
         for a, b in pieces:
             piece = self._emit(aten.slice.Tensor, (seen, cut.dim + 1, a, b), node)
-            found.append(self._emit(aten.reshape.default, (piece, [*before, -1, *after]), node))
+            size = self._times(node, self._size(node, piece, cut.dim + 1), cut.outer)
+            found.append(self._emit(aten.reshape.default, (piece, [*before, size, *after]), node))
         return found
 
     def _around(self, like: fx.Node, node: fx.Node, dim: int) -> tuple[list[Any], list[Any]]:
@@ -195,19 +196,24 @@ class Cutter:
             return size
         return self._emit(aten.sym_size.int, (node, dim), like)
 
+    def _times(self, like: fx.Node, size: Any, times: int) -> Any:
+        if isinstance(size, int):
+            return size * times
+        return size if times == 1 else self._emit(operator.mul, (size, times), like)
+
     def _divided(self, like: fx.Node, size: Any, by: int, times: int = 1) -> Any:
         """``size * times // by``, of a number or of a node."""
-        if isinstance(size, int):
-            return size * times // by
-        if times == 0 or by == times:
-            return 0 if times == 0 else size
-        if times != 1:
-            size = self._emit(operator.mul, (size, times), like)
-        return self._emit(operator.floordiv, (size, by), like)
+        if isinstance(size, int) or times == 0:
+            return 0 if times == 0 else size * times // by
+        if by == times:
+            return size
+        return self._emit(operator.floordiv, (self._times(like, size, times), by), like)
 
-    def _size_of(self, step: InParts, i: int, source: fx.Node, dim: int, by: int) -> Any:
+    def _size_of(
+        self, step: InParts, i: int, source: fx.Node, dim: int, by: int = 1, times: int = 1
+    ) -> Any:
         part = self._part(source, step.reads[source], i)
-        return self._divided(source, self._size(source, part, dim), by)
+        return self._divided(source, self._size(source, part, dim), by, times)
 
     def _whole(self, node: fx.Node) -> fx.Node:
         """All of a value: as it is, or its parts joined."""
@@ -275,12 +281,16 @@ class Cutter:
             joined = self._emit(aten.cat.default, (list(parts), dim), node)
         else:
             before, after = self._around(node, parts[0], dim)
-            rows = parts[0].meta["val"].shape[dim] // cut.outer
-            each = [1, rows] if equal else [-1]
-            blocks = [*before, cut.outer, *each, *after]
-            parts = [self._emit(aten.reshape.default, (part, blocks), node) for part in parts]
-            joined = self._emit(aten.cat.default, (parts, dim + 1), node)
-            size = rows * cut.outer * self._count if equal else -1
+            seen = []
+            for part in parts:
+                rows = self._divided(node, self._size(node, part, dim), cut.outer)
+                blocks = [*before, cut.outer, *([1] if equal else []), rows, *after]
+                seen.append(self._emit(aten.reshape.default, (part, blocks), node))
+            joined = self._emit(aten.cat.default, (seen, dim + 1), node)
+            if equal:
+                size = rows * cut.outer * self._count
+            else:
+                size = self._times(node, self._size(node, joined, dim + 1), cut.outer)
             joined = self._emit(aten.reshape.default, (joined, [*before, size, *after]), node)
         if turned:
             back = [order.index(d) for d in range(len(order))]

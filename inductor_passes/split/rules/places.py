@@ -53,8 +53,8 @@ Place = One | tuple[One | None, ...]  # a tuple where an operator has several re
 class SizeOf(Protocol):
     """What finds a size of the part that a part reads of an input."""
 
-    def __call__(self, source: fx.Node, dim: int, by: int) -> object:
-        """The size of dimension ``dim``, divided by ``by``: a number, or a node that makes it."""
+    def __call__(self, source: fx.Node, dim: int, by: int = 1, times: int = 1) -> object:
+        """The size of dimension ``dim``, times ``times``, divided by ``by``: a number, or a node that makes it."""
 
 
 @dataclass(frozen=True, slots=True)

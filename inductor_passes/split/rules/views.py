@@ -37,7 +37,13 @@ def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
         made = reshaped(cut, sizes(source), sizes(node), parts)
         return InParts(made, {source: cut}, (source, smaller(after, made.dim, parts)))
     made = _rows_kept(cut, before, after)
-    return InParts(made, {source: cut}, (source, _left_open(node, after, made.dim)))
+
+    def args(size_of: SizeOf) -> tuple[Any, ...]:
+        return source, _given(
+            node, after, made.dim, size_of(source, cut.dim, cut.outer, made.outer)
+        )
+
+    return InParts(made, {source: cut}, args)
 
 
 def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
@@ -50,16 +56,14 @@ def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
     raise EndsError(f"no dimension of {list(after)} holds the rows of {list(before)} ({cut})")
 
 
-def _left_open(node: fx.Node, shape: Shape, dim: int) -> list[Any]:
-    """The shape that a view is given, with -1 where the parts lie."""
+def _given(node: fx.Node, shape: Shape, dim: int, size: object) -> list[Any]:
+    """The shape that a view is given, with another size where the parts lie."""
     given = argument(node, "size" if argument(node, "size") is not None else "shape")
     assert isinstance(given, (list, tuple))
     made = [
         size if isinstance(size, int) else said for size, said in zip(shape, given, strict=True)
     ]
-    made[dim] = -1
-    if made.count(-1) > 1:
-        raise EndsError("its shape leaves a size open")
+    made[dim] = size
     return made
 
 
@@ -115,9 +119,12 @@ def expand(node: fx.Node, places: Places, parts: int) -> InParts:
     source, cut = cut_of(node, places)
     shape = shape_of(node)
     made = cut.moved(len(shape) - len(shape_of(source)))
-    equal = known(shape) and has_equal(made, shape, parts)
-    new = smaller(shape, made.dim, parts) if equal else _left_open(node, shape, made.dim)
-    return InParts(made, {source: cut}, (source, new, *node.args[2:]))
+
+    def args(size_of: SizeOf) -> tuple[Any, ...]:
+        new = _given(node, shape, made.dim, size_of(source, cut.dim))
+        return source, new, *node.args[2:]
+
+    return InParts(made, {source: cut}, args)
 
 
 def along_another(node: fx.Node, places: Places, parts: int) -> InParts:
