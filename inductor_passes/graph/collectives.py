@@ -156,12 +156,17 @@ def reduce_op(node: fx.Node) -> str | None:
     return None if op is None else str(op).lower()
 
 
+def sent_by(launch: fx.Node) -> list[fx.Node]:
+    """The tensors that a launch reads, without sizes of an exchange that nodes make."""
+    return [
+        node for node in launch.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+
+
 def input_tensors(node: fx.Node) -> Iterator[torch.Tensor]:
     """Fake tensors that the launch reads: one, or several if coalesced. Shapes are local."""
-    for source in node.all_input_nodes:
-        value = source.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            yield value
+    for source in sent_by(node):
+        yield source.meta["val"]
 
 
 def payload_bytes(node: fx.Node) -> int:

@@ -29,6 +29,7 @@ from inductor_passes.graph.collectives import (
     kind,
     output_bytes,
     payload_bytes,
+    sent_by,
     waits_of,
 )
 from inductor_passes.graph.numbers import MEMBERS, numbers_of
@@ -122,7 +123,7 @@ def _merge(graph: fx.Graph, members: Sequence[fx.Node], coalesced: bool) -> Merg
 
 def _start_packed(writer: _Writer, members: Sequence[fx.Node]) -> fx.Node:
     first, name, size = members[0], kind(members[0]), group_size(members[0])
-    inputs = [source for member in members for source in member.all_input_nodes]
+    inputs = [source for member in members for source in sent_by(member)]
     if name in ("all_reduce", "all_gather"):
         parts = [writer.call(aten.reshape.default, source, [-1]) for source in inputs]
         packed = writer.call(aten.cat.default, parts)
@@ -161,7 +162,7 @@ Size = int | fx.Node
 
 def _shape(writer: _Writer, member: fx.Node) -> list[Size]:
     """The shape of a launch's result; symbolic sizes as nodes that read them off its input."""
-    (source,) = member.all_input_nodes
+    (source,) = sent_by(member)
     given = source.meta["val"].shape
     found: list[Size] = []
     for dim, size in enumerate(member.meta["val"].shape):
@@ -174,7 +175,7 @@ def _shape(writer: _Writer, member: fx.Node) -> list[Size]:
 
 def _read(writer: _Writer, member: fx.Node, dim: int) -> fx.Node:
     """A symbolic size of a launch's result, read off its input."""
-    (source,) = member.all_input_nodes
+    (source,) = sent_by(member)
     node = writer.call(aten.sym_size.int, source, dim)
     if dim == 0 and kind(member) == "all_gather":
         node = writer.call(operator.mul, node, group_size(member))
@@ -192,7 +193,7 @@ def read_sizes_of_inputs(graph: fx.Graph) -> None:
     for launch in list(graph.nodes):
         if kind(launch) not in ("all_reduce", "all_gather", "reduce_scatter"):
             continue
-        if len(launch.all_input_nodes) != 1:
+        if len(sent_by(launch)) != 1:
             continue
         for result in (launch, *waits_of(launch)):
             for user in [each for each in result.users if each.target is aten.sym_size.int]:
@@ -215,7 +216,7 @@ def _width(writer: _Writer, shape: Sequence[Size], rows: int) -> Size:
 
 def _start_coalesced(writer: _Writer, members: Sequence[fx.Node]) -> fx.Node:
     first = members[0]
-    inputs = [source for member in members for source in member.all_input_nodes]
+    inputs = [source for member in members for source in sent_by(member)]
     return writer.call(COALESCED[kind(first)], inputs, *first.args[1:], **first.kwargs)
 
 

@@ -116,6 +116,23 @@ def test_sizes_of_what_is_launched_keep_no_launch_apart():
     torch.testing.assert_close(mine, theirs)
 
 
+def exchanges(x, w):
+    share = x.size(0) // RANKS
+    even = [share] * RANKS
+    one, other = (c10d.all_to_all_single(each, even, even, "0") for each in (x * 2, x + 1))
+    return c10d.wait_tensor(one), c10d.wait_tensor(other)
+
+
+def test_exchanges_whose_shares_are_symbols_are_merged():
+    graph, _ = numbered(exchanges, 8, dynamic=True)
+    wanted = plan(((0, 1), "all_to_all float32"))
+    run_passes(graph, follow=wanted)
+    assert plan_of(graph) == wanted, dump(graph)
+    whole, _ = numbered(exchanges, 8)
+    inputs = [[torch.randn(8, 8) for _ in range(RANKS)], [torch.randn(8, 8)] * RANKS]
+    assert run_on_ranks(graph, *inputs)[1][1].equal(run_on_ranks(whole, *inputs)[1][1])
+
+
 @pytest.mark.parametrize(
     ("fn", "wanted", "says"),
     [
