@@ -43,12 +43,16 @@ class Counts:
         self._before = _now()
 
     def since(self) -> list[Carried]:
-        """List streams and plans of code that was made or loaded since. Damaged counts are left out, with a line."""
+        """List streams and plans of code that was made or loaded since, in the order in which ranks settle them.
+
+        That is a joint graph before its halves, a forward graph before its backward one: a cache counts in any order.
+        Damaged counts are left out, with a line.
+        """
         found = []
         for name, number in _now().items():
             if number > self._before.get(name, 0) and (carried := _read(name)) is not None:
                 found.append(carried)
-        return found
+        return sorted(found, key=lambda each: (bool(each.stream.joint), each.stream.backward))
 
 
 def _now() -> dict[str, int]:
