@@ -2,6 +2,7 @@
 
     python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json tools/bench/results/fuzz_ranks.json
     python tools/fuzz_ranks.py --seed 136 --programs 1 --show
+    python tools/fuzz_ranks.py --seed 5041 --programs 1 --stock   # does stock run what failed?
 
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
 them, functions that one alone compiles, other caches. Each program is drawn from its number alone. The passes,
@@ -31,6 +32,7 @@ from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
 
 from inductor_passes.pass_options import COMPILES
 
+_USUAL = (("compile", "each"), ("split", "off"), ("backend", "dynamo_dist"))
 _DID = ("scheduled", "reordered", "cut")
 _SUMMED = ("programs", "scheduled", "reordered", "seconds", *CLASSES)
 
@@ -54,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--split", default="off", help="'auto', or in how many parts graphs are cut"
     )
+    parser.add_argument("--stock", action="store_true", help="stock's own backend, to compare with")
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"))
     parser.add_argument("--show", action="store_true", help="print each program before it runs")
     parser.add_argument("--json", type=Path, help="add the result to this file of runs")
@@ -64,11 +67,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     seeds = range(options.seed, options.seed + options.programs)
     widest = max(draw(seed, meshes).ranks for seed in seeds)
-    of_all = {
-        "compile": options.compile,
-        "split": int(options.split) if options.split.isdigit() else options.split,
-    }
-    os.environ[OPTIONS] = json.dumps(of_all)  # ranks are processes that are started below
+    of_all: dict[str, Any] = {"backend": "inductor"}
+    if not options.stock:
+        split = int(options.split) if options.split.isdigit() else options.split
+        of_all = {"compile": options.compile, "split": split}
+    # Ranks are processes that are started below.
+    os.environ[OPTIONS] = json.dumps(None if options.stock else of_all)
     counts: collections.Counter[str] = collections.Counter()
     failed: list[dict[str, Any]] = []
     start, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -137,13 +141,7 @@ def _add(run: runs.Run, path: Path) -> None:
     """Put a run into the file, in place of one of the same seed, commit, ranks and options."""
 
     def key(of: runs.Run) -> tuple[Any, ...]:
-        return (
-            of["seed"],
-            of["commit"],
-            of["ranks"],
-            of.get("compile", "each"),
-            of.get("split", "off"),
-        )
+        return of["seed"], of["commit"], of["ranks"], *(of.get(*each) for each in _USUAL)
 
     runs.add(run, path, key, _SUMMED, open=lambda all_runs: sorted(_open(all_runs)))
 

@@ -37,7 +37,7 @@ class Part:
     cut: bool = False
 
 
-# Options of all programs of a run, as JSON: ``compile`` and ``split``.
+# Options of all programs of a run, as JSON: ``compile`` and ``split``; ``null`` runs stock's own backend.
 OPTIONS = "FUZZ_RANKS_OPTIONS"
 
 
@@ -53,8 +53,10 @@ def take_part(
     part.eager = by_group(launched)
     cache = folder / ("shared" if program.caches == "shared" else f"rank{rank}")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    options = {**program.options, **json.loads(os.environ.get(OPTIONS, "{}"))}
-    settings: dict[str, Any] = {"backend": "dynamo_dist", "options": options}
+    of_all = json.loads(os.environ.get(OPTIONS, "{}"))
+    settings: dict[str, Any] = {"backend": "inductor"}
+    if of_all is not None:
+        settings = {"backend": "dynamo_dist", "options": {**program.options, **of_all}}
     for number in range(1 if program.warm is None else 2):
         stage = f"job {number}"
         if number and rank not in (program.warm or ()) and program.caches == "own":
