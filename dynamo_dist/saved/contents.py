@@ -21,7 +21,7 @@ from torch.distributed.tensor import Placement, Shard
 
 from dynamo_dist.torch_compat.dtensor import types as dtensor_types
 from dynamo_dist.torch_compat.dynamo import frame_values, opaque
-from dynamo_dist.torch_compat.inductor import keys
+from inductor_passes.torch_compat import meshes
 
 Content = Any  # tuples of strings, numbers and tuples
 _PLAIN = (bool, int, str, bytes, complex, type(None), type(Ellipsis))
@@ -207,7 +207,7 @@ class Contents:
         coordinate = mesh.get_coordinate()
         groups = mesh.get_all_groups() if coordinate is not None else []
         at = None if coordinate is None else tuple(coordinate)
-        return ("mesh", keys.content(mesh), at, tuple(map(self.of, groups)))
+        return ("mesh", meshes.content(mesh), at, tuple(map(self.of, groups)))
 
 
 def _group(group: dist.ProcessGroup) -> Content:

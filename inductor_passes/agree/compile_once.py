@@ -3,7 +3,8 @@
 The first rank that misses a key in the cache claims it and *beats* while it compiles: it counts up a number, which the
 others watch by their own clocks. One whose number stands still has died or stopped, and the next takes its place, in a
 *turn* of its own. A rank that waits votes meanwhile on the order of the graph's launches, for who compiles
-waits for its vote: the graphs are equal, so it votes as that rank does, whose stream, plan and answers it reads.
+waits for its vote: the graphs are equal, so it votes as that rank does, whose stream, plan and answers it reads. A joint
+graph and its halves are one graph here, with three streams.
 
 A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong with the store costs
 a compile and nothing else.
@@ -72,6 +73,7 @@ class Claim:
 
     def __init__(self, store: Store, turn: Turn) -> None:
         self._store, self.turn = store, turn
+        self._streams = 0
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="dynamo_dist beat", daemon=True).start()
 
@@ -94,8 +96,9 @@ class Claim:
 
     def offers(self, stream: Stream, offer: Offer) -> Offer:
         """``offer``, whose answers waiting ranks give too."""
-        self.publish("stream", json.dumps(stream.to_json()))
-        return _Published(self, offer)
+        number, self._streams = self._streams, self._streams + 1
+        self.publish(f"stream/{number}", json.dumps(stream.to_json()))
+        return _Published(self, offer, number)
 
     def is_wanted(self) -> bool:
         """Return whether some rank has another cache folder: one that waits for this graph, or waited for one before."""
@@ -113,17 +116,17 @@ class Claim:
 
 
 class _Published:
-    def __init__(self, claim: Claim, offer: Offer) -> None:
-        self._claim, self._offer = claim, offer
+    def __init__(self, claim: Claim, offer: Offer, number: int) -> None:
+        self._claim, self._offer, self._number = claim, offer, number
 
     def plan(self) -> str:
         plan = self._offer.plan()
-        self._claim.publish("plan", plan)
+        self._claim.publish(f"plan/{self._number}", plan)
         return plan
 
     def can_follow(self, plan: str) -> bool:
         found = self._offer.can_follow(plan)
-        self._claim.publish(f"follows/{digest(plan)}", str(int(found)))
+        self._claim.publish(f"follows/{self._number}/{digest(plan)}", str(int(found)))
         return found
 
 
@@ -137,7 +140,7 @@ def claim(store: Store, key: str, rank: int, folder: str) -> Claim | Turn:
 class Waiting:
     """A rank that waits for another's turn to end.
 
-    ``vote``: votes on a stream of launches as the offer that it gets says; called once, if at all.
+    ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in order.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class Waiting:
     ) -> None:
         self._store, self.turn, self._rank, self._folder = store, turn, rank, folder
         self._vote, self._clock = vote, clock
-        self._voted = False
+        self._votes = 0  # also for who takes over: it comes to the same streams
         self._seen, self._seen_at = "", clock()
 
     def want(self) -> None:
@@ -172,9 +175,9 @@ class Waiting:
         while True:
             if (end := self._read("end")) is not None:
                 return End(end.removeprefix("-"))
-            if not self._voted and (text := self._read("stream")) is not None:
-                self._voted = True
-                self._vote(Stream.from_json(json.loads(text)), _Mirrored(self))
+            if (text := self._read(f"stream/{self._votes}")) is not None:
+                number, self._votes = self._votes, self._votes + 1
+                self._vote(Stream.from_json(json.loads(text)), _Mirrored(self, number))
                 self._seen_at = self._clock()  # the vote waited for others
             if self.is_silent():
                 found = self._take_over()
@@ -215,17 +218,17 @@ class Waiting:
 class _Mirrored:
     """The answers of the rank that compiles an equal graph."""
 
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
+    def __init__(self, waiting: Waiting, number: int) -> None:
+        self._waiting, self._number = waiting, number
         self._plan: str | None = None
 
     def plan(self) -> str:
-        self._plan = self._await("plan") or PROGRAM
+        self._plan = self._await(f"plan/{self._number}") or PROGRAM
         return self._plan
 
     def can_follow(self, plan: str) -> bool:
         return plan in (PROGRAM, self._plan) or (
-            self._await(f"follows/{digest(plan)}", VERDICT_S) == "1"
+            self._await(f"follows/{self._number}/{digest(plan)}", VERDICT_S) == "1"
         )
 
     def _await(self, name: str, most_s: float = float("inf")) -> str | None:

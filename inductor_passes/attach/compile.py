@@ -17,6 +17,7 @@ from inductor_passes.agree import carried, orders
 from inductor_passes.agree.equal_launches import equal_launches_stay
 from inductor_passes.agree.graph import place_of
 from inductor_passes.agree.offer import CachedOffer
+from inductor_passes.attach import shared_trace
 from inductor_passes.attach.alike import is_rank_free, name_groups_alike
 from inductor_passes.attach.generated_code import order_kept
 from inductor_passes.attach.options import config_patches
@@ -102,18 +103,20 @@ def compile_split(
                 made = compile_inner(gm, *args, **kwargs)
             if sharing is not None and sharing.made_by is not None:
                 cache = f"the compile of rank {sharing.made_by}"
+            shared_trace.compiled("" if sharing is None else sharing.key, rank_free)
             return made
 
         def complete(record: GraphRecord) -> GraphRecord:
             kept = order_kept(record.order, dynamo.source_of(code))
             return dataclasses.replace(record, order_kept=kept)
 
+        rank_free = is_rank_free(gm, patches)
         try:
             with (
                 graph_ids.given(current),
                 recorder.completing(complete) as fresh,
                 around(),
-                caches.keyed_by_rank(not is_rank_free(gm, patches)),
+                caches.keyed_by_rank(not rank_free),
                 _as_they_are(),
             ):
                 code = as_settled(make)
@@ -128,12 +131,25 @@ def compile_split(
         inductor = {"benchmark_harness": False, **inductor}
     place = place_of(gm.graph) if settles else ""
     patches = config_patches(own, inductor, uneven=has_uneven_values(gm), place=place)
+    cache = "AOTAutograd's cache"
     apart = equal_launches_stay() if settles else contextlib.nullcontext()
 
     def compile_() -> Callable[..., Any]:
-        return as_settled(
-            lambda: inductor_compat.compile_fx(gm, example_inputs, inner_compile, patches, region)
-        )
+        def make() -> Callable[..., Any]:
+            return inductor_compat.compile_fx(gm, example_inputs, inner_compile, patches, region)
+
+        def is_alike(joint: fx.GraphModule) -> bool:
+            return is_rank_free(joint, patches)
+
+        def make_once() -> Callable[..., Any]:
+            nonlocal cache
+            wanted = own.compile == "shared"
+            made, rank = shared_trace.made_once(wanted, own.digest(), is_alike, make)
+            if rank is not None:
+                cache = f"the compile of rank {rank}"
+            return made
+
+        return as_settled(make_once)
 
     with around(), caches.keyed_by_rank(), apart:
         # Stock compiles a backward graph with its forward one for symbolic sizes alone, and ranks differ in these. Who
@@ -151,7 +167,7 @@ def compile_split(
             compiled = compile_()
     if job is not None and settles:
         dynamo.guard_frame(job.still_holds())
-    finish("AOTAutograd's cache")
+    finish(cache)
     return compiled if availability.why_not_here() else _watched(compiled)
 
 

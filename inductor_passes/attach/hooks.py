@@ -16,7 +16,7 @@ from inductor_passes.agree import carried, orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
-from inductor_passes.attach import shared
+from inductor_passes.attach import shared_trace
 from inductor_passes.attach.checks import check_groups
 from inductor_passes.attach.joint import cut_joint
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
@@ -163,7 +163,7 @@ class Attachment:
             stream = dataclasses.replace(stream, joint=joint.key)
             carried.count(joint.stream, joint.plan)
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, shared.offers(stream, offer))
+        decision = job.decide(stream, shared_trace.offers(stream, offer))
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)

@@ -10,6 +10,7 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import PROGRAM, LaunchPlan
+from inductor_passes.attach import shared_trace
 from inductor_passes.machine import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
@@ -55,7 +56,7 @@ def cut_joint(
         joint = Joint("cut" if record.changed else PROGRAM, None, record)
     else:
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, offer)
+        decision = job.decide(stream, shared_trace.offers(stream, offer))
         log.info("Graph %s: parts %s", graph_id, decision.how)
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
         joint = Joint(decision.plan, stream, made)

@@ -1,7 +1,8 @@
 """``options={"compile": "shared"}``: of ranks whose graphs have one key, one compiles and the others load what it made.
 
 Every rank traces its program, by which each has its own guards and its own errors, and a number in its graph for all that
-it read of its rank. What is shared is what comes behind: Inductor's lowering, and its code.
+it read of its rank. What is shared is what comes behind: here Inductor's lowering of one graph, and its code; of a whole
+program that was traced alike, all that follows the trace (``shared_trace.py``).
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ class SharedCompile:
 
     def __init__(self, store: c10d.Store, rank: int) -> None:
         self._store, self._rank = store, rank
-        self._key = ""
+        self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
         self.made_by: int | None = None
 
     def missed(self, key: str) -> bool:
         """A graph is not in the cache. Returns whether it may be there now; if not, this rank compiles it."""
-        if self._key:
+        if self.key:
             return False
-        self._key = key
+        self.key = key
         try:
-            self._mark = _leave_mark()
+            self._mark = leave_mark()
             found = claim(self._store, key, self._rank, self._mark or "-")
             if isinstance(found, Turn):
                 return self._wait(found)
@@ -61,8 +62,8 @@ class SharedCompile:
         if turn.rank == self._rank:  # compiled here before, and gone from the cache
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
-        waiting = Waiting(self._store, turn, self._rank, self._mark or "-", _vote)
-        is_apart = not _is_here(turn.folder)
+        waiting = Waiting(self._store, turn, self._rank, self._mark or "-", vote)
+        is_apart = not is_here(turn.folder)
         if is_apart:
             waiting.want()
         outcome = waiting.outcome()
@@ -77,25 +78,24 @@ class SharedCompile:
 
     def _fetch(self, waiting: Waiting, end: End) -> bool:
         """Put into this rank's folder what came through the store; nothing that is not what was announced."""
-        held = caches.newest_entry(self._key)
+        held = caches.newest_entry(self.key)
         if held is not None and hashlib.sha256(held).hexdigest() == end.digest:
             return True
         entry = waiting.entry()
         if entry is None or hashlib.sha256(entry).hexdigest() != end.digest:
             return False
-        return caches.put_entry(self._key, entry)
+        return caches.put_entry(self.key, entry)
 
     def offers(self, stream: Stream, offer: Offer) -> Offer:
         """``offer``, also for ranks that wait, of which some are in other groups of these names."""
         if self._claim is None:
             return offer
-        groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
-        return self._claim.offers(replace(stream, groups=tuple(groups)), offer)
+        return self._claim.offers(alike(stream), offer)
 
     def end(self) -> None:
         """Say what came of this rank's turn, if it had one."""
         if self._claim is not None:
-            entry = caches.newest_entry(self._key)
+            entry = caches.newest_entry(self.key)
             digest = "" if entry is None else hashlib.sha256(entry).hexdigest()
             self._claim.end(
                 digest, entry if entry is not None and self._claim.is_wanted() else None
@@ -134,7 +134,13 @@ def offers(stream: Stream, offer: Offer) -> Offer:
     return offer if compiling is None else compiling.offers(stream, offer)
 
 
-def _vote(stream: Stream, offer: Offer) -> None:
+def alike(stream: Stream) -> Stream:
+    """Return a stream whose groups have the names that all ranks have for them."""
+    groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
+    return replace(stream, groups=tuple(groups))
+
+
+def vote(stream: Stream, offer: Offer) -> None:
     """Vote on the launches of an equal graph of another rank."""
     job = orders.current()
     if job is not None:
@@ -144,7 +150,7 @@ def _vote(stream: Stream, offer: Offer) -> None:
         job.decide(replace(stream, groups=groups), offer)
 
 
-def _leave_mark() -> str:
+def leave_mark() -> str:
     """Return this process's file in its cache folder, by which others see whether it is theirs; "" if there can be none."""
     try:
         return _marked(_marks())
@@ -160,7 +166,8 @@ def _marked(marks: str) -> str:
     return mark
 
 
-def _is_here(mark: str) -> bool:
+def is_here(mark: str) -> bool:
+    """Return whether a mark lies in this process's cache folder."""
     return os.path.exists(os.path.join(_marks(), mark))
 
 

@@ -73,3 +73,31 @@ def merged_without(
         yield
     finally:
         owner.fx_graph_cse = stock
+
+
+@contextlib.contextmanager
+def before_partition(
+    ask: Callable[[fx.GraphModule, dict[str, Any]], None],
+) -> Iterator[None]:
+    """Call ``ask`` with a joint graph that was traced in the block, and the arguments by name, before Inductor's passes see it.
+
+    ``compile_fx.partition_fn`` was seen in 2.11 to 2.15; where it is missing, nobody asks.
+    """
+    from torch._inductor import compile_fx
+
+    owner: Any = compile_fx
+    stock = getattr(owner, "partition_fn", None)
+    if stock is None:
+        yield
+        return
+
+    @functools.wraps(stock)
+    def changed(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
+        ask(gm, how)
+        return stock(gm, *args, **how)
+
+    owner.partition_fn = changed
+    try:
+        yield
+    finally:
+        owner.partition_fn = stock

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
+from inductor_passes.torch_compat.meshes import unpickled_as
 
 
 def cache_dir() -> str:
@@ -101,3 +104,57 @@ def _entries(key: str) -> str:
 def torch_version() -> str:
     """Version and, where torch knows it, commit: both belong in a cache key."""
     return f"{torch.__version__}+{getattr(torch.version, 'git_version', '')}"
+
+
+class TracedEntries:
+    """What one compile asks AOTAutograd's cache for. ``key``: that of its graph, "" where the cache was not asked; ``made``: the entry it wrote."""
+
+    def __init__(self) -> None:
+        self.key = ""
+        self.made: bytes | None = None
+
+
+@contextlib.contextmanager
+def traced_entries() -> Iterator[TracedEntries]:
+    """Note what AOTAutograd's cache is asked for in the block. ``_lookup`` and ``_write_to_local_cache`` were seen in 2.11 to 2.14."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+
+    noted, owner = TracedEntries(), cast(Any, AOTAutogradCache)
+    names = ("_lookup", "_write_to_local_cache")
+    if not all(name in vars(owner) for name in names):
+        yield noted
+        return
+    lookup, write = (getattr(owner, name) for name in names)
+    stock = [vars(owner)[name] for name in names]
+
+    def noted_lookup(key: str, *args: Any, **kwargs: Any) -> Any:
+        noted.key = noted.key or key
+        return lookup(key, *args, **kwargs)
+
+    def noted_write(key: str, content: bytes) -> None:
+        write(key, content)
+        if key == noted.key:
+            noted.made = content
+
+    owner._lookup, owner._write_to_local_cache = map(staticmethod, (noted_lookup, noted_write))
+    try:
+        yield noted
+    finally:
+        for name, was in zip(names, stock, strict=True):
+            setattr(owner, name, was)
+
+
+def put_traced_entry(key: str, entry: bytes) -> None:
+    """Write an entry into AOTAutograd's cache. Raises OSError."""
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+
+    AOTAutogradCache._write_to_local_cache(key, entry)
+
+
+def own_traced_entry(entry: bytes, meshes: Mapping[str, DeviceMesh]) -> bytes:
+    """Return an entry of another rank as this one's, whose meshes are ``meshes``, by what they hold.
+
+    Raises UnknownMeshError, and whatever a damaged entry makes of its own bytes.
+    """
+    with unpickled_as(meshes):
+        return pickle.dumps(pickle.loads(entry))

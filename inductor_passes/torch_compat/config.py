@@ -45,6 +45,14 @@ def values_set() -> dict[str, str]:
     return {key: text for key, text in texts.items() if " at 0x" not in text}
 
 
+def digests() -> dict[str, str]:
+    """What Inductor's configuration has set, and AOTAutograd's whole one, as text. ``get_config_copy`` was seen in 2.11 to 2.15."""
+    from torch._functorch import config
+
+    texts = {key: repr(value) for key, value in config.get_config_copy().items()}
+    return {**values_set(), **{key: text for key, text in texts.items() if " at 0x" not in text}}
+
+
 def is_inductor_key(key: str) -> bool:
     """Return whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
     return key.replace("-", "_") in config_keys()

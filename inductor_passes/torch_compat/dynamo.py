@@ -58,6 +58,11 @@ def trace_in_work() -> Any:
     return TracingContext.try_get()
 
 
+def metadata_in_work() -> Any:
+    """Return what AOTAutograd has noted of inputs and outputs of the graph in work. ``fw_metadata`` was seen in 2.11 to 2.15."""
+    return getattr(trace_in_work(), "fw_metadata", None)
+
+
 def sharded_inputs() -> list[tuple[tuple[Any, ...], Any]]:
     """Global shape and DTensorSpec of each DTensor input of the graph that AOTAutograd has in work.
 

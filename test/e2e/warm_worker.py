@@ -28,10 +28,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 import dynamo_dist
-from dynamo_dist.torch_compat.inductor import keys
 from inductor_passes.attach import compile as attached
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
+from inductor_passes.torch_compat import meshes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from fuzzing.without_cpp import without_cpp
@@ -156,7 +156,7 @@ def no_rank_in_keys():
     rank = {"_rank", "_coordinate_on_dim", "_dim_group_names"}
     with (
         mock.patch.object(attached.caches, "keyed_by_rank", contextlib.nullcontext),
-        mock.patch.object(keys, "_NOT_CONTENT", (*keys._NOT_CONTENT, *rank)),
+        mock.patch.object(meshes, "_NOT_CONTENT", (*meshes._NOT_CONTENT, *rank)),
     ):
         yield
 

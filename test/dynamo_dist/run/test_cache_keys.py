@@ -8,8 +8,8 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import init_device_mesh
 
 import dynamo_dist
-from dynamo_dist.torch_compat.inductor.keys import content
 from inductor_passes.testing import fake_group
+from inductor_passes.torch_compat.meshes import content
 
 NAMES = ("dp", "tp")
 

@@ -63,7 +63,7 @@ def test_who_comes_when_it_is_done_finds_it_too():
 
 
 def test_folders_apart_are_known_for_later_graphs(monkeypatch):
-    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    monkeypatch.setattr(shared, "is_here", lambda mark: False)
     store = dist.HashStore()
     both(save, store)
     first, second = SharedCompile(store, 0), SharedCompile(store, 1)
@@ -104,7 +104,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
 @pytest.fixture
 def apart(monkeypatch):
     """The rank that compiles, in the main thread, has the entries that are written; the other has none of them."""
-    monkeypatch.setattr(shared, "_is_here", lambda mark: False)
+    monkeypatch.setattr(shared, "is_here", lambda mark: False)
     newest = caches.newest_entry
 
     def in_own_folder(key):

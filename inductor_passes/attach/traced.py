@@ -1,0 +1,150 @@
+"""A traced graph as a digest: equal on ranks whose graphs compile to equal code, whatever their rank is.
+
+Everything that AOTAutograd and Inductor make code of has to be in it: operators and their arguments, fake values, marks for
+the partitioner, and what AOTAutograd has noted of inputs and outputs. Groups stand in it by names that all ranks have, meshes by
+what they hold beside a rank's place in them. What has no text that is the same in another process has no digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+
+from inductor_passes.torch_compat import c10d, meshes
+
+_MARKS = ("partitioner_tag", "recompute", "ac_graph_id", "custom", "must_be_in_backward")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_NAMED = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+    enum.Enum,
+)
+_MOST_BYTES = 2**16  # of a constant of a graph
+
+
+class NoDigestError(Exception):
+    """Something in a graph has no text that is the same in another process."""
+
+
+class Traced:
+    """The digest of a graph and ``more`` that its code depends on. ``meshes``: those that were met, by what they hold.
+
+    Raises NoDigestError, which names what has none.
+    """
+
+    def __init__(self, graph: fx.GraphModule, *more: object) -> None:
+        self.meshes: dict[str, DeviceMesh] = {}
+        lines = [*self._graph(graph), self._text(more)]
+        self.digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def _graph(self, gm: fx.GraphModule) -> Iterator[str]:
+        numbers: dict[fx.Node, int] = {}
+        for number, node in enumerate(gm.graph.nodes):
+            numbers[node] = number
+            args, kwargs = fx.node.map_arg(
+                (node.args, dict(node.kwargs)), lambda n: _Number(numbers[n])
+            )
+            target = node.target if node.op == "call_function" else str(node.target)
+            yield self._text((node.op, target, self._alike(node, args, kwargs)))
+            yield self._text([node.meta.get("val"), *map(node.meta.get, _MARKS)])
+            if node.op == "get_attr":
+                yield from self._attribute(gm, str(node.target))
+
+    def _alike(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[object, object]:
+        """Arguments, with the name that all ranks have for a group."""
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return args, kwargs
+        listed, named = list(args), dict(kwargs)
+        for at, argument in enumerate(node.target._schema.arguments):
+            if argument.name != "group_name":
+                continue
+            if isinstance(name := named.get(argument.name), str):
+                named[argument.name] = c10d.common_name(name)
+            elif at < len(listed) and isinstance(name := listed[at], str):
+                listed[at] = c10d.common_name(name)
+        return listed, named
+
+    def _attribute(self, gm: fx.GraphModule, name: str) -> Iterator[str]:
+        value: Any = gm
+        for each in name.split("."):
+            value = getattr(value, each)
+        if isinstance(value, fx.GraphModule):
+            yield from self._graph(value)
+            return
+        whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
+        if not whole or value.untyped_storage().nbytes() > _MOST_BYTES:
+            raise NoDigestError(f"a constant of the graph ({type(value).__name__})")
+        yield hashlib.sha256(repr(value.detach().tolist()).encode()).hexdigest()
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, _PLAIN):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, _NAMED):
+            return f"{type(value).__name__} {value}"
+        if isinstance(value, (torch.Size, tuple, list)):
+            return f"{type(value).__name__} [{', '.join(map(self._text, value))}]"
+        if isinstance(value, Mapping):
+            items = (f"{self._text(key)}: {self._text(value[key])}" for key in value)
+            return f"{type(value).__name__} {{{', '.join(items)}}}"
+        if isinstance(value, (set, frozenset)):
+            return f"{type(value).__name__} {{{', '.join(sorted(map(self._text, value)))}}}"
+        if isinstance(value, slice):
+            return f"slice {self._text((value.start, value.stop, value.step))}"
+        return self._of_object(value)
+
+    def _of_object(self, value: Any) -> str:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if isinstance(value, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+            return f"{kind} {value}"
+        if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            if "<" in value.__qualname__:
+                raise NoDigestError(f"{value.__qualname__}, a function inside another")
+            return f"{value.__module__}.{value.__qualname__}"
+        if (mesh := meshes.mesh_of(value)) is not None:
+            text = meshes.content(mesh, of_rank=False)
+            self.meshes[text] = mesh
+            return text
+        if isinstance(value, torch.Tensor):
+            return f"{kind} {self._text(self._of_tensor(value))}"
+        if dataclasses.is_dataclass(value):
+            fields = (field.name for field in dataclasses.fields(value))
+            held = [(name, getattr(value, name, None)) for name in fields]
+            return f"{kind} {self._text(held)} {_shown(value)}"
+        if _shown(value):
+            return f"{kind} {_shown(value)}"
+        raise NoDigestError(kind)
+
+    def _of_tensor(self, value: torch.Tensor) -> list[object]:
+        found: list[object] = [value.dtype, value.device, value.shape, value.requires_grad]
+        if hasattr(value, "__tensor_flatten__"):
+            names, context = value.__tensor_flatten__()
+            return [*found, context, *(getattr(value, name) for name in names)]
+        if value.layout == torch.strided:
+            found += [value.stride(), value.storage_offset()]
+        return [*found, value.layout]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Number:
+    """An argument that is a node: its number in the graph."""
+
+    node: int
+
+
+def _shown(value: object) -> str:
+    """A placement's own text, for those that are made in C++; "" for anything else."""
+    module = type(value).__module__
+    return repr(value) if module.startswith("torch.distributed.tensor.placement") else ""
