@@ -53,14 +53,19 @@ class UnknownMeshError(Exception):
 def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
     """Within it, a mesh that another rank has pickled is this process's mesh of the same content (without ``of_rank``).
 
-    ``DeviceMesh.__setstate__`` was seen in 2.11 to 2.14. Raises UnknownMeshError where there is none.
+    ``DeviceMesh.__setstate__`` and ``_root_mesh`` were seen in 2.11 to 2.14. Raises UnknownMeshError where there is none.
     """
+    known = dict(own)
+    for mesh in own.values():
+        root = vars(mesh).get("_root_mesh")
+        if isinstance(root, DeviceMesh):  # of a submesh, which holds it
+            known[content(root, of_rank=False)] = root
     owner: Any = DeviceMesh
     stock = owner.__dict__.get("__setstate__")
 
     def set_state(self: DeviceMesh, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        mine = own.get(content(self, of_rank=False))
+        mine = known.get(content(self, of_rank=False))
         if mine is None:
             raise UnknownMeshError(str(self))
         vars(self).clear()

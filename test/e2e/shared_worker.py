@@ -15,9 +15,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -52,6 +53,44 @@ def tensor_parallel(mesh, rows=4):
 
     pairs = zip(step(mlp), step(compiled(mlp)), strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
+
+
+def trained(function, x):
+    out = function(x)
+    value = out.full_tensor() if isinstance(out, DTensor) else out
+    value.square().sum().backward()
+    grad, x.grad = x.grad, None
+    return out, value.detach(), grad
+
+
+def its_own_mesh_in_a_result(mesh):
+    """What comes of one rank's code on another holds that rank's place in the mesh."""
+
+    local = torch.randn(3, 2, generator=torch.Generator().manual_seed(dist.get_rank()))
+    weight = DTensor.from_local(local, mesh["tp"], [Shard(1)], run_check=False)
+
+    def function(x):
+        return (x @ weight).sin()
+
+    x = distribute_tensor(torch.arange(12.0).view(4, 3), mesh["tp"], [Replicate()])
+    x.requires_grad_()
+    _, *expected = trained(function, x)
+    out, *found = trained(compiled(function), x)
+    pairs = zip((found[0], found[1].to_local()), (expected[0], expected[1].to_local()), strict=True)
+    at = mesh["tp"].get_coordinate()
+    places = [each.device_mesh.get_coordinate() for each in (out, found[1])]
+    return all(torch.allclose(a, b) for a, b in pairs) and places == [at, at]
+
+
+def its_own_place_in_training(mesh):
+    """The coordinate is a number in the joint graph."""
+
+    def function(x):
+        return (x * (mesh.get_local_rank("tp") + 1)).sin()
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected, found = trained(function, x), trained(compiled(function), x)
+    return all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def over_both_dimensions(mesh):
@@ -144,6 +183,7 @@ def rank_free(mesh):
 CASES = (
     *(tensor_parallel, over_both_dimensions, a_longer_batch_on_one_row),
     *(rank_read, rank_of_a_dimension, coordinate, environment, own_rows),
+    *(its_own_mesh_in_a_result, its_own_place_in_training),
     an_error_in_the_compile,
 )
 APART = (tensor_parallel,)
@@ -159,13 +199,39 @@ def ran(case, mesh):
         lowered.append(self)
         return lower(self)
 
+    partition = mock.patch.object(compile_fx, PARTITION, wraps=getattr(compile_fx, PARTITION))
     with (
         recorder.records_of_block() as records,
         mock.patch.object(GraphLowering, "compile_to_module", counted),
+        partition as partitioned,
     ):
         right = case(mesh)
     caches = [str(each.cache) for each in records]
-    return {"right": bool(right), "caches": caches, "lowered": len(lowered)}
+    done = {"lowered": len(lowered), "partitioned": partitioned.call_count}
+    return {"right": bool(right), "caches": caches, **done}
+
+
+PARTITION = "min_cut_rematerialization_partition"
+
+
+def killed_in_training(mesh, rank):
+    """The same while it makes the code of a joint graph."""
+
+    def die(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def function(x):
+        return DTensor.from_local(x, mesh["tp"], [Shard(0)], run_check=False).to_local().sin() * 3
+
+    x = torch.arange(4.0).requires_grad_()
+    begun = time.monotonic()
+    if rank == 3:
+        with mock.patch.object(compile_fx, PARTITION, die):
+            compiled(function)(x)
+    time.sleep(2)  # let that one come first
+    expected, found = trained(function, x), trained(compiled(function), x)
+    right = all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+    return {"right": right, "caches": [], "seconds": time.monotonic() - begun}
 
 
 def killed(mesh, rank):
@@ -191,6 +257,9 @@ def killed(mesh, rank):
     return {"right": right, "caches": caches, "seconds": time.monotonic() - begun}
 
 
+DYING = {"killed": killed, "killed in training": killed_in_training}
+
+
 def main(folder, what):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -198,14 +267,14 @@ def main(folder, what):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dynamo_dist.enable()
     with without_cpp():
-        if what == "killed":
-            found = {"killed": killed(mesh, rank)}
+        if what in DYING:
+            found = {"killed": DYING[what](mesh, rank)}
         else:
             found = {
                 case.__name__: ran(case, mesh) for case in (APART if what == "apart" else CASES)
             }
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    if what != "killed":
+    if what not in DYING:
         dist.barrier()
     leave_process()
 

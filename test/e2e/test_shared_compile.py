@@ -74,6 +74,17 @@ def test_equal_graphs_are_compiled_once(together):
     assert lowered(together, "over_both_dimensions") == 1
 
 
+def partitioned(found, case):
+    """How many joint graphs ranks have made a forward and a backward graph of, all together."""
+    return sum(rank[case]["partitioned"] for rank in found)
+
+
+def test_equal_joint_graphs_are_partitioned_once(together):
+    assert partitioned(together, "tensor_parallel") == 1
+    assert partitioned(together, "its_own_mesh_in_a_result") == 1
+    assert partitioned(together, "its_own_place_in_training") == 2
+
+
 def test_the_report_says_which_rank_compiled(together):
     said = sorted(rank["tensor_parallel"]["caches"][0] for rank in together)
     assert [each.partition(":")[0] for each in said] == ["hit", "hit", "hit", "miss"]
@@ -107,7 +118,8 @@ def test_folders_of_their_own_get_the_code_through_the_store(tmp_path):
     assert lowered(found, "tensor_parallel") == 2
 
 
-def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path):
-    found = job(tmp_path, "killed", dies=3)
+@pytest.mark.parametrize("what", ["killed", "killed in training"])
+def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path, what):
+    found = job(tmp_path, what, dies=3)
     assert all(rank["killed"]["right"] for rank in found)
     assert all(rank["killed"]["seconds"] < 60 for rank in found)
