@@ -51,12 +51,11 @@ class Traced:
         self.digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def _graph(self, gm: fx.GraphModule) -> Iterator[str]:
-        numbers: dict[fx.Node, int] = {}
+        numbers: dict[fx.Node, _Number] = {}
         for number, node in enumerate(gm.graph.nodes):
-            numbers[node] = number
-            args, kwargs = fx.node.map_arg(
-                (node.args, dict(node.kwargs)), lambda n: _Number(numbers[n])
-            )
+            numbers[node] = _Number(number)
+            number_of: Any = numbers.__getitem__
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), number_of)
             target = node.target if node.op == "call_function" else str(node.target)
             yield self._text((node.op, target, self._alike(node, args, kwargs)))
             yield self._text([node.meta.get("val"), *map(node.meta.get, _MARKS)])

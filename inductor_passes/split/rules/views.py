@@ -49,8 +49,8 @@ def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
 def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
     """Return how parts, which may be unequal, lie in a view that takes no row of theirs apart and puts none together."""
     rows, row = quotient(before[cut.dim], cut.outer), volume(before[cut.dim + 1 :])
-    for dim in range(len(after)) if rows is not None else ():
-        outer = quotient(after[dim], rows)
+    for dim in range(len(after)):
+        outer = None if rows is None else quotient(after[dim], rows)
         if isinstance(outer, int) and surely_equal(volume(after[dim + 1 :]), row):
             return Cut(dim, outer)
     raise EndsError(f"no dimension of {list(after)} holds the rows of {list(before)} ({cut})")
