@@ -99,7 +99,7 @@ def compile_split(
 
         def make() -> Any:
             nonlocal cache
-            with shared_compile(own.compile == "shared") as sharing:
+            with shared_compile(own.compile == "shared", args[0] if args else ()) as sharing:
                 made = compile_inner(gm, *args, **kwargs)
             if sharing is not None and sharing.made_by is not None:
                 cache = f"the compile of rank {sharing.made_by}"

@@ -14,8 +14,10 @@ import hashlib
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+
+import torch
 
 from inductor_passes.agree import orders
 from inductor_passes.agree.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
@@ -24,6 +26,7 @@ from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.files import folder
 from inductor_passes.torch_compat import c10d, caches
+from inductor_passes.torch_compat.sizes import size_hint
 
 log = logging.getLogger(__name__)
 _current: contextvars.ContextVar[SharedCompile | None] = contextvars.ContextVar(
@@ -32,10 +35,13 @@ _current: contextvars.ContextVar[SharedCompile | None] = contextvars.ContextVar(
 
 
 class SharedCompile:
-    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one."""
+    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one.
 
-    def __init__(self, store: c10d.Store, rank: int) -> None:
-        self._store, self._rank = store, rank
+    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is told by them.
+    """
+
+    def __init__(self, store: c10d.Store, rank: int, sizes: str = "") -> None:
+        self._store, self._rank, self._sizes = store, rank, sizes
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
@@ -48,7 +54,7 @@ class SharedCompile:
         self.key = key
         try:
             self._mark = leave_mark()
-            found = claim(self._store, key, self._rank, self._mark or "-")
+            found = claim(self._store, f"{key}{self._sizes}", self._rank, self._mark or "-")
             if isinstance(found, Turn):
                 return self._wait(found)
             self._claim = found
@@ -103,8 +109,8 @@ class SharedCompile:
 
 
 @contextlib.contextmanager
-def shared_compile(wanted: bool) -> Iterator[SharedCompile | None]:
-    """A graph that is compiled in the block is compiled by one rank of those that have it, if ``wanted``."""
+def shared_compile(wanted: bool, inputs: Sequence[object] = ()) -> Iterator[SharedCompile | None]:
+    """A graph with these inputs that is compiled in the block is compiled by one rank of those that have it, if ``wanted``."""
     store = c10d.job_store() if wanted and not orders.salt() else None
     if store is None or (c10d.world_size() or 1) < 2:
         yield None
@@ -113,13 +119,24 @@ def shared_compile(wanted: bool) -> Iterator[SharedCompile | None]:
         _say_once("dynamo_dist is not enabled")
         yield None
         return
-    compiling = SharedCompile(store, c10d.global_rank())
+    compiling = SharedCompile(store, c10d.global_rank(), _hints(inputs))
     token = _current.set(compiling)
     try:
         yield compiling
     finally:
         _current.reset(token)
         compiling.end()
+
+
+def _hints(inputs: Sequence[object]) -> str:
+    """Hints of all sizes among inputs that are symbols, in order, as text."""
+    sizes = (
+        size
+        for each in inputs
+        for size in (each.shape if isinstance(each, torch.Tensor) else (each,))
+        if isinstance(size, torch.SymInt)
+    )
+    return "".join(f" {size} {size_hint(size)}" for size in sizes)
 
 
 def missed(key: str) -> bool:

@@ -19,6 +19,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.torch_compat import c10d, meshes
+from inductor_passes.torch_compat.sizes import size_hint
 
 _MARKS = ("partitioner_tag", "recompute", "ac_graph_id", "custom", "must_be_in_backward")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -27,7 +28,6 @@ _NAMED = (
     torch.device,
     torch.layout,
     torch.memory_format,
-    torch.SymInt,
     torch.SymFloat,
     torch.SymBool,
     enum.Enum,
@@ -91,6 +91,8 @@ class Traced:
     def _text(self, value: Any) -> str:
         if isinstance(value, _PLAIN):
             return f"{type(value).__name__} {value!r}"
+        if isinstance(value, torch.SymInt):  # what it launches is told by its hint
+            return f"SymInt {value} {size_hint(value)}"
         if isinstance(value, _NAMED):
             return f"{type(value).__name__} {value}"
         if isinstance(value, (torch.Size, tuple, list)):

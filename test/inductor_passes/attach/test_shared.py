@@ -14,6 +14,7 @@ from inductor_passes.attach import shared
 from inductor_passes.attach.shared import SharedCompile
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.testing import trace
 from inductor_passes.torch_compat import c10d, caches
 
 KEY = "fabcdef"
@@ -60,6 +61,18 @@ def test_who_comes_when_it_is_done_finds_it_too():
     first.end()
     assert second.missed(KEY)
     assert second.made_by == 0
+
+
+def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other():
+    store = dist.HashStore()
+    graphs = (trace(lambda x: x * 2, [rows, 3], dynamic=True) for rows in (4, 6))
+    given = [graph.find_nodes(op="placeholder")[0].meta["val"] for graph in graphs]
+    few, many = (shared._hints([x, x.shape[0], 3]) for x in given)
+    assert few != many and " 4 " in few
+    ranks = [SharedCompile(store, rank, sizes) for rank, sizes in enumerate((few, many))]
+    assert not any(each.missed(KEY) for each in ranks)
+    for each in ranks:
+        each.end()
 
 
 def test_folders_apart_are_known_for_later_graphs(monkeypatch):
