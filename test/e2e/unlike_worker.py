@@ -6,8 +6,6 @@ Inductor lowers and generates as always, but the kernels are Python (``tools/fuz
 """
 
 import contextlib
-import copy
-import functools
 import io
 import json
 import logging
@@ -15,16 +13,28 @@ import os
 import subprocess
 import sys
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+import unlike_caches
+import unlike_data_parallel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
+from unlike_base import (
+    WIDTH,
+    batch,
+    cache_folder,
+    compare,
+    compiled,
+    drawn,
+    gather_then_reduce,
+    job_store,
+)
+from unlike_data_parallel import against_ddp, mlp
 
 import dynamo_dist
 from inductor_passes.reporting import recorder
@@ -33,113 +43,9 @@ from inductor_passes.testing import leave_process
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from fuzzing.without_cpp import without_cpp
 
-WIDTH = 32
 log = logging.getLogger("program")
 
-
-def drawn(*shape, seed, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=dtype) / shape[-1] ** 0.5
-
-
-def compiled(function, **settings):
-    return torch.compile(function, backend="dynamo_dist", **settings)
-
-
-def compare(step, calls, **settings):
-    """``step(*inputs)`` for each of ``calls``, eager and compiled."""
-    fast = compiled(step, **settings)
-    for number, inputs in enumerate(calls):
-        expected = step(*inputs)
-        with contextlib.redirect_stdout(io.StringIO()):
-            found = fast(*inputs)
-        for at, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
-            if not torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5):
-                return f"call {number}, output {at} is off by {(mine - theirs).abs().max():.3g}"
-    return "ok"
-
-
 # --- Local sizes ------------------------------------------------------------------------------------
-
-
-def mlp(depth, seed=0):
-    torch.manual_seed(seed)
-    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(depth)]
-    return nn.Sequential(*layers)
-
-
-def against_ddp(
-    rank,
-    batches,
-    depth=2,
-    accumulate=1,
-    evaluate=False,
-    mode="replicate",
-    rate=0.1,
-    model=None,
-    before=lambda step: None,
-):
-    """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's, eager."""
-    model = mlp(depth) if model is None else model
-    reference = DistributedDataParallel(copy.deepcopy(model))
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    ours = dynamo_dist.data_parallel(model, mesh["dp"], mode=mode)
-    fast = compiled(ours)
-    pairs = [(each, torch.optim.SGD(each.parameters(), rate)) for each in (reference, ours)]
-    for step, rows in enumerate(batches):
-        before(step)
-        x = drawn(rows[rank], WIDTH, seed=10 * step + rank)
-        losses = []
-        for forward, (_, optimizer) in zip((reference, fast), pairs, strict=True):
-            loss = (forward(x) - x.roll(1, 1)).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-            if (step + 1) % accumulate == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-        if abs(losses[0] - losses[1]) > 1e-4 * abs(losses[0]):
-            return f"step {step}: loss {losses[1]}, with DDP {losses[0]}"
-        if evaluate and rank == 0 and step % 10 == 3:
-            with torch.no_grad():  # nothing is launched: each rank has the whole model
-                one, other = fast(x[:3]), reference.module(x[:3])
-            if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
-                return f"step {step}: evaluation is off by {(one - other).abs().max():.3g}"
-    for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
-        if not torch.allclose(mine.full_tensor(), theirs, rtol=1e-3, atol=1e-5):
-            return "parameters differ from DDP's"
-    return "ok"
-
-
-def data_parallel(rank):
-    return against_ddp(rank, [(16, 16), (24, 16)], depth=8)
-
-
-def data_set(rank, left=(16, 7), **settings):
-    """Five epochs of ten steps, the last of which has what is ``left`` of the data: less on rank 1."""
-    epoch = [(16, 16)] * 9 + [left]
-    return against_ddp(rank, epoch * 5, **settings)
-
-
-def data_set_last_batch_short(rank):
-    return data_set(rank)
-
-
-def data_set_sharded(rank):
-    return data_set(rank, left=(7, 5), mode="fully_shard")
-
-
-def data_set_accumulated(rank):
-    return data_set(rank, accumulate=2)
-
-
-def data_set_evaluated_on_rank_0(rank):
-    return data_set(rank, evaluate=True)
-
-
-def data_set_in_buckets(rank):
-    """Each rank draws a bucket of lengths for itself."""
-    lengths = [(8, 24, 64)[at] for at in torch.randint(3, (100,), generator=torch.manual_seed(3))]
-    return against_ddp(rank, [tuple(lengths[2 * at : 2 * at + 2]) for at in range(50)])
 
 
 def two_gathers(rank):
@@ -195,23 +101,6 @@ def unequal_from_the_first_step(rank):
 
 
 # --- Graphs that one rank alone has -----------------------------------------------------------------
-
-
-def gather_then_reduce(between=lambda y: None):
-    w = drawn(WIDTH // 2, WIDTH, seed=1)
-
-    def step(x):
-        whole = fc.all_gather_tensor(w, 0, dist.group.WORLD)
-        y = torch.relu(x @ whole)
-        between(y)
-        total = fc.all_reduce(y.mean(0) * 2, "sum", dist.group.WORLD)
-        return y @ whole, total + 1
-
-    return step
-
-
-def batch(rows=8):
-    return (drawn(rows, WIDTH, seed=6),)
 
 
 def metrics_on_rank_0(rank):
@@ -464,133 +353,10 @@ def second_attempt(rank, store):
     return said
 
 
-@functools.cache
-def job_store(rank, first=False):
-    """What the job's ranks share as long as it runs, through all restarts."""
-    port, wait = int(os.environ["MASTER_PORT"]), timedelta(seconds=600)
-    return dist.TCPStore("127.0.0.1", port, is_master=first, timeout=wait, wait_for_workers=False)
-
-
-# --- Caches -----------------------------------------------------------------------------------------
-
-
-def cache_folder(rank, shared=False):
-    folder = Path(os.environ["CASE_FOLDER"]) / ("shared" if shared else f"cache{rank}")
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    return folder
-
-
-def kept_files(folder):
-    """What this package keeps beside Inductor's cache, if it does."""
-    return [each for each in (folder / "inductor_passes").rglob("*") if each.is_file()]
-
-
-def warm_start_without(rank, harm, on):
-    folder = cache_folder(rank)
-    step = gather_then_reduce()
-    said = compare(step, [batch()])
-    dist.barrier()
-    torch._dynamo.reset()
-    if rank in on:
-        for file in kept_files(folder):
-            harm(file)
-    dist.barrier()
-    return said if said != "ok" else compare(step, [batch()] * 2)
-
-
-def record_lost_on_rank_0(rank):
-    return warm_start_without(rank, Path.unlink, (0,))
-
-
-def records_lost(rank):
-    return warm_start_without(rank, Path.unlink, (0, 1))
-
-
-def record_damaged_on_rank_1(rank):
-    return warm_start_without(rank, lambda file: file.write_text('{"passes": [1]}'), (1,))
-
-
-def records_of_nothing(rank):
-    return warm_start_without(rank, lambda file: file.write_text("[]"), (0, 1))
-
-
-def record_too_deep(rank):
-    return warm_start_without(rank, lambda file: file.write_text("[" * 100_000), (0,))
-
-
-def by_turns(rank, step, *inputs):
-    """Rank 1 starts once rank 0 has compiled and run, with the same cache; returns its own result of both."""
-    cache_folder(rank, shared=True)
-    for turn in range(2):
-        if turn == rank:
-            found = compiled(step)(*inputs)
-        dist.barrier()
-    return found, step(*inputs)
-
-
-def rows_of(rank, step, *inputs):
-    found, expected = by_turns(rank, step, *inputs)
-    if not torch.equal(found.to_local(), expected.to_local()):
-        return f"rank {rank} has {found.to_local().tolist()}, not {expected.to_local().tolist()}"
-    return "ok"
-
-
-def whole_and_shard(rank):
-    mesh = init_device_mesh("cpu", (2,))
-    whole = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Replicate()])
-    return whole, distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-
-
-def coordinate_of_a_slice(rank):
-    whole, _ = whole_and_shard(rank)
-    return rows_of(rank, lambda s: s.redistribute(placements=[Shard(0)]) * 2, whole)
-
-
-def coordinate_of_an_operand(rank):
-    whole, shard = whole_and_shard(rank)
-    return rows_of(rank, lambda x, s: x + s, shard, whole)
-
-
-def coordinate_of_an_index(rank):
-    """Rows are added to columns in shards: each rank adds its own columns of what all have."""
-    mesh = init_device_mesh("cpu", (2,))
-    columns = distribute_tensor(torch.ones(4, 6), mesh, [Shard(1)])
-    index = distribute_tensor(torch.tensor([0, 3, 1]), mesh, [Replicate()])
-    source = distribute_tensor(torch.arange(18.0).reshape(3, 6), mesh, [Replicate()])
-    return rows_of(rank, lambda x, i, s: torch.index_add(x, 0, i, s), columns, index, source)
-
-
-def coordinate_in_a_backward(rank):
-    """The gradient of a gather is this rank's slice."""
-    _, shard = whole_and_shard(rank)
-    weight = torch.arange(8.0).reshape(4, 2)
-
-    def step(x):
-        x = x.detach().requires_grad_()
-        whole = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
-        return torch.autograd.grad((whole * weight).sum(), x)[0]
-
-    cache_folder(rank, shared=True)
-
-    def forward(x):
-        whole = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
-        return (whole * weight).sum()
-
-    fast, x = compiled(forward), shard.detach().requires_grad_()
-    loss = fast(x)
-    expected = step(shard)
-    for turn in range(2):
-        if turn == rank:
-            loss.backward()
-        dist.barrier()
-    same = torch.equal(x.grad.to_local(), expected.to_local())
-    return "ok" if same else f"rank {rank} has {x.grad.to_local()}, not {expected.to_local()}"
-
-
 CASES = {
     each.__name__: each
     for each in (
-        data_parallel,
+        unlike_data_parallel.data_parallel,
         two_gathers,
         six_reduces,
         unequal_from_the_first_step,
@@ -610,20 +376,20 @@ CASES = {
         log_without_collective,
         forgotten_on_rank_1,
         survivor_of_a_restart,
-        record_lost_on_rank_0,
-        records_lost,
-        record_damaged_on_rank_1,
-        records_of_nothing,
-        record_too_deep,
-        coordinate_of_a_slice,
-        coordinate_of_an_operand,
-        coordinate_of_an_index,
-        coordinate_in_a_backward,
-        data_set_last_batch_short,
-        data_set_sharded,
-        data_set_in_buckets,
-        data_set_accumulated,
-        data_set_evaluated_on_rank_0,
+        unlike_caches.record_lost_on_rank_0,
+        unlike_caches.records_lost,
+        unlike_caches.record_damaged_on_rank_1,
+        unlike_caches.records_of_nothing,
+        unlike_caches.record_too_deep,
+        unlike_caches.coordinate_of_a_slice,
+        unlike_caches.coordinate_of_an_operand,
+        unlike_caches.coordinate_of_an_index,
+        unlike_caches.coordinate_in_a_backward,
+        unlike_data_parallel.data_set_last_batch_short,
+        unlike_data_parallel.data_set_sharded,
+        unlike_data_parallel.data_set_in_buckets,
+        unlike_data_parallel.data_set_accumulated,
+        unlike_data_parallel.data_set_evaluated_on_rank_0,
     )
 }
 
