@@ -27,11 +27,11 @@ def hosts(monkeypatch):
         pytest.skip(str(error))
 
 
-def torchrun(hosts, caches, seconds=400):
+def torchrun(hosts, caches, *, what=("1", str(SLOWER_S)), seconds=400):
     """What the ranks printed, of which each host has one. ``caches``: the folders of each host, one for each step."""
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     line += ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0].address}:29400", "--rdzv-id=job"]
-    script = [str(WORKER), "1", str(SLOWER_S)]
+    script = [str(WORKER), *what]
     started = []
     for host, folders in zip(hosts, caches, strict=True):
         # Real hosts are told apart by name; these two share one.
@@ -76,3 +76,12 @@ def test_hosts_of_which_one_compiles_slower(hosts, tmp_path):
     assert all(step["close"] for rank in cold for step in rank["steps"])
     warm = torchrun(hosts, caches)
     assert all(step["close"] and step["hits"] for rank in warm for step in rank["steps"]), warm
+
+
+def test_one_host_compiles_for_both(hosts, tmp_path):
+    """Through a folder that the hosts share, and through the job's store where each has its own."""
+    caches = [[str(tmp_path / "of_both"), str(tmp_path / f"of_host{at}")] for at in range(2)]
+    ranks = torchrun(hosts, caches, what=("shared",))
+    assert all(step["close"] for rank in ranks for step in rank["steps"])
+    for at in range(2):  # forward and backward
+        assert sorted(rank["steps"][at]["lowered"] for rank in ranks) == [0, 2], ranks

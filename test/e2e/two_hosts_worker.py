@@ -1,6 +1,6 @@
-"""One rank of ``test_two_hosts.py``: compiled training steps whose host may be slow at compiling.
+"""One rank of ``test_two_hosts.py``: compiled training steps whose host may be slow at compiling, or that one rank compiles for both.
 
-Arguments: the slow host, how many seconds a pass takes longer there, and a cache folder for each of the steps.
+Arguments: ``shared``, or the slow host and how many seconds a pass takes longer there; and a cache folder for each of the steps.
 """
 
 import json
@@ -10,11 +10,14 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch._inductor.graph import GraphLowering
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import inductor_passes
 
-slow_host, seconds, caches = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
+shares = sys.argv[1] == "shared"
+slow_host, seconds = (0, 0.0) if shares else (int(sys.argv[1]), float(sys.argv[2]))
+caches = sys.argv[2:] if shares else sys.argv[3:]
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 host = int(os.environ["GROUP_RANK"])
@@ -31,12 +34,24 @@ class Delay(inductor_passes.GraphPass):
         return inductor_passes.PassStats(changed=False)
 
 
-inductor_passes.register(Delay, before="schedule")
+if not shares:  # a pass of a user's may ask for its rank
+    inductor_passes.register(Delay, before="schedule")
 mesh = init_device_mesh("cpu", (2,))
 torch.manual_seed(0)
 x = distribute_tensor(torch.randn(8, 16, dtype=torch.float64), mesh, [Shard(0)])
 full = [torch.randn(16, 16, dtype=torch.float64) / 4 for _ in range(2)]
 weights = [distribute_tensor(w, mesh, [Shard(0)]).requires_grad_() for w in full]
+sides = [distribute_tensor(w, mesh, [Shard(1 - i)]).requires_grad_() for i, w in enumerate(full)]
+lowered: list[object] = []
+lower = GraphLowering.compile_to_module
+
+
+def counted(self):
+    lowered.append(self)
+    return lower(self)
+
+
+GraphLowering.compile_to_module = counted
 
 
 def through_tanh(x, weights):
@@ -51,23 +66,38 @@ def through_relu(x, weights):
     return x.square().sum()
 
 
+def beside_each_other(x, sides):
+    one, other = sides
+    y = x.redistribute(placements=[Replicate()])
+    return (torch.sin(y @ one) @ other).full_tensor().square().sum()
+
+
+def beside_each_other_twice(x, sides):
+    one, other = sides
+    y = x.redistribute(placements=[Replicate()])
+    return (torch.cos(torch.sin(y @ one)) @ other).full_tensor().square().sum()
+
+
 def gradients(function):
-    return [g.full_tensor() for g in torch.autograd.grad(function(x, weights), weights)]
+    taken = sides if shares else weights
+    return [g.full_tensor() for g in torch.autograd.grad(function(x, taken), taken)]
 
 
 def outcome(step, cache):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     torch._dynamo.utils.counters.clear()
+    lowered.clear()
     expected = gradients(step)
-    found = gradients(torch.compile(step, backend="dynamo_dist", fullgraph=True))
+    options = {"compile": "shared"} if shares else {}
+    found = gradients(torch.compile(step, backend="dynamo_dist", fullgraph=True, options=options))
     return {
         "close": all(map(torch.allclose, found, expected)),
+        "lowered": len(lowered),
         "hits": torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"],
     }
 
 
-steps = [
-    outcome(step, cache) for step, cache in zip((through_tanh, through_relu), caches, strict=True)
-]
+STEPS = (beside_each_other, beside_each_other_twice) if shares else (through_tanh, through_relu)
+steps = [outcome(step, cache) for step, cache in zip(STEPS, caches, strict=True)]
 print(json.dumps({"rank": rank, "host": host, "steps": steps}), flush=True)
 dist.destroy_process_group()
