@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import dynamo_dist
+from inductor_passes.agree import compile_once
 from inductor_passes.attach import shared
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
@@ -186,7 +187,7 @@ CASES = (
     *(its_own_mesh_in_a_result, its_own_place_in_training),
     an_error_in_the_compile,
 )
-APART = (tensor_parallel,)
+ALONE = (tensor_parallel,)
 
 
 def ran(case, mesh):
@@ -234,6 +235,16 @@ def killed_in_training(mesh, rank):
     return {"right": right, "caches": [], "seconds": time.monotonic() - begun}
 
 
+def killed_at_its_end(mesh, rank):
+    """The rank that has compiled is killed before the others hear of it."""
+
+    def die(self, *args):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(compile_once.Claim, "end", die):
+        tensor_parallel(mesh)
+
+
 def killed(mesh, rank):
     """The rank that compiles first is killed while it does; what the others compiled, and how long that took."""
     from inductor_passes.attach.hooks import Attachment
@@ -257,7 +268,11 @@ def killed(mesh, rank):
     return {"right": right, "caches": caches, "seconds": time.monotonic() - begun}
 
 
-DYING = {"killed": killed, "killed in training": killed_in_training}
+DYING = {
+    "killed": killed,
+    "killed in training": killed_in_training,
+    "killed at its end": killed_at_its_end,
+}
 
 
 def main(folder, what):
@@ -271,7 +286,7 @@ def main(folder, what):
             found = {"killed": DYING[what](mesh, rank)}
         else:
             found = {
-                case.__name__: ran(case, mesh) for case in (APART if what == "apart" else CASES)
+                case.__name__: ran(case, mesh) for case in (CASES if what == "together" else ALONE)
             }
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     if what not in DYING:

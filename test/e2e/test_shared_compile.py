@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forked
@@ -45,6 +46,10 @@ def job(folder, what, *, apart=False, dies=None):
         with log.open("w") as file:
             processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
     try:
+        if dies == "all":
+            at = next(_first_dead(processes))
+            assert processes[at].wait(1) == -9
+            return []
         for rank, process in enumerate(processes):
             code = process.wait(300)
             assert code == (-9 if rank == dies else 0), (folder / f"{rank}.log").read_text()[-3000:]
@@ -53,6 +58,14 @@ def job(folder, what, *, apart=False, dies=None):
             process.kill()
     living = (rank for rank in range(RANKS) if rank != dies)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in living]
+
+
+def _first_dead(processes, seconds=120):
+    """Wait for a process to end; the others are then killed by whoever waits."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield from (at for at, process in enumerate(processes) if process.poll() is not None)
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +136,12 @@ def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path, what):
     found = job(tmp_path, what, dies=3)
     assert all(rank["killed"]["right"] for rank in found)
     assert all(rank["killed"]["seconds"] < 60 for rank in found)
+
+
+def test_a_job_that_was_killed_in_the_middle_starts_anew_from_its_folder(tmp_path):
+    """The rank that compiles dies when its forward graph is in the folder and nobody knows of it; then all do, and start again."""
+    job(tmp_path, "killed at its end", dies="all")
+    assert list((tmp_path / "cache" / "fxgraph").rglob("*"))
+    found = job(tmp_path, "again")
+    assert all(rank["tensor_parallel"]["right"] for rank in found)
+    assert lowered(found, "tensor_parallel") == 1  # the backward one
