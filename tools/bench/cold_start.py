@@ -1,11 +1,12 @@
 #!/usr/bin/env python
 """How much does a program's first step take, cold and from caches, beside stock?
 
-    python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--json FILE]
+    python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--fsdp] [--json FILE]
 
 Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
 in fresh processes: once with an empty cache folder that they share, then again with what is in it, and, ``loaded``, with empty caches
-and what the first job has saved (``dynamo_dist.save`` and ``load``, whose time counts); with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``). Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
+and what the first job has saved (``dynamo_dist.save`` and ``load``, whose time counts); with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group, with an empty cache folder. With
+``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too. Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
 and ``init_process_group``; what passed by the clock, which others on the machine lengthen; and what torch counted of its
 caches on the first rank: graphs that AOTAutograd and Inductor found.
 """
@@ -31,6 +32,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
 }
 WIDTH = 128
 STARTS = ("cold", "warm", "loaded")
+ALONE = "alone"
 
 
 def processor_seconds() -> float:
@@ -39,8 +41,10 @@ def processor_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def worker(backend: str, layers: int, saved: str, start: str) -> None:
-    """One rank: its first step, as a line of JSON. ``saved``: the folder of artefacts."""
+def worker(options: argparse.Namespace) -> None:
+    """One rank: its first step, as a line of JSON. ``options.saved``: the folder of artefacts."""
+    backend, start, saved = options.worker, options.caches, options.saved
+    (layers,) = options.layers
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -48,6 +52,7 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.graph import GraphLowering
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
@@ -95,15 +100,26 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
 
     convert_frame.trace_frame = noted
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if start == ALONE:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
+    else:
+        dist.init_process_group("gloo")
+    if options.fsdp:
+        shape, names = (2, dist.get_world_size() // 2), ("dp", "tp")
+    else:
+        shape, names = (dist.get_world_size(),), ("tp",)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     torch.manual_seed(0)
     model = nn.Sequential(*[Block() for _ in range(layers)])
     plan: dict[str, Any] = {}
     for layer in range(layers):
         plan |= {f"{layer}.{name}": ColwiseParallel() for name in ("q", "k", "v", "gate", "up")}
         plan |= {f"{layer}.{name}": RowwiseParallel() for name in ("o", "down")}
-    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh["tp"], plan)
+    for each in (*model, model) if options.fsdp else ():
+        fully_shard(each, mesh=mesh["dp"])
     x = torch.randn(2, 32, WIDTH)
     dist.barrier()
     clock, processor = time.perf_counter(), processor_seconds()
@@ -125,17 +141,21 @@ def worker(backend: str, layers: int, saved: str, start: str) -> None:
     leave_process()
 
 
-def first_step(backend: str, layers: int, ranks: int, folder: str, start: str) -> dict[str, Any]:
+def first_step(
+    backend: str, layers: int, ranks: int, folder: str, start: str, fsdp: bool
+) -> dict[str, Any]:
     """A job's first step, in fresh processes. ``loaded`` it has a temporary folder of its own too, as on another host."""
     apart = Path(folder, "apart")
     apart.mkdir(exist_ok=True)
     own = {"TMPDIR": str(apart)} if start == "loaded" else {}
-    cache = apart if start == "loaded" else Path(folder, "cache")
+    caches = {"loaded": apart, ALONE: Path(folder, ALONE)}
+    cache = caches.get(start, Path(folder, "cache"))
+    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *(f"--nproc-per-node={ranks}", "--standalone", __file__),
-            *("--worker", backend, "--layers", str(layers)),
+            *(sys.executable, *(() if start == ALONE else launcher), __file__),
+            *("--worker", backend, "--layers", str(layers), "--ranks", str(ranks)),
+            *(("--fsdp",) if fsdp else ()),
             *("--caches", start, "--saved", str(Path(folder, "saved"))),
         ],
         env={
@@ -163,6 +183,12 @@ def first_step(backend: str, layers: int, ranks: int, folder: str, start: str) -
     }
 
 
+def _starts(backend: str) -> tuple[str, ...]:
+    if backend == "stock":
+        return STARTS[:2]
+    return (*STARTS, ALONE) if backend == "ours" else STARTS
+
+
 def main() -> None:
     """Measure, print a line a job and write them as JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
@@ -170,12 +196,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fsdp", action="store_true", help="FSDP2 over half of the ranks too")
     parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
-    parser.add_argument("--caches", choices=STARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--caches", choices=(*STARTS, ALONE), help=argparse.SUPPRESS)
     parser.add_argument("--saved", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker, *options.layers, options.saved, options.caches)
+        worker(options)
         return
     import torch
 
@@ -183,8 +210,8 @@ def main() -> None:
     for layers in options.layers:
         for backend in options.backends:
             with tempfile.TemporaryDirectory() as folder:
-                for start in STARTS[: 2 if backend == "stock" else 3]:
-                    found = first_step(backend, layers, options.ranks, folder, start)
+                for start in _starts(backend):
+                    found = first_step(backend, layers, options.ranks, folder, start, options.fsdp)
                     rows.append({"layers": layers, "backend": backend, "start": start, **found})
                     print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if options.json:
@@ -193,6 +220,7 @@ def main() -> None:
             "command": " ".join(["python", "tools/bench/cold_start.py", *sys.argv[1:]]),
             "torch": torch.__version__,
             "ranks": options.ranks,
+            "fsdp": options.fsdp,
             "cores": os.cpu_count(),
             "processes_running": round(os.getloadavg()[1], 2),
             "rows": rows,
