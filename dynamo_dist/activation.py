@@ -88,7 +88,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat.dynamo import compiler, frames
-    from dynamo_dist.torch_compat.inductor import artefacts, keys, vector_units
+    from dynamo_dist.torch_compat.inductor import artefacts, vector_units
     from dynamo_dist.trace.dtensor import registry as dtensor
     from dynamo_dist.trace.lowering import registry as lowering
     from dynamo_dist.trace.modules import registry as modules
@@ -117,7 +117,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *placements.changes(),
         Listen(),
         compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        *keys.meshes_by_content(),
         *artefacts.damaged_is_absent(),
         *vector_units.probed_once_a_host(),
         *compiling.changes(),

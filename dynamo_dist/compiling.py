@@ -25,11 +25,12 @@ def register_switches() -> None:
 
 
 def changes() -> list[Change]:
-    """List changes that do nothing until asked: ranks wait for what another compiles (``compile="shared"``), no header for loaded kernels,
-    loaded frames without a trace.
+    """List changes to torch's compile caches, and those that do nothing until asked: ranks wait for what another compiles (``compile="shared"``),
+    no header for loaded kernels, loaded frames without a trace.
     """
     from dynamo_dist.saved import frames
-    from dynamo_dist.torch_compat.inductor import headers, shared
+    from dynamo_dist.torch_compat.inductor import headers, keys, shared
+    from inductor_passes.torch_compat import meshes
 
     def missed(key: str) -> bool:
         from inductor_passes.attach.shared import missed as ask
@@ -41,7 +42,12 @@ def changes() -> list[Change]:
 
         return compiles.has_loaded()
 
-    return [*shared.look_again(missed), *headers.only_for_builds(has_loaded), *frames.changes()]
+    return [
+        *keys.meshes_by_content(meshes.content),
+        *shared.look_again(missed),
+        *headers.only_for_builds(has_loaded),
+        *frames.changes(),
+    ]
 
 
 def compile_frame(

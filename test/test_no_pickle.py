@@ -1,6 +1,6 @@
 """Nothing that a user may pass around is read as pickle, which runs what it holds.
 
-What ``dynamo_dist.load`` takes, from a folder that is this user's alone, is: entries of torch's compile caches, by torch, and frames, in one file.
+What ``dynamo_dist.load`` takes, from a folder that is this user's alone, is: entries of torch's compile caches, by torch, and frames, in one file. What ranks of one job hand to each other through its store are entries too.
 """
 
 import ast
@@ -13,6 +13,7 @@ SOURCES = sorted(
     p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
 )
 FRAMES = "dynamo_dist/torch_compat/dynamo/frame_pickles.py"
+ENTRIES = "inductor_passes/torch_compat/entry_pickles.py"
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
@@ -40,7 +41,16 @@ def test_no_source_reads_pickle():
     found = {
         path.relative_to(ROOT).as_posix() for path in SOURCES if list(unpickles(path.read_text()))
     }
-    assert found == {FRAMES}
+    assert found == {FRAMES, ENTRIES}
+
+
+def test_entries_are_read_where_ranks_share_a_compile_alone():
+    read = {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if "put_own_entry(" in path.read_text()
+    }
+    assert read - {ENTRIES} == {"inductor_passes/attach/shared_trace.py"}
 
 
 def test_frames_are_read_by_load_alone():

@@ -163,7 +163,7 @@ class Attachment:
             stream = dataclasses.replace(stream, joint=joint.key)
             carried.count(joint.stream, joint.plan)
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, shared_trace.offers(stream, offer))
+        decision = job.decide(stream, shared_trace.offers_of_all(stream, offer))
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)

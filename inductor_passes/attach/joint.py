@@ -56,7 +56,7 @@ def cut_joint(
         joint = Joint("cut" if record.changed else PROGRAM, None, record)
     else:
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, shared_trace.offers(stream, offer))
+        decision = job.decide(stream, shared_trace.offers_of_all(stream, offer))
         log.info("Graph %s: parts %s", graph_id, decision.how)
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
         joint = Joint(decision.plan, stream, made)

@@ -22,10 +22,10 @@ from inductor_passes.agree.compile_once import FAILURES, MOST_BYTES, Claim, Turn
 from inductor_passes.agree.decide import Offer
 from inductor_passes.agree.stream import Stream
 from inductor_passes.attach import shared, uneven
-from inductor_passes.attach.traced import NoDigestError, Traced
+from inductor_passes.attach.traced import NoDigestError, TracedProgram
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
-from inductor_passes.torch_compat import aot, c10d, caches, config, dynamo
+from inductor_passes.torch_compat import aot, c10d, caches, config, dynamo, entry_pickles
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class SharedTrace:
         unlike = (uneven.is_rank_dependent(), uneven.has_uneven_inputs())
         facts = (self._about, dict(how), dynamo.metadata_in_work(), unlike, config.digests())
         try:
-            traced = Traced(joint, *facts)
+            traced = TracedProgram(joint, *facts)
         except NoDigestError as error:
             log.info(
                 "This rank compiles for itself: nothing tells its graph from others (%s).", error
@@ -101,7 +101,7 @@ class SharedTrace:
             return
         try:
             entry, graphs = _unpacked(content)
-            caches.put_traced_entry(self._entries.key, caches.own_traced_entry(entry, meshes))
+            entry_pickles.put_own_entry(self._entries.key, entry, meshes)
             placed = all(caches.put_entry(key, each) for key, each in graphs.items())
         except (
             Exception
@@ -128,7 +128,7 @@ class SharedTrace:
         """Say what came of this rank's turn, if it had one."""
         if self._claim is None:
             return
-        entry = self._entries.made if self.is_rank_free else None
+        entry = self._entries.made() if self.is_rank_free else None
         content = None
         if entry is not None:
             wanted = self._graphs if self._claim.is_wanted() else {}
@@ -164,7 +164,7 @@ def made_once(
     return make(), sharing.made_by
 
 
-def offers(stream: Stream, offer: Offer) -> Offer:
+def offers_of_all(stream: Stream, offer: Offer) -> Offer:
     """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
     sharing = _current.get()
     return shared.offers(stream, offer if sharing is None else sharing.offers(stream, offer))

@@ -39,7 +39,7 @@ class NoDigestError(Exception):
     """Something in a graph has no text that is the same in another process."""
 
 
-class Traced:
+class TracedProgram:
     """The digest of a graph and ``more`` that its code depends on. ``meshes``: those that were met, by what they hold.
 
     Raises NoDigestError, which names what has none.

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
-from inductor_passes.torch_compat.meshes import unpickled_as
 
 
 def cache_dir() -> str:
@@ -107,54 +104,61 @@ def torch_version() -> str:
 
 
 class TracedEntries:
-    """What one compile asks AOTAutograd's cache for. ``key``: that of its graph, "" where the cache was not asked; ``made``: the entry it wrote."""
+    """What one compile asks AOTAutograd's cache for. ``key``: that of its graph, "" where the cache was not asked."""
 
     def __init__(self) -> None:
         self.key = ""
-        self.made: bytes | None = None
+        self._before: set[str] = set()
+
+    def ask(self, key: str) -> None:
+        """The cache is asked for a key; the first is the graph's."""
+        if not self.key:
+            self.key, self._before = key, set(_files(traced_entries_of(key)))
+
+    def made(self) -> bytes | None:
+        """Return the entry that was written since; None if there is none."""
+        if not self.key:
+            return None
+        folder = traced_entries_of(self.key)
+        new = [name for name in _files(folder) if name not in self._before]
+        try:
+            return Path(folder, new[0]).read_bytes() if len(new) == 1 else None
+        except OSError:
+            return None
 
 
 @contextlib.contextmanager
 def traced_entries() -> Iterator[TracedEntries]:
-    """Note what AOTAutograd's cache is asked for in the block. ``_lookup`` and ``_write_to_local_cache`` were seen in 2.11 to 2.14."""
+    """Note what AOTAutograd's cache is asked for in the block. ``AOTAutogradCache._lookup`` was seen in 2.11 to 2.14."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     noted, owner = TracedEntries(), cast(Any, AOTAutogradCache)
-    names = ("_lookup", "_write_to_local_cache")
-    if not all(name in vars(owner) for name in names):
+    stock = vars(owner).get("_lookup")
+    if stock is None:
         yield noted
         return
-    lookup, write = (getattr(owner, name) for name in names)
-    stock = [vars(owner)[name] for name in names]
+    lookup = owner._lookup
 
-    def noted_lookup(key: str, *args: Any, **kwargs: Any) -> Any:
-        noted.key = noted.key or key
+    def changed(key: str, *args: Any, **kwargs: Any) -> Any:
+        noted.ask(key)
         return lookup(key, *args, **kwargs)
 
-    def noted_write(key: str, content: bytes) -> None:
-        write(key, content)
-        if key == noted.key:
-            noted.made = content
-
-    owner._lookup, owner._write_to_local_cache = map(staticmethod, (noted_lookup, noted_write))
+    owner._lookup = staticmethod(changed)
     try:
         yield noted
     finally:
-        for name, was in zip(names, stock, strict=True):
-            setattr(owner, name, was)
+        owner._lookup = stock
 
 
-def put_traced_entry(key: str, entry: bytes) -> None:
-    """Write an entry into AOTAutograd's cache. Raises OSError."""
+def traced_entries_of(key: str) -> str:
+    """Return the folder of a key in AOTAutograd's cache. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.14."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
-    AOTAutogradCache._write_to_local_cache(key, entry)
+    return str(AOTAutogradCache._get_tmp_dir_for_key(key))
 
 
-def own_traced_entry(entry: bytes, meshes: Mapping[str, DeviceMesh]) -> bytes:
-    """Return an entry of another rank as this one's, whose meshes are ``meshes``, by what they hold.
-
-    Raises UnknownMeshError, and whatever a damaged entry makes of its own bytes.
-    """
-    with unpickled_as(meshes):
-        return pickle.dumps(pickle.loads(entry))
+def _files(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if "." not in name)  # none half written
+    except OSError:
+        return []

@@ -10,11 +10,10 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-from inductor_passes.torch_compat.meshes import content
 
 
-def meshes_by_content() -> list[Change]:
-    """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by what it holds.
+def meshes_by_content(content: Callable[..., str]) -> list[Change]:
+    """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by ``content``, what it holds.
 
     Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is another number in each
     process: no such graph is ever found again. ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.11 to

@@ -50,7 +50,7 @@ def quotient(size: Size, by: Size) -> Size | None:
     return found if surely_equal(found * by, size) else None
 
 
-def fits(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
+def has_pieces(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
     """Return whether a dimension of ``outer`` blocks has ``parts`` parts in each, none of them empty."""
     rows = quotient(shape[dim], outer) if 0 <= dim < len(shape) else None
     if rows is None:

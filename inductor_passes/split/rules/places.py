@@ -19,11 +19,11 @@ from inductor_passes.split.rules.pieces import (
     Shape,
     Size,
     are_equal,
+    has_pieces,
     known,
     may_be_unequal,
     quotient,
 )
-from inductor_passes.split.rules.pieces import fits as has_pieces
 from inductor_passes.split.rules.rows import Addends, Condition, Routed
 
 

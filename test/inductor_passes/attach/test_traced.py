@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from inductor_passes.attach.traced import NoDigestError, Traced
+from inductor_passes.attach.traced import NoDigestError, TracedProgram
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import meshes
 
@@ -32,7 +32,7 @@ def traced(change=None, shapes=((4, 4), (4, 4)), **how):
 
 
 def digest(*args, **how):
-    return Traced(traced(*args, **how)).digest
+    return TracedProgram(traced(*args, **how)).digest
 
 
 def only(graph, target):
@@ -107,15 +107,15 @@ def test_a_place_in_a_mesh_is_not_in_it_and_the_mesh_is():
     graph = traced()
     with fake_group(4, rank=0):
         mine = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
-        first = Traced(graph, spec(mine))
+        first = TracedProgram(graph, spec(mine))
         known, place = pickle.dumps(spec(mine)), tuple(mine.get_coordinate())
-        other = Traced(graph, spec(init_device_mesh("cpu", (4,), mesh_dim_names=("b",))))
+        other = TracedProgram(graph, spec(init_device_mesh("cpu", (4,), mesh_dim_names=("b",))))
         replicated = copy.copy(spec(mine))
         replicated.placements = (Replicate(),)
-        assert len({first.digest, other.digest, Traced(graph, replicated).digest}) == 3
+        assert len({first.digest, other.digest, TracedProgram(graph, replicated).digest}) == 3
     with fake_group(4, rank=3):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
-        third = Traced(graph, spec(mesh))
+        third = TracedProgram(graph, spec(mesh))
         assert third.digest == first.digest
         with meshes.unpickled_as(third.meshes):
             found = pickle.loads(known).mesh
@@ -134,13 +134,13 @@ def test_constants_count_by_what_they_hold():
             gm.graph.get_attr("constant")
         return gm
 
-    one, two = (Traced(with_constant(torch.full((2,), float(n)))).digest for n in (1, 2))
+    one, two = (TracedProgram(with_constant(torch.full((2,), float(n)))).digest for n in (1, 2))
     assert one != two
     with pytest.raises(NoDigestError, match="a constant of the graph"):
-        Traced(with_constant(torch.zeros(2**15)))
+        TracedProgram(with_constant(torch.zeros(2**15)))
 
 
 @pytest.mark.parametrize("value", [object(), lambda: None, operator.attrgetter("x")])
 def test_what_has_no_text_in_another_process_has_no_digest(value):
     with pytest.raises(NoDigestError):
-        Traced(traced(), value)
+        TracedProgram(traced(), value)
