@@ -197,11 +197,12 @@ def as_settled(make: Callable[[], T]) -> T:
     made = make()
     if job is None:
         return made
-    others = [
-        decision.plan
-        for found in before.since()
-        if (decision := job.decide(found.stream, CachedOffer(found.plan))).plan != found.plan
-    ]
+    others = []
+    for found in before.since():
+        # Who waits for the code of the program that this is of hears of code from a cache too.
+        offer = shared_trace.offers_of_all(found.stream, CachedOffer(found.plan))
+        if (plan := job.decide(found.stream, offer).plan) != found.plan:
+            others.append(plan)
     if others:
         dynamo.compile_again()
         with orders.compiled_apart(others):

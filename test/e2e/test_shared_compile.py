@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,6 +130,16 @@ def test_folders_of_their_own_get_the_code_through_the_store(tmp_path):
     ]
     assert all(written)
     assert lowered(found, "tensor_parallel") == 2
+
+
+def test_who_waits_hears_of_code_from_a_cache(tmp_path):
+    """The program is traced anew, and its graphs are in Inductor's cache: settling them takes no rank's deadline."""
+    job(tmp_path, "alone")
+    shutil.rmtree(tmp_path / "cache" / "aotautograd")
+    found = job(tmp_path, "alone")
+    assert all(rank["tensor_parallel"]["right"] for rank in found)
+    assert lowered(found, "tensor_parallel") == 0 and partitioned(found, "tensor_parallel") == 1
+    assert max(rank["tensor_parallel"]["seconds"] for rank in found) < 20
 
 
 @pytest.mark.parametrize("what", ["killed", "killed in training"])
