@@ -44,6 +44,7 @@ def changes() -> list[Change]:
 
     return [
         *keys.meshes_by_content(meshes.content),
+        *keys.sources_by_name(),
         *shared.look_again(missed),
         *headers.only_for_builds(has_loaded),
         *frames.changes(),

@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import dynamo_dist
 from inductor_passes.reporting import recorder
@@ -40,6 +42,18 @@ def train(x, w):
     return leaf.grad.to_local()
 
 
+def train_sharded():
+    """A layer sharded by FSDP2 over a half of the ranks and by tensor parallelism over the other; as ``train``."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    layer = torch.nn.Sequential(torch.nn.Linear(16, 16))
+    parallelize_module(layer, both["tp"], {"0": ColwiseParallel()})
+    fully_shard(layer, mesh=both["dp"])
+    fn = torch.compile(layer, backend="dynamo_dist")
+    for _ in range(2):
+        fn(torch.ones(8, 16)).square().sum().backward()
+    return layer[0].weight.grad.to_local()
+
+
 with fake_group(4):
     mesh = init_device_mesh("cpu", (4,))
     torch.manual_seed(0)
@@ -52,6 +66,8 @@ with fake_group(4):
     with recorder.records_of_block() as records:
         if state == "training":
             out = train(x, w)
+        elif state == "sharded":
+            out = train_sharded()
         else:
             out = torch.compile(step, backend=backend, fullgraph=True)(x, w, dist.group.WORLD)
     print(

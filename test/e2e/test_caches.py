@@ -47,6 +47,13 @@ def test_a_training_step_from_the_cache_adds_its_gradients_itself(tmp_path):
     assert first["checksum"] == again["checksum"]
 
 
+def test_fully_sharded_layers_are_found_again_by_another_process(tmp_path):
+    first, again = (run("sharded", tmp_path) for _ in range(2))
+    assert (first["hits"], first["misses"]) == (0, 1)
+    assert (again["hits"], again["misses"]) == (1, 0)
+    assert first["checksum"] == again["checksum"]
+
+
 def halve(folder, kind):
     """Leave half of each file of a kind, as a killed process or a full disk does."""
     files = [each for each in folder.rglob(kind) if each.is_file()]

@@ -1,15 +1,19 @@
-"""Meshes in the keys of torch's compile caches."""
+"""What torch's compile caches take for another program in each process: meshes and names made of addresses."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+
+#: A global that we have Dynamo install: the object's ``id`` and the number of the trace in this process.
+_OWN_GLOBAL = re.compile(r"__dynamo_dist\w*?_\d+_c\d+")
 
 
 def meshes_by_content(content: Callable[..., str]) -> list[Change]:
@@ -38,3 +42,45 @@ def meshes_by_content(content: Callable[..., str]) -> list[Change]:
         return reduce
 
     return [WrapAttribute(FxGraphCachePickler, name, changed)]
+
+
+def sources_by_name() -> list[Change]:
+    """Have where a graph's inputs come from stand in AOTAutograd's key without addresses of this process.
+
+    Dynamo names a global that it installs by the ``id`` of the object. A program that reads objects of ours, FSDP2's
+    parameters and their meshes, is found again only if these names are numbered as they come.
+    ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.11 to 2.14.
+    """
+    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
+
+    name = "_reduce_aot_config"
+    if not hasattr(AOTAutogradCachePickler, name):
+        return []
+
+    def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def reduce(self: Any, aot_config: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            made, parts = stock(self, aot_config)
+            sources = aot_config.aot_autograd_arg_pos_to_source
+            stable = numbered(sources or ())
+            return made, tuple(
+                stable if part is sources and stable is not None else part for part in parts
+            )
+
+        return reduce
+
+    return [WrapAttribute(AOTAutogradCachePickler, name, changed)]
+
+
+def numbered(sources: Sequence[Any]) -> list[str] | None:
+    """Dynamo's sources as text, our globals numbered in order of appearance; None where none of them is ours."""
+    numbers: dict[str, str] = {}
+
+    def number(found: re.Match[str]) -> str:
+        return numbers.setdefault(found.group(), f"__dynamo_dist_{len(numbers)}")
+
+    written = [
+        _OWN_GLOBAL.sub(number, f"{type(source).__name__} {getattr(source, 'name', source)}")
+        for source in sources
+    ]
+    return written if numbers else None

@@ -1,0 +1,42 @@
+"""Where inputs come from, as AOTAutograd's key has it: the same in each process."""
+
+import pytest
+from torch._dynamo.source import AttrSource, GlobalSource, LocalSource
+
+from dynamo_dist.torch_compat.inductor import keys
+
+
+def member(installed, name):
+    return AttrSource(GlobalSource(installed), name)
+
+
+def test_addresses_are_numbered_as_they_come():
+    one, other = (
+        [
+            member(f"__dynamo_dist_{a}_c0", "mesh"),
+            member(f"__dynamo_dist_weak_{b}_c7", "mesh"),
+            member(f"__dynamo_dist_{a}_c0", "group"),
+        ]
+        for a, b in ((139634606493776, 5), (140231575475536, 9))
+    )
+    assert one != other
+    assert keys.numbered(one) == keys.numbered(other)
+    assert len(set(keys.numbered(one))) == 3
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ("__dynamo_dist_1_c0", "__dynamo_dist_1_c0"),
+        ("__dynamo_dist_1_c0", "x"),
+        ("x", "__dynamo_dist_1_c0"),
+    ],
+)
+def test_other_objects_make_another_key(changed):
+    two = [member(name, "mesh") for name in ("__dynamo_dist_1_c0", "__dynamo_dist_2_c0")]
+    assert keys.numbered(two) != keys.numbered([member(name, "mesh") for name in changed])
+
+
+def test_sources_without_our_globals_stay_torchs():
+    assert keys.numbered([LocalSource("x"), GlobalSource("weights_1_c0")]) is None
+    assert keys.numbered([]) is None
