@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             counts.update({verdict.word: 1, "programs": 1})
             did = {name: getattr(verdict, name) for name in _DID}
             counts.update(did)
-            first = verdict.why.partition("\n")[0][:200]
+            first = " ".join(verdict.why.split("\n")[:4])[:500]
             took = time.monotonic() - began
             how = ", ".join(name for name in _DID[1:] if did[name]) or "as written"
             print(

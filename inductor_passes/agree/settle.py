@@ -264,21 +264,32 @@ class Settling:
         backward = {self.stream.backward, other.backward}
         if not (backward == {False} or (of_one and backward == {True})):
             return ""
-        pairs = [(group.name, number, board.number, board.by)]
+        pairs = [(group.name, number, self._theirs(group, board.number, put), board.by)]
         if of_one:
             theirs_of = {each.id: i for i, each in enumerate(other.groups) if self.me in each.ranks}
             for i, each in enumerate(self.stream.groups):
                 if put.rank in each.ranks:
-                    pairs.append((each.name, i, theirs_of.pop(each.id, -1), put.rank))
-            pairs += [(other.groups[i].name, -1, i, put.rank) for i in theirs_of.values()]
-        for name, i, j, rank in pairs:
-            mine, theirs = self.stream.on(i), other.on(j)
+                    theirs = other.on(theirs_of.pop(each.id, -1))
+                    pairs.append((each.name, i, theirs, put.rank))
+            pairs += [(other.groups[i].name, -1, other.on(i), put.rank) for i in theirs_of.values()]
+        for name, i, theirs, rank in pairs:
+            mine = self.stream.on(i)
             at = first_difference(mine, theirs)
             if at is None and of_one and len(mine) != len(theirs):
                 at = min(len(mine), len(theirs))
             if at is not None:
                 return _said(name, at, (self.me, self.stream, mine), (rank, other, theirs))
         return ""
+
+    def _theirs(self, group: Group, number: int, put: _Put) -> list[Launch]:
+        """Return what others launch on a group by the stream that is put down, their ``number``th there.
+
+        Who put it down may be of another row of the mesh, whose sizes say nothing of this group's.
+        """
+        launches = put.stream.on(number)
+        if put.rank in group.ranks:
+            return launches
+        return [replace(each, payload_bytes=None) for each in launches]
 
     def _count(self, votes: dict[int, bool]) -> Steps[Outcome]:
         """This rank came last: write what all have voted for."""

@@ -238,7 +238,9 @@ class Rank:
                 numbers[role] = len(groups)
                 groups.append(Group(f"role{role}", group))
             path = (line_of(call.code, i, backward), f"{what}:1")
-            found.append((i, Launch(what, numbers[role], path)))
+            # Rows of a mesh have batches of their own.
+            size = 64 + 1000 * self.job.groups[role].index(group)
+            found.append((i, Launch(what, numbers[role], path, size)))
         stream = Stream(
             tuple(groups),
             tuple(launch for _, launch in found),

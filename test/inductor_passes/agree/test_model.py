@@ -266,6 +266,11 @@ RULES = {
         "note_cut",
         lambda self, root: None,
     ),
+    "sizes of other rows are not compared": (
+        Settling,
+        "_theirs",
+        lambda self, group, number, put: put.stream.on(number),
+    ),
     "a plan is followed or refused": (model.Offer, "can_follow", lambda self, plan: True),
 }
 
