@@ -8,11 +8,19 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from inductor_passes.agree.graph import what
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph import channels
-from inductor_passes.graph.collectives import group_name, is_launch, set_group, waits_of
+from inductor_passes.graph.collectives import (
+    group_name,
+    is_launch,
+    kind,
+    reduce_op,
+    set_group,
+    waits_of,
+)
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.apply import apply, read_sizes_of_inputs
@@ -88,6 +96,10 @@ class FollowPlan(GraphPass):
                     raise CannotFollowError(f"The graph has no launch of its own for {planned}.")
                 members.append(node)
                 del left[: len(covers)]
+            # Of the rank that planned, a pass may have made one launch of another kind, and not of this one.
+            if len({(kind(node), reduce_op(node)) for node in members}) > 1:
+                here = " and ".join(dict.fromkeys(map(what, members)))
+                raise CannotFollowError(f"The plan merges {planned}, which are {here} here.")
             found.append(members)
         if by_first:
             raise CannotFollowError(f"The plan leaves out {len(by_first)} launches of the graph.")

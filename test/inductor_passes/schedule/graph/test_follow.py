@@ -133,6 +133,20 @@ def test_exchanges_whose_shares_are_symbols_are_merged():
     assert run_on_ranks(graph, *inputs)[1][1].equal(run_on_ranks(whole, *inputs)[1][1])
 
 
+def sum_and_exchange(x, w):
+    share = x.size(0) // RANKS
+    sent = c10d.all_to_all_single(x * 2, [share] * RANKS, [share] * RANKS, "0")
+    summed = c10d.reduce_scatter_tensor(x + 1, "sum", RANKS, "0")
+    return c10d.wait_tensor(sent), c10d.wait_tensor(summed)
+
+
+def test_another_kind_of_launch_is_not_merged():
+    """The rank that plans may send its sum by an exchange; sizes that are symbols keep another one from it."""
+    graph, _ = numbered(sum_and_exchange, 8, dynamic=True)
+    with pytest.raises(CannotFollowError, match="all_to_all float32 and reduce_scatter sum"):
+        run_passes(graph, follow=plan(((0, 1), "all_to_all float32")))
+
+
 @pytest.mark.parametrize(
     ("fn", "wanted", "says"),
     [
