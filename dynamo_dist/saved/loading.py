@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from dynamo_dist.errors import ArtefactError
-from dynamo_dist.saved import compiles, fingerprint, frames, owned
+from dynamo_dist.saved import ahead, compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
@@ -30,7 +30,12 @@ def load(path: str | os.PathLike[str]) -> Artefacts:
     or machine; a later compile raises it where its options or meshes are none of those that were saved
     (``options.schedule.effort: high -> default``). Raises it if torch's caches are off. A graph of a program that has changed is compiled, with a warning. Raises it too
     for a folder or file that is not this user's alone (they are pickles and machine code), truncated, or of a newer version; nothing is loaded then.
+
+    Under ``python -m dynamo_dist precompile``, which makes artefacts, it loads none.
     """
+    if ahead.folder() is not None:
+        log.info("precompile: nothing is loaded from %s", path)
+        return Artefacts.of(os.fspath(path), ())
     if off := saved.off():
         raise ArtefactError(
             f"What is loaded would not be used: torch's caches are off, by {off}.",

@@ -6,7 +6,7 @@ import logging
 import os
 
 from dynamo_dist.errors import ArtefactError
-from dynamo_dist.saved import compiles, fingerprint, frames, owned
+from dynamo_dist.saved import ahead, compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
@@ -27,7 +27,16 @@ def save(path: str | os.PathLike[str]) -> Artefacts:
 
     ``path`` is made readable by this user alone. Raises ArtefactError if nothing was compiled, if others can write the
     folder, and if it cannot be written (a full disk): what was saved there before is then as it was.
+
+    Under ``python -m dynamo_dist precompile`` it writes to the folder that the command was given, and ends the script.
     """
+    if (given := ahead.folder()) is None:
+        return written(path)
+    raise ahead.Ended(written(given))
+
+
+def written(path: str | os.PathLike[str]) -> Artefacts:
+    """``save``, wherever the process runs."""
     with compiler.compile_lock:
         facts, done = fingerprint.of_process(), compiles.noted()
         entries = saved.recorded() if done else []

@@ -74,17 +74,45 @@ def test_the_second_finds_all_that_the_first_compiled(jobs):
     first, second, _ = jobs
     assert what(first, "misses") == what(second, "hits") == [COMPILED] * RANKS
     assert what(first, "hits") == what(second, "misses") == [NOTHING] * RANKS
+    assert all(all(rank.values()) for rank in what(second, "traced"))
 
 
 def test_with_caches_of_its_own_a_job_finds_what_it_loads(jobs):
     """No frame is traced by Dynamo, no graph by AOTAutograd, which a hit in its cache says, or lowered; other options are an error."""
     folder = jobs[-1]
     found = job(folder, ARTEFACTS="load", TORCHINDUCTOR_CACHE_DIR=str(folder / "another"))
+    assert_all_loaded(found, folder)
+
+
+def test_a_job_starts_from_what_was_compiled_without_its_ranks(tmp_path):
+    command = [sys.executable, "-m", "dynamo_dist", "precompile", "--json", "--jobs", str(RANKS)]
+    command += ["--world-size", str(RANKS), "--out", str(tmp_path / "saved")]
+    variables = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "ARTEFACTS": "save",
+    }
+    done = subprocess.run(
+        [*command, str(WORKER), str(tmp_path)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    said = json.loads(done.stdout)
+    assert done.returncode == 0 and "error" not in said, said
+    graphs = sum(inductors for _, inductors in COMPILED.values())
+    assert [(each["rank"], each["graphs"]) for each in said["ranks"]] == [(0, graphs), (1, graphs)]
+    # As torchrun says it: which ranks share a host is part of what is compiled.
+    variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "another"), "LOCAL_WORLD_SIZE": "2"}
+    assert_all_loaded(job(tmp_path, ARTEFACTS="load", **variables), tmp_path)
+
+
+def assert_all_loaded(found, folder):
     cases = [rank["cases"] for rank in found]
     assert all(all(rank.values()) for rank in what(cases, "right"))
     assert what(cases, "hits") == [COMPILED] * RANKS and what(cases, "misses") == [NOTHING] * RANKS
     assert what(cases, "traced") == [dict.fromkeys(COMPILED, 0)] * RANKS
-    assert all(all(rank.values()) for rank in what(jobs[1], "traced"))
     for rank in found:
         assert rank["lowered"] == 0
         # Without the path where a rank found an equal graph that the other one has put there.
