@@ -353,16 +353,23 @@ def restored(hint: Any, data: Any) -> Any:
     They are of a later version, or computed. Raises TypeError for a missing field, and for what is no list where
     one belongs.
     """
-    parts = typing.get_args(hint)
+    item, is_tuple, cls = _shape(hint)
     if isinstance(data, (list, tuple)):
-        return tuple(restored(parts[0] if parts else None, item) for item in data)
-    if typing.get_origin(hint) is tuple:
+        return tuple([restored(item, each) for each in data])
+    if is_tuple:
         raise TypeError(f"{data!r} is no list")
-    cls: Any = next((part for part in (hint, *parts) if dataclasses.is_dataclass(part)), None)
     if cls is None or (data is None and hint is not cls):
         return data
     fields = _fields(cls)
     return cls(**{name: restored(fields[name], data[name]) for name in fields.keys() & data})
+
+
+@functools.cache
+def _shape(hint: Any) -> tuple[Any, bool, Any]:
+    """The type of a list's items, whether it has to be a list, and the record that it is or holds."""
+    parts = typing.get_args(hint)
+    cls = next((part for part in (hint, *parts) if dataclasses.is_dataclass(part)), None)
+    return (parts[0] if parts else None), typing.get_origin(hint) is tuple, cls
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.run import shared_memory
+from dynamo_dist.saved import garbage
 from dynamo_dist.saved.contents import Content, NotByContent, code_digest
 from dynamo_dist.saved.guarded import contents_of
 from dynamo_dist.torch_compat.changes import Change
@@ -121,7 +122,8 @@ def _made(
 ) -> Any:
     """What Dynamo makes of a frame: from what was loaded, or by tracing it."""
     if frame_values.name_of_backend(backend) in _backends:
-        made = _from_loaded(code, globals_, locals_, backend, one_graph)
+        with garbage.left_lying():
+            made = _from_loaded(code, globals_, locals_, backend, one_graph)
         if made is not None:
             return made
     noted = kept_frames.Compile()

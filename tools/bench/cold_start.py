@@ -7,13 +7,14 @@ Gloo ranks on this host take the first training step of a stack of tensor parall
 in fresh processes: once with an empty cache folder that they share, then again with what is in it, and, ``loaded``, with empty caches
 and what the first job has saved (``dynamo_dist.save`` and ``load``, whose time counts); with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group, with an empty cache folder. With
 ``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too. Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
-and ``init_process_group``; what passed by the clock, which others on the machine lengthen; and what torch counted of its
+and ``init_process_group``, our packages having their byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and what torch counted of its
 caches on the first rank: graphs that AOTAutograd and Inductor found.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import resource
@@ -206,6 +207,8 @@ def main() -> None:
         return
     import torch
 
+    for package in ("dynamo_dist", "inductor_passes"):
+        compileall.compile_dir(Path(__file__).parents[2] / package, quiet=1)
     rows = []
     for layers in options.layers:
         for backend in options.backends:

@@ -1,5 +1,7 @@
 """A frame that was loaded runs without a trace where all that its trace depended on is the same; anything else is traced, and named."""
 
+import contextlib
+import gc
 import os
 
 import pytest
@@ -9,7 +11,7 @@ from torch._dynamo import convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from dynamo_dist.saved import frames
+from dynamo_dist.saved import frames, garbage
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -307,3 +309,15 @@ def test_an_error_of_the_backend_is_one(traced, monkeypatch):
     with pytest.raises(BackendCompilerFailed, match="of the backend"):
         call(doubled_plainly, torch.ones(2))
     assert len(traced) == 1
+
+
+def test_the_collection_of_cycles_comes_back_as_it_was():
+    for was_on in (True, False):
+        (gc.enable if was_on else gc.disable)()
+        try:
+            with contextlib.suppress(ValueError), garbage.left_lying():
+                assert not gc.isenabled()
+                raise ValueError
+            assert gc.isenabled() == was_on
+        finally:
+            gc.enable()
