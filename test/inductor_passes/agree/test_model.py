@@ -275,6 +275,10 @@ RULES = {
 }
 
 
+#: Jobs before which there is none that needs the rule.
+FIRST = {"sizes of other rows are not compared": 600}
+
+
 def errors_beside_python():
     one, other = Code("f", ((SUM, 0), (GATHER, 0))), Code("g", ((GATHER, 0), (SUM, 0)))
     left = (Call(one, python=True, awaits=False), Call(other))
@@ -291,7 +295,8 @@ def test_what_python_launches_and_awaits_later_is_not_compared(monkeypatch):
 @pytest.mark.parametrize("rule", RULES)
 def test_no_rule_can_be_left_out(rule, monkeypatch):
     monkeypatch.setattr(*RULES[rule])
-    for seed in range(2500):
+    first = FIRST.get(rule, 0)
+    for seed in range(first, first + 2500):
         for lonely in (False, True):
             try:
                 if faults(seed, lonely):

@@ -9,6 +9,7 @@ import torch
 import dynamo_dist
 from dynamo_dist.__main__ import main
 from dynamo_dist.cli.precompile import command, rank
+from dynamo_dist.errors import ArtefactError
 from dynamo_dist.saved import ahead, saving
 from dynamo_dist.saved.manifest import Artefacts
 
@@ -113,9 +114,12 @@ def test_a_rank_that_fails_is_named_with_its_last_lines(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "Rank 1 of 2 saved nothing: its script ended with 1" in said
     assert "ZeroDivisionError" in said and "fails.py" in said
-    script.write_text("pass")
-    assert main([*arguments, str(script)]) == 1
-    assert "has no process group yet" in capsys.readouterr().err
+
+
+def test_a_script_without_a_job_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ArtefactError, match="has no process group yet"):
+        ran(tmp_path, monkeypatch, "pass")
 
 
 def test_save_is_its_own_elsewhere(written):
