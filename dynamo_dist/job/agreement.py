@@ -122,7 +122,7 @@ def _check_in(
         states = json.loads(zlib.decompress(store.get(f"{key}/states")))
         raise different(what, group, int(first_rank), states, rank)
     store.set(f"{key}/here/{rank}", "1")
-    if store.add(f"{key}/count", 1) == len(group.ranks):
+    if c10d.comes_last(store, f"{key}/count", len(group.ranks)):
         store.compare_set(f"{key}/verdict", "", _AGREED)
 
 

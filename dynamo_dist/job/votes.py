@@ -32,7 +32,7 @@ def all_can(what: str, ranks: Sequence[int], can: bool, deadline_s: float) -> bo
     try:
         if not can:
             store.compare_set(f"{key}/verdict", "", _NOT_ALL)
-        elif store.add(f"{key}/count", 1) == len(ranks):
+        elif c10d.comes_last(store, f"{key}/count", len(ranks)):
             store.compare_set(f"{key}/verdict", "", _ALL)
         try:
             store.wait([f"{key}/verdict"], datetime.timedelta(seconds=deadline_s))

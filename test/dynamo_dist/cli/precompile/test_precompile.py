@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dynamo_dist
 from dynamo_dist.__main__ import main
 from dynamo_dist.cli.precompile import command, rank
 from dynamo_dist.errors import ArtefactError
+from dynamo_dist.job import agreement, votes
 from dynamo_dist.saved import ahead, saving
 from dynamo_dist.saved.manifest import Artefacts
+from inductor_passes.torch_compat import fake_groups
 
 
 @pytest.fixture
@@ -120,6 +123,19 @@ def test_a_script_without_a_job_is_told_so(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ArtefactError, match="has no process group yet"):
         ran(tmp_path, monkeypatch, "pass")
+
+
+def test_ranks_that_vote_find_their_peers_alike(caplog):
+    """FSDP2's modules are traced whole only if all of their ranks can."""
+    with fake_groups.standing_in(4, 2):
+        dist.init_process_group("gloo")
+        try:
+            assert votes.all_can("one", [2, 3], True, 30.0)
+            assert not votes.all_can("other", [2, 3], False, 30.0)
+            agreement.check_agreement("sizes", {dist.group.WORLD.group_name: ["8"]}, 30.0, None)
+        finally:
+            dist.destroy_process_group()
+    assert not caplog.messages
 
 
 def test_save_is_its_own_elsewhere(written):
