@@ -62,7 +62,8 @@ def standing_in(world_size: int, rank: int) -> Iterator[None]:
     """In the block ``init_process_group`` and ``new_group`` make fake groups of rank ``rank`` that carry the backend asked for.
 
     So ``get_backend`` and meshes are what they are in the job, and so is what a trace depends on; what ranks settle
-    through the job's store is settled as if all were alike. A group's names and ranks
+    through the job's store is settled as if all were alike, and so are Python objects that they gather. Tensors that
+    others would fill are left as they are. A group's names and ranks
     are torch's own doing. ``rendezvous``, ``_new_process_group_helper``, ``_world.pg_map`` and ``pg_backend_config`` were
     seen in 2.11 to 2.14.
     """
@@ -81,6 +82,8 @@ def standing_in(world_size: int, rank: int) -> Iterator[None]:
             mock.patch.object(
                 c10d, "_new_process_group_helper", _of_fakes(c10d._new_process_group_helper, c10d)
             ),
+            mock.patch.multiple(c10d, **_OBJECTS),
+            mock.patch.multiple(torch.distributed, **_OBJECTS),
         ):
             yield
     finally:
@@ -103,6 +106,29 @@ def _of_fakes(stock: Callable[..., Any], c10d: Any) -> Callable[..., Any]:
         return made
 
     return helper
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, *rest: Any, **options: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, *rest: Any, **options: Any
+) -> None:
+    if object_gather_list is not None:
+        _all_gather_object(object_gather_list, obj)
+
+
+def _broadcast_object_list(*args: Any, **options: Any) -> None:
+    """What the source holds is what this rank holds."""
+
+
+#: Of ``torch.distributed``; elsewhere they would read sizes and bytes that nobody has sent.
+_OBJECTS: dict[str, Any] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "broadcast_object_list": _broadcast_object_list,
+}
 
 
 def _bytes(value: str | bytes) -> bytes:

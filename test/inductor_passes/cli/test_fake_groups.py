@@ -33,6 +33,16 @@ def test_they_move_nothing(backend):
     assert x.tolist() == [1, 1]
 
 
+def test_objects_are_those_of_alike_ranks(backend):
+    found, held = [None] * 4, ["mine"]
+    dist.all_gather_object(found, {"rows": 8})
+    dist.broadcast_object_list(held, src=0)
+    assert found == [{"rows": 8}] * 4 and held == ["mine"]
+    dist.gather_object(3, found, dst=2)
+    dist.gather_object(3, None, dst=0)
+    assert found == [3] * 4
+
+
 def test_outside_there_are_none():
     assert fake_groups.store() is None and c10d.job_store() is None
 
