@@ -141,7 +141,13 @@ def _one(task: Task, running: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
             f"Rank {task.rank} of {task.world_size} saved nothing: its script ended with {status}.\n"
             + "\n".join(f"  {line}" for line in last)
         )
-    saved = json.loads(Path(task.said).read_text())
+    try:
+        saved = json.loads(Path(task.said).read_text())
+    except FileNotFoundError:
+        raise _Failed(
+            f"Rank {task.rank} of {task.world_size} saved nothing: its script ended its process by itself, as os._exit "
+            "does. Have it call dynamo_dist.save() once it has compiled."
+        ) from None
     saved.pop("path")
     return {"rank": task.rank, "seconds": round(time.monotonic() - started, 1), **saved}
 

@@ -117,6 +117,9 @@ def test_a_rank_that_fails_is_named_with_its_last_lines(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "Rank 1 of 2 saved nothing: its script ended with 1" in said
     assert "ZeroDivisionError" in said and "fails.py" in said
+    script.write_text("import os\nos._exit(0)\n")
+    assert main([*arguments, str(script)]) == 1
+    assert "ended its process by itself" in capsys.readouterr().err
 
 
 def test_a_script_without_a_job_is_told_so(tmp_path, monkeypatch):
