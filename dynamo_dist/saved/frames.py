@@ -22,7 +22,6 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.run import shared_memory
-from dynamo_dist.saved import garbage
 from dynamo_dist.saved.contents import Content, NotByContent, code_digest
 from dynamo_dist.saved.guarded import contents_of
 from dynamo_dist.torch_compat.changes import Change
@@ -34,6 +33,7 @@ from dynamo_dist.torch_compat.dynamo import (
 )
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from inductor_passes.attach import uneven
+from inductor_passes.collector import without_cycle_collection
 
 log = logging.getLogger(__name__)
 _compile: ContextVar[kept_frames.Compile | None] = ContextVar("compile", default=None)
@@ -122,7 +122,7 @@ def _made(
 ) -> Any:
     """What Dynamo makes of a frame: from what was loaded, or by tracing it."""
     if frame_values.name_of_backend(backend) in _backends:
-        with garbage.left_lying():
+        with without_cycle_collection():  # an eighth of a loaded start
             made = _from_loaded(code, globals_, locals_, backend, one_graph)
         if made is not None:
             return made

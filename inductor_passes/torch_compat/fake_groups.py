@@ -8,9 +8,6 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
-
-import torch.distributed
 
 _OF_ONE_RANK = re.compile(r"/\d+$")
 
@@ -38,8 +35,10 @@ class StoreOfAlikeRanks:
 
     def wait(self, keys: list[str], timeout: datetime.timedelta) -> object:
         """Raise DistStoreError at once for what is not there: nobody else will write it."""
+        from torch.distributed import DistStoreError
+
         if not self.check(keys):
-            raise torch.distributed.DistStoreError(f"nobody writes {', '.join(keys)}")
+            raise DistStoreError(f"nobody writes {', '.join(keys)}")
         return None
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
@@ -67,6 +66,9 @@ def standing_in(world_size: int, rank: int) -> Iterator[None]:
     are torch's own doing. ``rendezvous``, ``_new_process_group_helper``, ``_world.pg_map`` and ``pg_backend_config`` were
     seen in 2.11 to 2.14.
     """
+    from unittest import mock
+
+    import torch.distributed
     from torch.distributed import distributed_c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -62,6 +62,7 @@ def worker(options: argparse.Namespace) -> None:
 
     import dynamo_dist
     from inductor_passes.testing import leave_process
+    from inductor_passes.torch_compat import c10d
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -102,9 +103,7 @@ def worker(options: argparse.Namespace) -> None:
     convert_frame.trace_frame = noted
     torch.set_num_threads(1)
     if start == ALONE:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
+        c10d.init_fake_group(options.ranks, 0)
     else:
         dist.init_process_group("gloo")
     if options.fsdp:

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynamo_dist.cli.precompile.rank import Task
+from inductor_passes.cli.verify_ranks.command import listed_ranks
 
 _REFUSED = 2
 _LAST_LINES = 15
@@ -85,13 +86,7 @@ def chosen_ranks(world_size: int, ranks: str, ranks_per_node: int) -> list[int]:
         raise ValueError(
             f"--ranks-per-node {ranks_per_node} does not divide --world-size {world_size}."
         )
-    try:
-        chosen = sorted({int(each) for each in ranks.split(",")}) if ranks else range(world_size)
-    except ValueError:
-        raise ValueError(f"--ranks {ranks} is no list of ranks, such as 0,1,7.") from None
-    if wrong := [rank for rank in chosen if not 0 <= rank < world_size]:
-        raise ValueError(f"--ranks has {wrong[0]}; ranks are 0 to {world_size - 1}.")
-    return list(chosen)
+    return listed_ranks(world_size, ranks) if ranks else list(range(world_size))
 
 
 def _task(arguments: argparse.Namespace, rank: int, folder: str) -> Task:

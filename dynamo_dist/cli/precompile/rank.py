@@ -42,9 +42,7 @@ class Task:
     def environment(self) -> dict[str, str]:
         """The variables that a launcher sets, as torchrun does: threads too, which generated code depends on."""
         node, local = divmod(self.rank, self.ranks_per_node)
-        threads = {"OMP_NUM_THREADS": "1"} if self.ranks_per_node > 1 else {}
-        return {
-            **{name: os.environ.get(name, value) for name, value in threads.items()},
+        variables = {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(local),
             "WORLD_SIZE": str(self.world_size),
@@ -53,6 +51,9 @@ class Task:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "0",
         }
+        if self.ranks_per_node > 1:
+            variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        return variables
 
 
 def run(task: Task) -> Artefacts:
@@ -85,9 +86,8 @@ def _ending_after(steps: int) -> Iterator[None]:
             dynamo_dist.save("")
 
     hook = register_optimizer_step_post_hook(count)
-    RemovableHandle.next_id -= (
-        1  # numbers of a model's hooks, which traces depend on, are the job's
-    )
+    # The numbers of a model's hooks, which traces depend on, are to be the job's.
+    RemovableHandle.next_id -= 1
     try:
         yield
     finally:

@@ -60,10 +60,7 @@ def chosen_ranks(world_size: int, mesh: str, ranks: str) -> list[int]:
     if world_size < 1:
         raise ValueError(f"--world-size {world_size} is less than 1.")
     if ranks:
-        chosen = [int(rank) for rank in ranks.split(",")]
-        if wrong := [rank for rank in chosen if not 0 <= rank < world_size]:
-            raise ValueError(f"--ranks has {wrong[0]}; ranks are 0 to {world_size - 1}.")
-        return sorted(set(chosen))
+        return listed_ranks(world_size, ranks)
     shape = [int(size) for size in mesh.split("x")] if mesh else [world_size]
     if math.prod(shape) != world_size:
         raise ValueError(f"--mesh {mesh} has {math.prod(shape)} ranks, --world-size {world_size}.")
@@ -76,6 +73,17 @@ def chosen_ranks(world_size: int, mesh: str, ranks: str) -> list[int]:
         sum(i * math.prod(shape[d + 1 :]) for d, i in enumerate(place))
         for place in itertools.product(*indices)
     ]
+
+
+def listed_ranks(world_size: int, ranks: str) -> list[int]:
+    """Ranks that a text such as ``0,1,7`` names, each once. Raises ValueError, one line, for another text or rank."""
+    try:
+        chosen = {int(rank) for rank in ranks.split(",")}
+    except ValueError:
+        raise ValueError(f"--ranks {ranks} is no list of ranks, such as 0,1,7.") from None
+    if wrong := [rank for rank in chosen if not 0 <= rank < world_size]:
+        raise ValueError(f"--ranks has {wrong[0]}; ranks are 0 to {world_size - 1}.")
+    return sorted(chosen)
 
 
 def compare(traced: Sequence[Traced], world_size: int) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from dynamo_dist import versions
-from dynamo_dist.saved import frames, garbage
+from dynamo_dist.saved import frames
 from dynamo_dist.testing import fake_mesh
+from inductor_passes.collector import without_cycle_collection
 
 pytestmark = pytest.mark.usefixtures("enabled")
 TORCH = versions.parse(torch.__version__)
@@ -318,7 +319,7 @@ def test_the_collection_of_cycles_comes_back_as_it_was():
     for was_on in (True, False):
         (gc.enable if was_on else gc.disable)()
         try:
-            with contextlib.suppress(ValueError), garbage.left_lying():
+            with contextlib.suppress(ValueError), without_cycle_collection():
                 assert not gc.isenabled()
                 raise ValueError
             assert gc.isenabled() == was_on
