@@ -1,4 +1,4 @@
-"""Headers that Inductor compiles once a host, of 150 MiB each, before it looks whether there is a kernel to build."""
+"""Headers that Inductor compiles once a host, of 150 MiB each, before it looks whether there is a kernel to build, and how many."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from typing import Any
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 from dynamo_dist.torch_compat.inductor.artefacts import is_whole
 
+# As many libraries take longer without a compiled header, together, as the header takes: a second each.
+_WITHOUT = 5
 
-def only_for_builds(wanted: Callable[[], bool]) -> list[Change]:
-    """Have no header compiled for a C++ kernel whose library is there already, while ``wanted()``.
 
-    They lie in no cache folder but in the host's temporary one: a job that starts on a new host with all its libraries would spend
-    ten seconds on them. ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.11 to 2.14.
+def only_for_builds(has_loaded: Callable[[], bool]) -> list[Change]:
+    """Have no header compiled for the first five C++ libraries on a host that has none, nor, once artefacts are loaded, for one that is there.
+
+    They lie in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on them, also
+    with all its libraries. ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.11 to 2.14, the
+    folder ``_HEADER_DIR`` in 2.13.
     """
     from torch._inductor import codecache
 
     if not hasattr(codecache, "_precompile_header"):
         return []
     last = threading.local()
+    without: set[str] = set()
 
     def noted(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
@@ -38,8 +43,12 @@ def only_for_builds(wanted: Callable[[], bool]) -> list[Change]:
         def precompile(*args: Any, **kwargs: Any) -> str:
             source = getattr(last, "source", "")
             library = str(Path(source).with_suffix(".so"))
-            if source.endswith(".main.cpp") and wanted() and is_whole(library):
-                return ""  # a kernel that is built after all includes the header as source
+            if source.endswith(".main.cpp"):
+                if has_loaded() and is_whole(library):
+                    return ""  # a kernel that is built after all includes the header as source
+                if len(without | {source}) <= _WITHOUT and not _is_compiled():
+                    without.add(source)
+                    return ""
             return str(stock(*args, **kwargs))
 
         return precompile
@@ -48,3 +57,11 @@ def only_for_builds(wanted: Callable[[], bool]) -> list[Change]:
         WrapAttribute(codecache, "write", noted),
         WrapAttribute(codecache, "_precompile_header", skipped),
     ]
+
+
+def _is_compiled() -> bool:
+    """Return whether this host has a compiled header: of this torch and compiler, most likely."""
+    from torch._inductor import codecache
+
+    folder = getattr(codecache, "_HEADER_DIR", None)
+    return folder is not None and any(Path(folder).glob("*.*ch"))

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import torch
 
+from dynamo_dist.torch_compat.inductor import units
 from dynamo_dist.torch_compat.inductor.code import cache_dir
 
 # Of torch's kinds. Profiles of dynamic sizes are none of ours: with them a second job would trace other graphs than the first.
@@ -40,11 +41,12 @@ def recorded() -> list[Entry]:
 
 
 def files(names: Iterable[str]) -> list[Entry]:
-    """Files of Inductor's cache folder: ``names``, the libraries that this process has loaded, verdicts of vector units."""
+    """Files of Inductor's cache folder: ``names``, the libraries that this process has loaded and where in them kernels are, verdicts of vector units."""
     folder = Path(cache_dir())
-    units = folder / "dynamo_dist" / "vector_units"
-    tried = units.iterdir() if units.is_dir() else ()
-    wanted = {*names, *_libraries(folder), *(_name(path, folder) for path in tried)}
+    trials = folder / "dynamo_dist" / "vector_units"
+    tried = trials.iterdir() if trials.is_dir() else ()
+    found = (*_libraries(folder), *units.index_names(), *(_name(path, folder) for path in tried))
+    wanted = {*names, *found}
     return [
         Entry(FILE, name, (folder / name).read_bytes())
         for name in sorted(wanted)

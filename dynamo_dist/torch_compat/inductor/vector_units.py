@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ from dynamo_dist.torch_compat.inductor.code import cache_dir
 def probed_once_a_host() -> list[Change]:
     """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
 
-    Each process builds a library for each unit and starts a Python that loads it: six of them before the first graph, and
-    none of torch's caches holds what came out. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.14.
+    Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
+    graph, and none of torch's caches holds what came out. A unit that is part of one that has built and loaded the same code
+    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.14.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
@@ -32,13 +34,18 @@ def probed_once_a_host() -> list[Change]:
         return []
 
     def changed(stock: Callable[..., bool]) -> Callable[..., bool]:
+        tried: list[Trial] = []  # with success
+
         @functools.wraps(stock)
         def check_build(self: Any, code: str) -> bool:
             kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
+            trial = _trial(self, code)
             if kept.exists():
+                tried.append(trial)
                 return True
             _drop_half_a_library(code, _fingerprint(self))
-            if stock(self, code):
+            if any(map(trial.is_part_of, tried)) or stock(self, code):
+                tried.append(trial)
                 with contextlib.suppress(
                     OSError
                 ):  # a folder that cannot be written costs the trial
@@ -50,6 +57,24 @@ def probed_once_a_host() -> list[Change]:
         return check_build
 
     return [WrapAttribute(VecISA, name, changed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Code built for a vector unit and loaded: the unit's words, the compiler's flags, the code, what it defines, the host."""
+
+    words: frozenset[str]
+    flags: frozenset[str]
+    of: tuple[str, ...]
+
+    def is_part_of(self, other: Trial) -> bool:
+        """Return whether ``other`` is the same trial with more units allowed."""
+        return self.of == other.of and self.words <= other.words and self.flags <= other.flags
+
+
+def _trial(unit: Any, code: str) -> Trial:
+    words, flags = (frozenset(each.split()) for each in (str(unit), unit.build_arch_flags()))
+    return Trial(words, flags, (code, *unit.build_macro(), *_host()))
 
 
 def _name(unit: Any, code: str) -> str:

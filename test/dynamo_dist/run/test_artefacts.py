@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._inductor import codecache
-from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
+from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512, VecISA
 from torch._inductor.output_code import CompiledFxGraph
 
 from dynamo_dist.torch_compat.inductor import artefacts, vector_units
@@ -154,7 +154,22 @@ def test_half_a_library_of_a_killed_trial_is_dropped(trials):
     assert VecAVX2().check_build("good") and not left.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_the_trial(trials, folder):
+def test_a_folder_that_cannot_be_written_costs_a_process_the_trial(trials, folder):
     (folder / "dynamo_dist").write_text("a file where a folder should be")
     assert all(VecAVX2().check_build("good") for _ in range(2))
+    assert len(trials) == 1 and not (folder / "dynamo_dist").is_dir()
+
+
+@pytest.mark.parametrize("code", ["good", "bad"])
+def test_a_unit_within_another_that_has_built_the_code_is_not_tried(trials, code):
+    found = [unit().check_build(code) for unit in (VecAMX, VecAVX512, VecAVX2)]
+    tried = [unit for unit, _ in trials]
+    if code == "bad":
+        assert not any(found) and len(tried) == 3
+    else:
+        assert all(found) and tried == [str(VecAMX()), "avx2"]
+
+
+def test_a_wider_unit_is_tried_after_its_part(trials):
+    assert all(unit().check_build("good") for unit in (VecAVX512, VecAMX))
     assert len(trials) == 2
