@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -92,16 +92,25 @@ def is_behind_step(ddp: DistributedDataParallel) -> bool:
 
 
 # Those whose gradients the eager reducer has not averaged yet.
-_unaveraged: WeakSet[DistributedDataParallel] = WeakSet()
+# By id, and gone with the module: Dynamo would trace the methods of a WeakSet, which are Python.
+_unaveraged: dict[int, weakref.ref[DistributedDataParallel]] = {}
 
 
 def settle_averaged(ddp: DistributedDataParallel) -> None:
     """Average what ``no_sync()`` has left in eager mode, and let the reducer sleep in the next backward."""
     ddp.reducer._reset_state()
-    if ddp in _unaveraged:
-        _unaveraged.discard(ddp)
+    if _unaveraged.pop(id(ddp), None) is not None:
         _average(ddp)
     ddp.require_forward_param_sync = True
+
+
+def _note_unaveraged(ddp: DistributedDataParallel) -> None:
+    """Note whether the gradients of a forward in eager mode stay this rank's own."""
+    key = id(ddp)
+    if ddp.require_backward_grad_sync:
+        _unaveraged.pop(key, None)
+    else:
+        _unaveraged[key] = weakref.ref(ddp, lambda _: _unaveraged.pop(key, None))
 
 
 def evaluated(ddp: DistributedDataParallel) -> None:
@@ -135,7 +144,7 @@ def on_eager_averages(note: Callable[[Any], None]) -> list[Change]:
         @functools.wraps(stock)
         def post_forward(self: Any, output: Any) -> Any:
             if torch.is_grad_enabled():
-                (_unaveraged.discard if self.require_backward_grad_sync else _unaveraged.add)(self)
+                _note_unaveraged(self)
             return stock(self, output)
 
         return post_forward

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -109,3 +110,24 @@ def test_backward_inside_is_traced_where_the_user_told_torch_to(mesh):
     with torch._dynamo.config.patch(trace_autograd_ops=True):
         found = torch.compile(program, backend="aot_eager", fullgraph=True)(x)
     assert found.tolist() == [2, 2]
+
+
+def test_nothing_of_ours_is_a_frame_beside_ddps(mesh, monkeypatch):
+    """What runs between graphs is Python that Dynamo would trace."""
+    traced = []
+    trace_frame = convert_frame.trace_frame
+
+    def noted(code, *args, **kwargs):
+        traced.append(code.co_qualname)
+        return trace_frame(code, *args, **kwargs)
+
+    monkeypatch.setattr(convert_frame, "trace_frame", noted)
+    model = DistributedDataParallel(Block())
+    compiled = torch.compile(model, backend="aot_eager")
+    with model.no_sync():
+        model(torch.ones(2, 8))  # in eager mode, and not averaged
+    with torch.no_grad():
+        compiled(torch.ones(2, 8))
+    with model.no_sync():
+        compiled(torch.ones(2, 8))
+    assert traced and all(each.endswith((".call", ".forward")) for each in traced)
