@@ -33,7 +33,7 @@ from dynamo_dist.torch_compat.dynamo import (
 )
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from inductor_passes.attach import uneven
-from inductor_passes.collector import without_cycle_collection
+from inductor_passes.collector import rare_cycle_collection, without_cycle_collection
 
 log = logging.getLogger(__name__)
 _compile: ContextVar[kept_frames.Compile | None] = ContextVar("compile", default=None)
@@ -130,7 +130,8 @@ def _made(
     token = _compile.set(noted)
     modes, settings = frame_values.modes(), _settings(backend, one_graph)
     try:
-        made = trace()
+        with rare_cycle_collection():
+            made = trace()
     finally:
         _compile.reset(token)
     if noted.compiles:
