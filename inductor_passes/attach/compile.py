@@ -23,6 +23,8 @@ from inductor_passes.attach.generated_code import order_kept
 from inductor_passes.attach.options import config_patches
 from inductor_passes.attach.shared import shared_compile
 from inductor_passes.attach.uneven import has_uneven_values
+from inductor_passes.attach.untraced import UntracedProgram
+from inductor_passes.collector import rare_cycle_collection
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
@@ -95,6 +97,7 @@ def compile_split(
 
     def inner_compile(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         code, cache = None, "Inductor's cache"
+        shared_trace.traced(gm, lambda gm: is_rank_free(gm, patches))
         name_groups_alike(gm)
 
         def make() -> Any:
@@ -113,6 +116,7 @@ def compile_split(
         rank_free = is_rank_free(gm, patches)
         try:
             with (
+                rare_cycle_collection(),  # a backward graph is compiled long after its frame
                 graph_ids.given(current),
                 recorder.completing(complete) as fresh,
                 around(),
@@ -144,7 +148,8 @@ def compile_split(
         def make_once() -> Callable[..., Any]:
             nonlocal cache
             wanted = own.compile == "shared"
-            made, rank = shared_trace.made_once(wanted, own.digest(), is_alike, make)
+            program = UntracedProgram(gm, example_inputs)
+            made, rank = shared_trace.made_once(wanted, program, own.digest(), is_alike, make)
             if rank is not None:
                 cache = f"the compile of rank {rank}"
             return made

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,6 +31,11 @@ from inductor_passes.torch_compat.sizes import size_hint
 log = logging.getLogger(__name__)
 _current: contextvars.ContextVar[SharedCompile | None] = contextvars.ContextVar(
     "shared", default=None
+)
+
+# To ranks that wait for the program in work, of which this graph is: set by ``shared_trace``.
+passed_on: contextvars.ContextVar[Callable[[Stream, Offer], Offer]] = contextvars.ContextVar(
+    "passed on", default=lambda stream, offer: offer
 )
 
 
@@ -158,13 +163,14 @@ def alike(stream: Stream) -> Stream:
 
 
 def vote(stream: Stream, offer: Offer) -> None:
-    """Vote on the launches of an equal graph of another rank."""
+    """Vote on the launches of an equal graph of another rank; so do ranks that wait for the program that this rank compiles."""
     job = orders.current()
     if job is not None:
         names = (c10d.own_name(group.name) for group in stream.groups)
         own = ((name, c10d.real_group_ranks(name)) for name in names)
         groups = tuple(Group(name, ranks or ()) for name, ranks in own)
-        job.decide(replace(stream, groups=groups), offer)
+        own_stream = replace(stream, groups=groups)
+        job.decide(own_stream, passed_on.get()(own_stream, offer))
 
 
 def leave_mark() -> str:

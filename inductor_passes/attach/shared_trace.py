@@ -1,12 +1,15 @@
-"""``options={"compile": "shared"}`` for a whole program: of ranks that have traced the same graph, one makes code of it.
+"""``options={"compile": "shared"}`` for a whole program: of ranks that have the same graph, one makes code of it.
 
-Each rank traces, by which it has its own guards and errors, and a number in its graph for all that it read of its rank. Ranks
-whose joint graphs have one digest (``traced.py``) then do the rest once: passes, partition, lowering of forward and backward.
+With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph for all that it read of its
+rank. Ranks whose graphs have one digest then (``untraced.py``) wait for the first of them, which traces on with AOTAutograd. If it
+reads nothing of its rank meanwhile (``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too,
+and those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition, lowering of forward and backward.
 The others get AOTAutograd's entry, with meshes of their own in it, and find it in their cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import hashlib
 import json
@@ -23,9 +26,18 @@ from inductor_passes.agree.decide import Offer
 from inductor_passes.agree.stream import Stream
 from inductor_passes.attach import shared, uneven
 from inductor_passes.attach.traced import NoDigestError, TracedProgram
+from inductor_passes.attach.untraced import UntracedProgram, draws_numbers
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
-from inductor_passes.torch_compat import aot, c10d, caches, config, dynamo, entry_pickles
+from inductor_passes.torch_compat import (
+    aot,
+    c10d,
+    caches,
+    config,
+    dynamo,
+    entry_pickles,
+    rank_reads,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -39,7 +51,7 @@ class Made(BaseException):
 
 
 class SharedTrace:
-    """One compile of a graph that other ranks may have traced too. ``made_by``: the rank that made its code; None if it is this one."""
+    """One compile of a graph that other ranks may have too. ``made_by``: the rank that made its code; None if it is this one."""
 
     def __init__(
         self,
@@ -47,21 +59,60 @@ class SharedTrace:
         rank: int,
         about: object,
         is_alike: Callable[[fx.GraphModule], bool],
-        entries: caches.TracedEntries,
+        program: UntracedProgram,
     ) -> None:
-        self._store, self._rank, self._about, self._entries = store, rank, about, entries
+        self._store, self._rank, self._about, self._program = store, rank, about, program
         self._is_alike = is_alike
-        self._asked = False
-        self._claim: Claim | None = None
+        self._entries = caches.TracedEntries()
+        self._asked = self._looked = False
+        self._ahead: _Ahead | None = None  # of a graph that is being traced
+        self._claims: list[Claim] = []
         self._graphs: dict[str, None] = {}
         self.is_rank_free = True  # what was made of it so far
         self.made_by: int | None = None
 
+    def missed(self, entries: caches.TracedEntries) -> bool:
+        """AOTAutograd's cache has nothing. Returns whether it may have it now, of a rank that has traced ahead of the others."""
+        is_first, self._looked = not self._looked, True
+        self._entries = entries
+        if not (is_first and self._program.is_known()):
+            return False
+        try:
+            if not (key := entries.key_of_all_ranks()):
+                return False
+            facts = (self._about, uneven.is_rank_dependent())
+            mark = shared.leave_mark()
+            digest = self._program.digest(key, *facts)
+            mine = self._claimed(f"untraced/{digest}", mark, self._program.meshes)
+            if mine is not None:
+                self._ahead = _Ahead(mine)
+        except RanksDifferError:  # what the vote came to
+            raise
+        except FAILURES as error:
+            log.warning("The job's store failed: this rank compiles by itself (%s).", error)
+        return self.made_by is not None
+
+    def traced(self, gm: fx.GraphModule, is_alike: Callable[[fx.GraphModule], bool]) -> None:
+        """AOTAutograd has traced a graph, joint or of a forward alone: whether it is that of the ranks that wait is known now."""
+        if self._ahead is None:
+            return
+        ahead, self._ahead = self._ahead, None
+        read = ahead.end()
+        if not read and is_alike(gm) and not draws_numbers(gm):
+            self._claims.append(ahead.claim)
+            return
+        log.info(
+            "Each rank traces this graph: %s.", f"it reads {read}" if read else "it may differ"
+        )
+        ahead.claim.end("", None)
+
     def ask(self, joint: fx.GraphModule, how: Mapping[str, Any]) -> None:
         """Let one rank go on with a joint graph. Raises Made where another has."""
         is_first, self._asked = not self._asked, True
+        is_whole = "static_lifetime_input_indices" in how
+        self.traced(joint, lambda gm: is_first and is_whole and self._is_alike(gm))
         # Without the key AOTAutograd keeps no entry; a graph inside another is partitioned without the indices.
-        if not (is_first and self._entries.key and "static_lifetime_input_indices" in how):
+        if not (is_first and self._entries.key and is_whole):
             return
         if not self._is_alike(joint):
             return
@@ -76,29 +127,43 @@ class SharedTrace:
             return
         try:
             mark = shared.leave_mark()
-            found = claim(self._store, f"traced/{traced.digest}", self._rank, mark or "-")
-            if isinstance(found, Claim):
-                self._claim = found
-            elif found.rank != self._rank:
-                self._wait(found, mark, traced.meshes)
+            mine = self._claimed(f"traced/{traced.digest}", mark, lambda: traced.meshes)
+            if mine is not None:
+                self._claims.append(mine)
         except RanksDifferError:  # what the vote came to
             raise
         except FAILURES as error:
             log.warning("The job's store failed: this rank compiles by itself (%s).", error)
+        if self.made_by is not None:
+            raise Made
 
-    def _wait(self, turn: Turn, mark: str, meshes: Mapping[str, DeviceMesh]) -> None:
+    def _claimed(
+        self, key: str, mark: str, meshes: Callable[[], Mapping[str, DeviceMesh]]
+    ) -> Claim | None:
+        """Return this rank's claim on a key; None if another made the code, which ``made_by`` says, or had none."""
+        found = claim(self._store, key, self._rank, mark or "-")
+        if isinstance(found, Claim):
+            return found
+        if found.rank == self._rank:  # compiled here before, and gone from the cache
+            return None
+        # Who waits for this rank is to wait for that one: it answers for its own launches alone.
+        while self._claims:
+            self._claims.pop().end("", None)
+        return self._wait(found, mark, meshes())
+
+    def _wait(self, turn: Turn, mark: str, meshes: Mapping[str, DeviceMesh]) -> Claim | None:
+        """Wait for another rank's code; or return the claim that this rank takes over."""
         log.info("Rank %d compiles this program: waiting for it.", turn.rank)
         waiting = Waiting(self._store, turn, self._rank, mark or "-", shared.vote)
         if not shared.is_here(turn.folder):
             waiting.want()
         outcome = waiting.outcome()
         if isinstance(outcome, Claim):
-            self._claim = outcome
-            return
+            return outcome
         content = waiting.entry() if outcome.digest else None
         if content is None or hashlib.sha256(content).hexdigest() != outcome.digest:
             log.info("Rank %d has nothing for this one: compiling.", waiting.turn.rank)
-            return
+            return None
         try:
             entry, graphs = _unpacked(content)
             entry_pickles.put_own_entry(self._entries.key, entry, meshes)
@@ -109,14 +174,16 @@ class SharedTrace:
             log.info(
                 "What rank %d made does not fit here: compiling (%r).", waiting.turn.rank, error
             )
-            return
+            return None
         if placed:
             self.made_by = waiting.turn.rank
-            raise Made
+        return None
 
     def offers(self, stream: Stream, offer: Offer) -> Offer:
         """``offer``, also for ranks that wait."""
-        return offer if self._claim is None else self._claim.offers(shared.alike(stream), offer)
+        for each in self._claims:
+            offer = each.offers(shared.alike(stream), offer)
+        return offer
 
     def compiled(self, key: str, is_rank_free: bool) -> None:
         """Note a graph of Inductor's that was made on the way, by its key in the cache."""
@@ -125,41 +192,65 @@ class SharedTrace:
             self._graphs[key] = None
 
     def end(self) -> None:
-        """Say what came of this rank's turn, if it had one."""
-        if self._claim is None:
+        """Say what came of this rank's turns, if it had one."""
+        if self._ahead is not None:  # it failed while it traced, or made no code
+            ahead, self._ahead = self._ahead, None
+            ahead.end()
+            ahead.claim.end("", None)
+        if not self._claims:
             return
         entry = self._entries.made() if self.is_rank_free else None
         content = None
         if entry is not None:
-            wanted = self._graphs if self._claim.is_wanted() else {}
+            wanted = self._graphs if any(each.is_wanted() for each in self._claims) else {}
             graphs = {key: caches.newest_entry(key) for key in wanted}
             content = _packed(entry, {key: each for key, each in graphs.items() if each})
-        if content is None or len(content) > MOST_BYTES:
-            self._claim.end("", None)
-        else:
-            self._claim.end(hashlib.sha256(content).hexdigest(), content)
+        for each in self._claims:
+            if content is None or len(content) > MOST_BYTES:
+                each.end("", None)
+            else:
+                each.end(hashlib.sha256(content).hexdigest(), content)
+
+
+class _Ahead:
+    """A rank that traces while others wait to hear whether it reads its rank."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self._noticing = contextlib.ExitStack()
+        self._reads = self._noticing.enter_context(rank_reads.noticed())
+
+    def end(self) -> str:
+        """It has traced; return what it has read of its rank."""
+        self._noticing.close()
+        return self._reads.first
 
 
 def made_once(
-    wanted: bool, about: object, is_alike: Callable[[fx.GraphModule], bool], make: Callable[[], T]
+    wanted: bool,
+    program: UntracedProgram,
+    about: object,
+    is_alike: Callable[[fx.GraphModule], bool],
+    make: Callable[[], T],
 ) -> tuple[T, int | None]:
-    """Return what ``make`` compiles, or finds in the cache once another rank has made it; and that rank, if it was so.
+    """Return what ``make`` compiles of ``program``, or finds in the cache once another rank has made it; and that rank, if it was so.
 
     ``about``: what the code depends on beside the graph. ``is_alike``: whether a joint graph makes equal code on all ranks that have it.
     """
     store = c10d.job_store() if wanted and not orders.salt() else None
     if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
         return make(), None
-    with caches.traced_entries() as entries:
-        sharing = SharedTrace(store, c10d.global_rank(), about, is_alike, entries)
-        token = _current.set(sharing)
+    sharing = SharedTrace(store, c10d.global_rank(), about, is_alike, program)
+    with caches.traced_entries(sharing.missed):
+        tokens = _current.set(sharing), shared.passed_on.set(sharing.offers)
         try:
             with aot.before_partition(sharing.ask):
-                return make(), None
+                return make(), sharing.made_by
         except Made:
             log.info("Rank %s has made the code of this program.", sharing.made_by)
         finally:
-            _current.reset(token)
+            _current.reset(tokens[0])
+            shared.passed_on.reset(tokens[1])
             sharing.end()
     return make(), sharing.made_by
 
@@ -168,6 +259,12 @@ def offers_of_all(stream: Stream, offer: Offer) -> Offer:
     """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
     sharing = _current.get()
     return shared.offers(stream, offer if sharing is None else sharing.offers(stream, offer))
+
+
+def traced(gm: fx.GraphModule, is_alike: Callable[[fx.GraphModule], bool]) -> None:
+    """AOTAutograd has traced the program in work: one of its graphs is lowered next."""
+    if (sharing := _current.get()) is not None:
+        sharing.traced(gm, is_alike)
 
 
 def compiled(key: str, is_rank_free: bool) -> None:

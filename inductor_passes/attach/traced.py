@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.torch_compat import c10d, meshes
 from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.tracing import numbers_of
 
 _MARKS = ("partitioner_tag", "recompute", "ac_graph_id", "custom", "must_be_in_backward")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
@@ -86,7 +87,7 @@ class TracedProgram:
         whole = type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"
         if not whole or value.untyped_storage().nbytes() > _MOST_BYTES:
             raise NoDigestError(f"a constant of the graph ({type(value).__name__})")
-        yield hashlib.sha256(repr(value.detach().tolist()).encode()).hexdigest()
+        yield hashlib.sha256(repr(numbers_of(value)).encode()).hexdigest()
 
     def _text(self, value: Any) -> str:
         if isinstance(value, _PLAIN):

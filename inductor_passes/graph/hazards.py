@@ -19,6 +19,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import argument, kind, launch_of, role
+from inductor_passes.torch_compat.operators import is_random
 
 BARRIERS = frozenset(("barrier", "monitored_barrier"))
 # One rank's send is another's receive, one rank's input larger than another's.
@@ -40,7 +41,7 @@ def is_fence(node: fx.Node) -> bool:
         return True
     if role(node) == "launch":
         return kind(node) in BARRIERS
-    if role(node) or node.target is operator.getitem or _is_random(node):
+    if role(node) or node.target is operator.getitem or is_random(node.target):
         return False
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return node.target.name() in _EFFECTFUL or node.is_impure() or _communicates(node)
@@ -113,7 +114,7 @@ def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -
                 fence, open_ends = i, {}
             else:
                 open_ends[i] = None
-        chains = ["random"] if _is_random(node) else []
+        chains = ["random"] if is_random(node.target) else []
         if keep_launches and role(node) in ("launch", "blocking"):
             chains.append("launch")
         elif pairs and role(node) == "wait" and "launch" in last:
@@ -179,11 +180,3 @@ def _communicates(node: fx.Node) -> bool:
             if any(role(n) or _communicates(n) for n in inner.graph.nodes):
                 return True
     return False
-
-
-def _is_random(node: fx.Node) -> bool:
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
+from inductor_passes.torch_compat.meshes import without_places
 
 
 def cache_dir() -> str:
@@ -108,12 +109,24 @@ class TracedEntries:
 
     def __init__(self) -> None:
         self.key = ""
+        self._key_again: Callable[[], str] | None = None
         self._before: set[str] = set()
 
     def ask(self, key: str) -> None:
         """The cache is asked for a key; the first is the graph's."""
         if not self.key:
             self.key, self._before = key, set(_files(traced_entries_of(key)))
+
+    def key_of_all_ranks(self) -> str:
+        """Return what the key would be on any rank that has the graph, groups of the same names and meshes; "" if nothing says."""
+        if self._key_again is None:
+            return ""
+        with keyed_by_rank(False), without_places():
+            return self._key_again()
+
+    def note(self, key_again: Callable[[], str]) -> None:
+        """A key was made; ``key_again`` makes it anew. The first is the graph's."""
+        self._key_again = self._key_again or key_again
 
     def made(self) -> bytes | None:
         """Return the entry that was written since; None if there is none."""
@@ -128,12 +141,16 @@ class TracedEntries:
 
 
 @contextlib.contextmanager
-def traced_entries() -> Iterator[TracedEntries]:
-    """Note what AOTAutograd's cache is asked for in the block. ``AOTAutogradCache._lookup`` was seen in 2.11 to 2.14."""
-    from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEntries]:
+    """Note what AOTAutograd's cache is asked for in the block. ``missed``: whether to ask it again for what it does not have.
 
-    noted, owner = TracedEntries(), cast(Any, AOTAutogradCache)
-    stock = vars(owner).get("_lookup")
+    ``AOTAutogradCache._lookup`` and ``autograd_cache_key`` were seen in 2.11 to 2.14.
+    """
+    from torch._functorch._aot_autograd import autograd_cache
+
+    module = cast(Any, autograd_cache)
+    noted, owner = TracedEntries(), module.AOTAutogradCache
+    stock, make_key = vars(owner).get("_lookup"), vars(module).get("autograd_cache_key")
     if stock is None:
         yield noted
         return
@@ -141,13 +158,24 @@ def traced_entries() -> Iterator[TracedEntries]:
 
     def changed(key: str, *args: Any, **kwargs: Any) -> Any:
         noted.ask(key)
-        return lookup(key, *args, **kwargs)
+        found = lookup(key, *args, **kwargs)
+        if found is None and missed(noted):
+            found = lookup(key, *args, **kwargs)
+        return found
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        noted.note(lambda: str(make_key(*args, **kwargs)[0]))
+        return make_key(*args, **kwargs)
 
     owner._lookup = staticmethod(changed)
+    if make_key is not None:
+        module.autograd_cache_key = noting
     try:
         yield noted
     finally:
         owner._lookup = stock
+        if make_key is not None:
+            module.autograd_cache_key = make_key
 
 
 def traced_entries_of(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +16,19 @@ _NOT_CONTENT = ("_hash", "_pg_registry")
 _OF_THE_RANK = ("_rank", "_coordinate_on_dim", "_dim_group_names")
 
 
+_of_all_ranks: ContextVar[bool] = ContextVar("of_all_ranks", default=False)
+
+
+@contextlib.contextmanager
+def without_places() -> Iterator[None]:
+    """``content`` leaves out this process's place in the block, whatever is asked."""
+    token = _of_all_ranks.set(True)
+    try:
+        yield
+    finally:
+        _of_all_ranks.reset(token)
+
+
 def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
     """Return all that a mesh holds, as text that is the same in every process of this rank: layout, groups, coordinate.
 
@@ -23,6 +37,7 @@ def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
     A submesh and its root hold each other: a mesh that was met before is its number.
     """
     met: dict[int, int] = {}
+    of_rank = of_rank and not _of_all_ranks.get()
     left_out = _NOT_CONTENT if of_rank else (*_NOT_CONTENT, *_OF_THE_RANK)
 
     def text(value: object) -> str:

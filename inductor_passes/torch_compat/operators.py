@@ -21,6 +21,11 @@ def namespace(target: Any) -> str | None:
     return None
 
 
+def is_random(target: Any) -> bool:
+    """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen in 2.11 to 2.15."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
 def higher_order_name(target: Any) -> str | None:
     """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen in 2.11 to 2.15."""
     return str(target.__name__) if isinstance(target, HigherOrderOperator) else None

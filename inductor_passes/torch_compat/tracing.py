@@ -20,6 +20,14 @@ def fake_tensor_mode() -> Any:
     return FakeTensorMode(shape_env=ShapeEnv())
 
 
+def numbers_of(value: torch.Tensor) -> Any:
+    """Return what a tensor that is no fake one holds, also while a mode of fake ones is on. ``no_dispatch`` was seen in 2.11 to 2.14."""
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch():
+        return value.detach().tolist()
+
+
 def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
     """Return a fake tensor like another, without the cost of an operator in a mode that may be on.
 

@@ -27,7 +27,8 @@ from torch.distributed.tensor.parallel import (
 
 import dynamo_dist
 from inductor_passes.agree import compile_once
-from inductor_passes.attach import shared
+from inductor_passes.attach import shared, shared_trace
+from inductor_passes.attach.traced import TracedProgram
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
@@ -147,6 +148,55 @@ def own_rows(mesh):
     return torch.equal(function(x), compiled(function)(x))
 
 
+def vocabulary(mesh):
+    """Which words a rank has the rows of is nowhere in Dynamo's graph."""
+    torch.manual_seed(0)
+    words = nn.Sequential(nn.Embedding(16, 6))
+    parallelize_module(words, mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})
+    ids = torch.arange(16).view(4, 4)
+
+    def step(function):
+        out = function(ids)
+        out.square().sum().backward()
+        found = [out.detach(), *(p.grad.to_local() for p in words.parameters())]
+        words.zero_grad()
+        return found
+
+    return all(map(torch.allclose, step(words), step(compiled(words))))
+
+
+def uneven_inside(mesh):
+    """So are the shards of a value in between; eager mode has found its layouts before the compile."""
+    local = torch.randn(2, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x = DTensor.from_local(local, mesh["tp"], [Shard(0)], run_check=False).requires_grad_()
+
+    def function(x):
+        return (x * 2).redistribute(placements=[Shard(1)]).sin()
+
+    _, *expected = trained(function, x)
+    _, *found = trained(compiled(function), x)
+    pairs = zip((expected[0], expected[1].to_local()), (found[0], found[1].to_local()), strict=True)
+    return all(torch.allclose(a, b) for a, b in pairs)
+
+
+_library = torch.library.Library("shared_worker", "DEF")
+_library.define("times_rank(Tensor x) -> Tensor")
+_library.impl("times_rank", lambda x: x * (PLACE["rank"] + 1), "CompositeImplicitAutograd")
+PLACE = {"rank": 0}
+
+
+def operator_of_a_user(mesh):
+    """Made of others by what only AOTAutograd runs, with the rank where nobody notices that it is read."""
+    PLACE["rank"] = dist.get_rank()
+
+    def function(x):
+        return torch.ops.shared_worker.times_rank(x) * 2
+
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected, found = trained(function, x), trained(compiled(function), x)
+    return all(torch.allclose(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def a_longer_batch_on_one_row(mesh):
     return tensor_parallel(mesh, 4 if mesh.get_local_rank("dp") == 0 else 6)
 
@@ -185,6 +235,7 @@ CASES = (
     *(tensor_parallel, over_both_dimensions, a_longer_batch_on_one_row),
     *(rank_read, rank_of_a_dimension, coordinate, environment, own_rows),
     *(its_own_mesh_in_a_result, its_own_place_in_training),
+    *(vocabulary, uneven_inside, operator_of_a_user),
     an_error_in_the_compile,
 )
 ALONE = (tensor_parallel,)
@@ -205,13 +256,14 @@ def ran(case, mesh):
         recorder.records_of_block() as records,
         mock.patch.object(GraphLowering, "compile_to_module", counted),
         partition as partitioned,
+        mock.patch.object(shared_trace, "TracedProgram", wraps=TracedProgram) as traced,
     ):
         begun = time.monotonic()
         right = case(mesh)
         seconds = time.monotonic() - begun
     caches = [str(each.cache) for each in records]
     done = {"seconds": seconds, "lowered": len(lowered), "partitioned": partitioned.call_count}
-    return {"right": bool(right), "caches": caches, **done}
+    return {"right": bool(right), "caches": caches, "traced": traced.call_count, **done}
 
 
 PARTITION = "min_cut_rematerialization_partition"

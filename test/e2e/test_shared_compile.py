@@ -99,6 +99,23 @@ def test_equal_joint_graphs_are_partitioned_once(together):
     assert partitioned(together, "its_own_place_in_training") == 2
 
 
+def traced(found, case):
+    """How many ranks have had AOTAutograd trace a joint graph, and looked who else has it."""
+    return sum(rank[case]["traced"] for rank in found)
+
+
+def test_what_reads_no_rank_is_traced_by_one(together):
+    assert traced(together, "tensor_parallel") == 1
+    assert traced(together, "its_own_mesh_in_a_result") == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "codes"), [("vocabulary", 2), ("uneven_inside", RANKS), ("operator_of_a_user", RANKS)]
+)
+def test_what_holds_its_rank_only_once_it_is_traced_is_traced_by_each(together, case, codes):
+    assert partitioned(together, case) == codes
+
+
 def test_the_report_says_which_rank_compiled(together):
     said = sorted(rank["tensor_parallel"]["caches"][0] for rank in together)
     assert [each.partition(":")[0] for each in said] == ["hit", "hit", "hit", "miss"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed.tensor._redistribute as _redistribute
 
 from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from inductor_passes.torch_compat.rank_reads import as_a_key
 
 KEPT_REDISTRIBUTIONS = 16_384
 
@@ -31,10 +32,12 @@ def remember_redistributions() -> list[Change]:
     @functools.wraps(stock)
     def find(source: Any, target: Any, use_graph_based_transform: Any = None) -> Any:
         # Shards of uneven sizes differ from rank to rank, and a process may play several.
-        meta, rank = source.tensor_meta, source.mesh.get_rank()
+        with as_a_key():
+            meta, rank = source.tensor_meta, source.mesh.get_rank()
         if meta is None or not all(isinstance(n, int) for n in (rank, *meta.shape, *meta.stride)):
             return stock(source, target, use_graph_based_transform)
         forced = getattr(_redistribute, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN", None)
         return found(source, target, use_graph_based_transform, forced, rank)
 
+    find.cache_clear = found.cache_clear  # type: ignore[attr-defined]
     return [SetAttribute(_redistribute, name, find)]

@@ -201,4 +201,7 @@ def test_the_option_is_checked_and_in_no_key():
 
 
 def test_no_thread_is_left():
-    assert not [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]
+    beats = [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]
+    for each in beats:
+        each.join(5)  # it has been told to end a moment ago
+    assert not any(each.is_alive() for each in beats)

@@ -1,0 +1,260 @@
+"""Whether what traces a graph asks which rank this is: where nothing does, equal ranks trace equal graphs.
+
+DTensor remembers what it has found for a layout, its rank in it perhaps: that is forgotten first, so that it asks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._library import fake_class_registry
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+
+_VARIABLES = frozenset(
+    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK SLURM_PROCID SLURM_LOCALID PMI_RANK PMIX_RANK"
+    " OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_RANK".split()
+)
+_KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
+_OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
+# A rank's group of a mesh has other ranks in it than the group of the same name elsewhere.
+_OF_GROUPS = ("get_rank", "get_group_rank", "get_global_rank", "get_process_group_ranks")
+_LAYOUTS = "torch.distributed.tensor"
+_LOCAL_SHAPE = "_compute_local_shape_and_global_offset"
+
+
+class RankReads:
+    """Reads of this thread since ``noticed()`` began. ``first``: what was read first; "" so far."""
+
+    def __init__(self) -> None:
+        self.first, self.thread = "", threading.get_ident()
+
+
+_lock = threading.Lock()
+_noticing: list[RankReads] = []
+_changes = contextlib.ExitStack()  # of torch, made while anybody notices
+_permitted: ContextVar[bool] = ContextVar("permitted", default=False)
+
+
+def _note(what: str) -> None:
+    """Something two frames up asks for the rank: each who notices gets to know."""
+    if _permitted.get():
+        return
+    code = sys._getframe(2).f_code
+    for reads in _here():
+        reads.first = reads.first or f"{what} in {code.co_qualname} ({Path(code.co_filename).name})"
+
+
+def _here() -> list[RankReads]:
+    thread = threading.get_ident()
+    return [each for each in _noticing if each.thread == thread]
+
+
+@contextlib.contextmanager
+def as_a_key() -> Iterator[None]:
+    """What is read in the block only tells entries of a cache apart, or makes no difference to what is traced."""
+    token = _permitted.set(True)
+    try:
+        yield
+    finally:
+        _permitted.reset(token)
+
+
+def can_notice() -> bool:
+    """Return whether DTensor can be made to ask again. ``_clear_DTensor_sharding_propagator_cache`` was seen in 2.11 to 2.14."""
+    return hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache") and hasattr(
+        DeviceMesh, "get_coordinate"
+    )
+
+
+def strategies_are_known() -> bool:
+    """Return whether all that decides layouts is torch's or ours: a user's own function may read what nobody notices.
+
+    ``ShardingPropagator.op_to_rules``, ``op_strategy_funcs`` and ``op_single_dim_strategy_funcs`` were seen in 2.11 to 2.14;
+    ``register_sharding`` puts partial functions there.
+    """
+    from torch.distributed.tensor import DTensor
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    tables = ("op_to_rules", "op_strategy_funcs", "op_single_dim_strategy_funcs")
+    found = [each for name in tables for each in getattr(propagator, name, {}).values()]
+    return all(
+        not isinstance(each, functools.partial) and is_known(getattr(each, "func", each))
+        for each in found
+    )
+
+
+def is_known(function: Any) -> bool:
+    """Return whether a function is torch's, ours or Python's own, by its module."""
+    name = str(getattr(function, "__module__", None) or "builtins")
+    return name.partition(".")[0] in _KNOWN
+
+
+@contextlib.contextmanager
+def noticed() -> Iterator[RankReads]:
+    """Notice in the block who asks on this thread for the rank: of the job, of a group, of a mesh, of the environment.
+
+    That a mesh is asked whether this rank is in it counts only where its place is looked at; nor does the shape of a shard
+    that all ranks have alike. AOTAutograd traces on one thread.
+    ``DeviceMesh._sym_get_coordinate`` was seen in 2.12 to 2.14, ``_compute_local_shape_and_global_offset`` in 2.13.
+    """
+    forget_layouts()
+    reads = RankReads()
+    with _lock:
+        if not _noticing:
+            _change(_changes)
+        _noticing.append(reads)
+    try:
+        yield reads
+    finally:
+        with _lock:
+            _noticing.remove(reads)
+            if not _noticing:
+                _changes.close()
+
+
+def _change(undo: contextlib.ExitStack) -> None:
+    for name in _OF_MESHES:
+        if hasattr(DeviceMesh, name):
+            _replace(undo, DeviceMesh, name, _noting)
+    _replace(undo, DeviceMesh, "get_coordinate", _placed)
+    for owner in (dist, distributed_c10d):
+        for name in _OF_GROUPS:
+            _replace(undo, owner, name, _noting)
+    _replace(undo, dist.ProcessGroup, "rank", _noting)
+    _replace(undo, type(os.environ), "__getitem__", _of_variables)
+    # A stand-in for an input has the values of its members, of which traced code asks methods.
+    _replace(undo, fake_class_registry, "maybe_to_fake_obj", _unnoted)
+    utils = sys.modules.get(f"{_LAYOUTS}._utils")
+    if hasattr(utils, _LOCAL_SHAPE):
+        _replace(undo, utils, _LOCAL_SHAPE, _of_even)
+
+
+def forget_layouts() -> None:
+    """Forget what DTensor remembers of layouts on this thread: it finds all of it again."""
+    from torch.distributed.tensor import DTensor
+
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    propagate = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    remembering = [getattr(propagate, "cache", None)]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_LAYOUTS):
+            remembering += [each for each in vars(module).values() if _remembers(each)]
+    for each in remembering:
+        if each is not None:
+            each.cache_clear()
+
+
+def _remembers(value: object) -> bool:
+    return isinstance(value, (functools._lru_cache_wrapper, FunctionType)) and hasattr(
+        value, "cache_clear"
+    )
+
+
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    stock, held = getattr(owner, name), vars(owner).get(name)  # of a class: what binds it, too
+    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
+    undo.callback(lambda: delattr(owner, name) if held is None else setattr(owner, name, held))
+
+
+def _noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        caller = str(sys._getframe(1).f_globals.get("__name__"))
+        if caller.startswith("torch._logging"):  # a line of a log has the rank
+            with as_a_key():
+                return stock(*args, **kwargs)
+        _note(stock.__name__)
+        return stock(*args, **kwargs)
+
+    return asked
+
+
+def _unnoted(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def made(*args: Any, **kwargs: Any) -> Any:
+        with as_a_key():
+            return stock(*args, **kwargs)
+
+    return made
+
+
+def _placed(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def get_coordinate(self: DeviceMesh) -> Any:
+        found = stock(self)
+        return found if found is None or _permitted.get() or not _here() else _Place(found)
+
+    return get_coordinate
+
+
+class _Place(tuple[int, ...]):
+    """A rank's place in a mesh, which says when it is looked at."""
+
+    __slots__ = ()
+
+
+def _looked_at(name: str) -> Callable[..., Any]:
+    stock = getattr(tuple, name)
+
+    def looked(self: _Place, *args: Any) -> Any:
+        _note("get_coordinate")
+        return stock(self, *args)
+
+    return looked
+
+
+def _plain(self: _Place) -> tuple[Any, ...]:
+    return tuple, (tuple(self),)
+
+
+_Place.__reduce__ = _plain  # type: ignore[assignment]
+for _name in (
+    *("__getitem__", "__iter__", "__len__", "__contains__", "__hash__", "__repr__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__mul__", "__rmul__"),
+    *("index", "count"),
+):
+    setattr(_Place, _name, _looked_at(_name))
+
+
+def _of_variables(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def getitem(self: Any, key: str) -> Any:
+        if key in _VARIABLES:
+            _note(f"os.environ[{key!r}]")
+        return stock(self, key)
+
+    return getitem
+
+
+def _of_even(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def local_shape(
+        shape: Any, mesh_shape: Any, lookup: Any, placements: Any, skip_offset: bool = False
+    ) -> Any:
+        is_alike = skip_offset and _is_even(shape, mesh_shape, placements)
+        with as_a_key() if is_alike else contextlib.nullcontext():
+            return stock(shape, mesh_shape, lookup, placements, skip_offset)
+
+    return local_shape
+
+
+def _is_even(shape: Sequence[Any], mesh_shape: Sequence[int], placements: Sequence[Any]) -> bool:
+    """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by the ranks that share them."""
+    from torch.distributed.tensor import Shard
+
+    ranks = [1] * len(shape)
+    for placement, count in zip(placements, mesh_shape, strict=True):
+        if type(placement) is Shard:
+            ranks[placement.dim % len(shape)] *= count
+        elif placement.is_shard() or not (placement.is_replicate() or placement.is_partial()):
+            return False
+    return all(type(size) is int for size in (*shape, *mesh_shape)) and not any(
+        size % count for size, count in zip(shape, ranks, strict=True)
+    )
