@@ -115,6 +115,8 @@ def without_kernels(monkeypatch):
     Lowering, scheduling and the generated code run, so launches are made; numbers mean nothing.
     """
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
+    # Nor in units, by a program that enables the plugin.
+    monkeypatch.setattr("dynamo_dist.torch_compat.inductor.units._parts", lambda source: None)
     # Else programs are built to ask for the processor's widest vectors.
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     with fresh_cache():
