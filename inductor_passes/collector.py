@@ -27,7 +27,7 @@ def without_cycle_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def rare_cycle_collection() -> Iterator[None]:
-    """Slow it, in all threads until the last of them has left its block: a compile is a twentieth shorter, and its garbage still goes."""
+    """Slow it, in all threads until the last of them has left its block: a compile looks less often, and its garbage still goes."""
     with _lock:
         _slowed.append(_slowed[0] if _slowed else gc.get_threshold())
         if 0 < _slowed[0][0] < _RARELY:

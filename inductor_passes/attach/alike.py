@@ -32,7 +32,7 @@ def name_groups_alike(gm: fx.GraphModule) -> None:
     """
     if c10d.default_group() is None or not availability.why_not_here():
         return
-    for graph in _graphs(gm):
+    for graph in graphs_inside(gm):
         for node in graph.nodes:
             _name_alike(node)
 
@@ -48,7 +48,7 @@ def is_rank_free(gm: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
         return False
     if any(_is_of_user(patches.get(key, config.get_config(key))) for key in _OF_USERS):
         return False
-    return not any(asks_for_position(graph) for graph in _graphs(gm))
+    return not any(asks_for_position(graph) for graph in graphs_inside(gm))
 
 
 def _class(pass_: Any) -> type:
@@ -63,7 +63,8 @@ def _is_of_user(given: Any) -> bool:
     return attachment.chain_pre is not None or attachment.chain_post is not None
 
 
-def _graphs(gm: fx.GraphModule) -> Iterator[fx.Graph]:
+def graphs_inside(gm: fx.GraphModule) -> Iterator[fx.Graph]:
+    """A module's graph, and those inside it."""
     return (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
 
 

@@ -257,8 +257,7 @@ def made_once(
 
 def offers_of_all(stream: Stream, offer: Offer) -> Offer:
     """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
-    sharing = _current.get()
-    return shared.offers(stream, offer if sharing is None else sharing.offers(stream, offer))
+    return shared.offers(stream, shared.passed_on.get()(stream, offer))
 
 
 def traced(gm: fx.GraphModule, is_alike: Callable[[fx.GraphModule], bool]) -> None:

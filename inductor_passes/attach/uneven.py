@@ -37,7 +37,7 @@ def has_uneven_values(gm: fx.GraphModule) -> bool:
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
-                for value in _leaves(node.meta.get("example_value")):
+                for value in leaves_of_value(node.meta.get("example_value")):
                     if is_uneven(value):
                         return True
     return False
@@ -72,9 +72,10 @@ def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:
     )
 
 
-def _leaves(value: object) -> Iterator[object]:
+def leaves_of_value(value: object) -> Iterator[object]:
+    """What lists and tuples hold, in order; anything else is one leaf."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves_of_value(item)
     else:
         yield value

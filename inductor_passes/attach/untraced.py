@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from inductor_passes.attach.alike import graphs_inside
+from inductor_passes.attach.uneven import leaves_of_value
 from inductor_passes.torch_compat import config, meshes, rank_reads
 from inductor_passes.torch_compat.operators import higher_order_name, is_random, namespace
 from inductor_passes.torch_compat.sizes import size_hint
@@ -32,7 +34,7 @@ class UntracedProgram:
         return (
             rank_reads.can_notice()
             and all(rank_reads.is_known(type(each)) for each in self._inputs)
-            and all(_is_known(node) for graph in _graphs(self._gm) for node in graph.nodes)
+            and all(_is_known(node) for graph in graphs_inside(self._gm) for node in graph.nodes)
             and rank_reads.strategies_are_known()
         )
 
@@ -44,19 +46,15 @@ class UntracedProgram:
     def meshes(self) -> dict[str, DeviceMesh]:
         """Meshes that are met in it, by what they hold beside the rank's place."""
         found = list(self._inputs)
-        for graph in _graphs(self._gm):
+        for graph in graphs_inside(self._gm):
             found += [node.meta.get("example_value") for node in graph.nodes]
-        of_values = (_mesh(each) for value in found for each in _leaves(value))
+        of_values = (_mesh(each) for value in found for each in leaves_of_value(value))
         return {meshes.content(mesh, of_rank=False): mesh for mesh in of_values if mesh is not None}
 
 
 def draws_numbers(gm: fx.GraphModule) -> bool:
     """Return whether a graph of operators draws random numbers: what ranks draw is looked at as each traces."""
-    return any(is_random(node.target) for graph in _graphs(gm) for node in graph.nodes)
-
-
-def _graphs(gm: fx.GraphModule) -> Iterator[fx.Graph]:
-    return (each.graph for each in gm.modules() if isinstance(each, fx.GraphModule))
+    return any(is_random(node.target) for graph in graphs_inside(gm) for node in graph.nodes)
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -90,11 +88,3 @@ def _text(value: Any) -> str:
 def _mesh(value: object) -> DeviceMesh | None:
     spec = getattr(value, "_spec", None) if isinstance(value, torch.Tensor) else None
     return meshes.mesh_of(value if spec is None else spec.mesh)
-
-
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value

@@ -46,7 +46,7 @@ class Kernel:
 def few_libraries() -> list[Change]:
     """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache folder.
 
-    A library of 20 takes the compiler as long as two of one kernel. What does not build so is built as by torch.
+    What does not build so is built as by torch.
     ``AsyncCompile.cpp_pybinding`` and ``wait``, ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were
     seen in 2.11 to 2.14.
     """
