@@ -4,7 +4,8 @@ The first rank that misses a key in the cache claims it and *beats* while it com
 others watch by their own clocks. One whose number stands still has died or stopped, and the next takes its place, in a
 *turn* of its own. A rank that waits votes meanwhile on the order of the graph's launches, for who compiles
 waits for its vote: the graphs are equal, so it votes as that rank does, whose stream, plan and answers it reads. A joint
-graph and its halves are one graph here, with three streams.
+graph and its halves are one graph here, with three streams. What it must know and that rank is never asked, as where groups of
+other rows of a mesh have settled otherwise, it finds out by compiling itself.
 
 A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong with the store costs
 a compile and nothing else.
@@ -177,7 +178,12 @@ class Waiting:
                 return End(end.removeprefix("-"))
             if (text := self._read(f"stream/{self._votes}")) is not None:
                 number, self._votes = self._votes, self._votes + 1
-                self._vote(Stream.from_json(json.loads(text)), _Mirrored(self, number))
+                try:
+                    self._vote(Stream.from_json(json.loads(text)), _Mirrored(self, number))
+                except _NoAnswerError as error:
+                    if not (self.has_ended() or self.is_silent()):
+                        log.info("Rank %d launches otherwise: %s.", self.turn.rank, error)
+                        return End()
                 self._seen_at = self._clock()  # the vote waited for others
             if self.is_silent():
                 found = self._take_over()
@@ -215,8 +221,12 @@ class Waiting:
         return _text(self._store.get(key)) if self._store.check([key]) else None
 
 
+class _NoAnswerError(Exception):
+    """Nobody asks the rank that compiles what this rank must know; caught by ``Waiting``."""
+
+
 class _Mirrored:
-    """The answers of the rank that compiles an equal graph."""
+    """The answers of the rank that compiles an equal graph. Raises _NoAnswerError where it has none."""
 
     def __init__(self, waiting: Waiting, number: int) -> None:
         self._waiting, self._number = waiting, number
@@ -227,9 +237,12 @@ class _Mirrored:
         return self._plan
 
     def can_follow(self, plan: str) -> bool:
-        return plan in (PROGRAM, self._plan) or (
-            self._await(f"follows/{self._number}/{digest(plan)}", VERDICT_S) == "1"
-        )
+        if plan in (PROGRAM, self._plan):
+            return True
+        answer = self._await(f"follows/{self._number}/{digest(plan)}", VERDICT_S)
+        if answer is None:
+            raise _NoAnswerError(f"nobody has asked it whether its graph can follow {plan}")
+        return answer == "1"
 
     def _await(self, name: str, most_s: float = float("inf")) -> str | None:
         end = time.monotonic() + most_s

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from inductor_passes.agree import compile_once
+from inductor_passes.agree import compile_once, orders
+from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.attach import shared
 from inductor_passes.attach.shared import SharedCompile
@@ -112,6 +113,28 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
         first.end()
         waits.result(10)
     assert voted == [(Group("7", (2, 3)),)]
+
+
+def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compiles_for_itself(
+    monkeypatch,
+):
+    """Rank 0's row keeps the program's order and asks for no plan; rank 1's row has settled on one before."""
+    monkeypatch.setattr(compile_once, "VERDICT_S", 0.05)
+    monkeypatch.setattr(c10d, "real_group_ranks", {"3": (1, 3)}.get)
+    store, plan = dist.HashStore(), "[[[1], 0], [[0], 0]]"
+    launches = tuple(Launch("all_reduce sum float32", 0, (f"f:{line}",), 8) for line in (3, 4))
+    stream = Stream((Group("3", (1, 3)),), launches)
+    ranks = {rank: orders.Orders(store, rank, None) for rank in (1, 3)}
+    with ThreadPoolExecutor(2) as pool:
+        settled = pool.map(lambda job: job.decide(stream, CachedOffer(plan)).plan, ranks.values())
+    assert set(settled) == {plan}
+    monkeypatch.setattr(orders, "current", lambda: ranks[1])
+    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    assert not first.missed(KEY)
+    first.offers(stream, CachedOffer("program"))
+    assert not second.missed(KEY)  # an answer that is not there is no refusal
+    assert ranks[1].decide(stream, CachedOffer(plan)).plan == plan
+    first.end()
 
 
 @pytest.fixture
