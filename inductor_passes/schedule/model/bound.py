@@ -91,6 +91,8 @@ def least_link_us(problem: Problem, launch: int) -> float:
 def one_machine_bound(jobs: list[Job]) -> float:
     """Least makespan of jobs on one machine that may interrupt them."""
     arriving = sorted(jobs)
+    if len(arriving) == 2:
+        return _bound_of_two(*arriving)
     waiting: list[list[float]] = []  # [-tail, what is left of the body]
     now = best = 0.0
     k = 0
@@ -109,3 +111,14 @@ def one_machine_bound(jobs: list[Job]) -> float:
             heapq.heappop(waiting)
             best = max(best, now - negative_tail)
     return best
+
+
+def _bound_of_two(first: Job, second: Job) -> float:
+    """The same of two jobs of which ``first`` is the earlier: it goes on, or the second one interrupts it."""
+    (start, body, tail), (head, other, other_tail) = first, second
+    left = body - (head - start)
+    if left <= 0.0:  # it has ended by then
+        return max(start + body + tail, head + other + other_tail)
+    if (-other_tail, other) < (-tail, left):
+        return max(head + other + other_tail, head + other + left + tail)
+    return max(head + left + tail, head + left + other + other_tail)

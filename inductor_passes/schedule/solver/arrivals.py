@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from inductor_passes.schedule.model.tasks import Tasks
@@ -40,6 +41,10 @@ class Arrivals:
                 ready_at[s] = at
             if not missing[s]:
                 heappush(self._coming, (ready_at[s], s))
+
+    def arrived(self, done: list[bool]) -> Iterator[int]:
+        """Tasks that wait for nothing and are not done, where none is still to come."""
+        return (t for t, missing in enumerate(self._missing) if not missing and not done[t])
 
     def due(self, now: float) -> list[int]:
         """Take those that are ready by now."""

@@ -62,7 +62,6 @@ class _ListScheduler:
         self.history = History(tasks, self.channels)
         ahead = rules.compute_ahead * limits.scale_us
         self.ready = ReadyCompute(tasks, latest, self.progress, rules.window, ahead)
-        self.by_need: list[Entry] = []  # everything that has arrived, by the compute that needs it
         self.waits: list[_Wait] = []
         self.left_us = sum(tasks.us)  # of compute
         self.tail = limits.tail or [0.0] * tasks.count
@@ -81,7 +80,8 @@ class _ListScheduler:
             if self._fill_channels(chosen) and chosen < 0:
                 continue
             if chosen >= 0:
-                self._relieve_memory()
+                if self.memory.live > self.room_for:
+                    self._relieve_memory()
                 self._compute(chosen)
             elif self.collector:
                 self.channels.add(self.collector.release())
@@ -108,8 +108,6 @@ class _ListScheduler:
     def _arrive(self, number: int) -> None:
         """All that a task or a wait depends on has finished."""
         tasks = self.tasks
-        if number < tasks.count:
-            heappush(self.by_need, (tasks.needed_by[number], number))
         if number >= tasks.count or tasks.launch[number] < 0:
             self.ready.add(number)
             return
@@ -150,6 +148,9 @@ class _ListScheduler:
             horizon = history.now + history.takes(self.tasks.us[chosen])
         else:
             horizon = self.arrivals.next[0] if self.arrivals else history.now
+        soonest = min(free, default=math.inf)
+        if soonest >= horizon and soonest > history.now:
+            return False
         blocks = 0 <= chosen < self.tasks.count and self.tasks.blocks[chosen]
         held = self.channels.number[blocks] if blocks else -1
         launched = False
@@ -257,21 +258,21 @@ class _ListScheduler:
             self.ready.take_wait()
             self._finish(self.waits[number - tasks.count])
             return
-        if tasks.us[number]:
-            history.late = max(history.late, history.now - self.latest[number])
-        history.compute(tasks.us[number], tasks.blocks[number])
+        us = tasks.us[number]
+        if us and history.now - self.latest[number] > history.late:
+            history.late = history.now - self.latest[number]
+        history.compute(us, tasks.blocks[number])
         history.finish[number] = now = history.now
         if now + self.tail[number] > self.least_us:
             self.least_us = now + self.tail[number]
         history.steps.append(Step((number,)))
         self._done(number)
-        self.arrivals.complete(number, history.now)
+        self.arrivals.complete(number, now)
 
     def _done(self, t: int) -> None:
         self.memory.run(t)
-        progress = self.progress
-        progress.done[t] = True
-        progress.left -= 1
+        self.progress.done[t] = True
+        self.progress.left -= 1
         self.left_us -= self.tasks.us[t]
 
     def _finish(self, wait: _Wait) -> None:
@@ -286,8 +287,6 @@ class _ListScheduler:
 
     def _relieve_memory(self) -> None:
         """Above the limit, launch what frees memory; a launch frees its input however long it queues."""
-        if self.memory.live <= self.room_for:
-            return
         self.channels.add(self.collector.release())
         for t in self.channels.bound():
             if self.memory.live <= self.room_for:
@@ -297,9 +296,7 @@ class _ListScheduler:
 
     def _force(self) -> None:
         """Nothing may run: run what the program would need first, whatever the limits say."""
-        while self.progress.done[self.by_need[0][1]]:
-            heappop(self.by_need)
-        t = self.by_need[0][1]
+        t = min(self.arrivals.arrived(self.progress.done), key=self.tasks.needed_by.__getitem__)
         if self.tasks.launch[t] >= 0:
             self._launch(self.merger.alone(t))
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from inductor_passes.schedule.model.tasks import Tasks
 
@@ -26,32 +25,32 @@ class LiveMemory:
 
         A launch that keeps what it reads holds it until ``waited``.
         """
-        tasks = self._tasks
-        if self.live + tasks.transient[t] > self.peak:
-            self.peak = self.live + tasks.transient[t]
-        self.live += tasks.alloc[t] + tasks.kept_inside[t]
-        uses, kept = tasks.uses[t], tasks.kept[t]
+        tasks, users, live = self._tasks, self._users, self.live
+        if live + tasks.transient[t] > self.peak:
+            self.peak = live + tasks.transient[t]
+        live += tasks.alloc[t] + tasks.kept_inside[t]
+        kept = tasks.kept[t]
         if kept or tasks.kept_inside[t]:
             self.keeping += 1
-            uses = [v for v in uses if v not in kept]
-        self._release(uses)
+        for v in tasks.uses[t]:
+            if v not in kept:
+                users[v] = left = users[v] - 1
+                if not left:
+                    live -= tasks.value_bytes[v]
+        self.live = live
 
     def waited(self, t: int) -> None:
         """The launch of task t is done: it holds nothing any more."""
         self.live -= self._tasks.kept_inside[t]
         self.keeping -= self.keeps(t)
-        self._release(self._tasks.kept[t])
+        for v in self._tasks.kept[t]:
+            self._users[v] = left = self._users[v] - 1
+            if not left:
+                self.live -= self._tasks.value_bytes[v]
 
     def keeps(self, t: int) -> bool:
         """Return whether task t frees memory only when it has been waited for."""
         return bool(self._tasks.kept[t] or self._tasks.kept_inside[t])
-
-    def _release(self, values: Iterable[int]) -> None:
-        users = self._users
-        for v in values:
-            users[v] = left = users[v] - 1
-            if not left:
-                self.live -= self._tasks.value_bytes[v]
 
     def hold(self, size: int, beside: int = 0) -> None:
         """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""

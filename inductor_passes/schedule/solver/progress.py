@@ -21,13 +21,19 @@ class Progress:
         self.at_us = min(latest, default=0.0)
         bound = [t for t in range(tasks.count) if tasks.launch[t] < 0 and not tasks.floating[t]]
         self._by_urgency = sorted(bound, key=latest.__getitem__, reverse=True)
+        if self._by_urgency:
+            self.at_us = latest[self._by_urgency[-1]]
 
     def advance(self) -> None:
         """Look past what is done."""
         done, launch, waiting = self.done, self._tasks.launch, self._by_urgency
-        while self.frontier < len(done) and (done[self.frontier] or launch[self.frontier] >= 0):
-            self.frontier += 1
+        frontier = self.frontier
+        while frontier < len(done) and (done[frontier] or launch[frontier] >= 0):
+            frontier += 1
+        self.frontier = frontier
+        passed = False
         while waiting and done[waiting[-1]]:
             waiting.pop()
-        if waiting:
+            passed = True
+        if passed and waiting:
             self.at_us = self._latest[waiting[-1]]

@@ -1,5 +1,6 @@
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from small_problems import compute, launch, node_input, optimum, output, problem, problems, wait
 
 from inductor_passes.schedule.model.bound import least_us_per_mib, lower_bound, one_machine_bound
@@ -21,6 +22,17 @@ EPSILON = 1e-6
 )
 def test_one_machine(jobs, bound):
     assert one_machine_bound(jobs) == bound
+
+
+TIMES = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0))
+JOBS = st.tuples(TIMES, TIMES, TIMES)
+
+
+@given(JOBS, JOBS)
+def test_two_jobs_are_bounded_as_among_more(first, second):
+    nothing = (0.0, 0.0, 0.0)
+    among = one_machine_bound([first, second, nothing])
+    assert one_machine_bound([first, second]) == pytest.approx(among, rel=1e-12)
 
 
 def test_the_best_rate_of_a_link_counts_its_floor_and_its_slopes():
