@@ -64,7 +64,7 @@ class Gather:
         """
         local = param.to_local() if isinstance(param, DTensor) else param
         if torch.compiler.is_compiling():
-            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, *self._settings())
+            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, *self.settings())
         else:
             whole = _Whole.apply(local, self)
         was = self.tensor_parallel
@@ -77,7 +77,7 @@ class Gather:
     def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
         return self
 
-    def _settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[Any, ...]:
         """The arguments of the operator, behind the tensor."""
         shard, replicate = self.shard, self.replicate
         return (

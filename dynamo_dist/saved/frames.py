@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.run import shared_memory
 from dynamo_dist.saved.contents import Content, NotByContent, code_digest
-from dynamo_dist.saved.guarded import contents_of
+from dynamo_dist.saved.guarded import contents_of, contents_of_reached
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import (
     frame_pickles,
@@ -152,7 +152,7 @@ def _keep(
         if modes or noted.because:
             raise CannotKeep(modes or noted.because)
         frame = kept_frames.frame_of(made, noted)
-        asks = tuple(contents_of([*frame.guards, *frame.later], frame_values.Values(*scope)))
+        asks = tuple(_asks(frame, frame_values.Values(*scope)))
         files = tuple(map(_digest_of_file, kept_frames.traced_files(made)))
         return Kept(digest, where, "", settings, files, asks, frame_pickles.dumps(frame, _refuse))
     except (CannotKeep, NotByContent) as error:
@@ -178,8 +178,8 @@ def _from_loaded(
                 raise CannotKeep(modes or each.because)
             _check(each, settings)
             frame = frame_pickles.loads(each.body, globals_)
-            _compare(each, frame, frame_values.Values(locals_, globals_))
-            made = replayed_frames.Replay(frame, code, locals_, globals_).compile(backend)
+            replay = replayed_frames.Replay(frame, code, locals_, globals_)
+            made = _replayed(replay, each, backend)
         except (CannotKeep, NotByContent) as error:
             why = str(error)
             continue
@@ -197,10 +197,28 @@ def _from_loaded(
     return None
 
 
+def _replayed(replay: replayed_frames.Replay, each: Kept, backend: Callable[..., Any]) -> Any:
+    try:
+        replay.reach()
+        _compare(each, replay.frame, replay.values)
+        replay.begin()
+        return replay.compile(backend)
+    except BaseException:
+        replay.drop()
+        raise
+
+
+def _asks(
+    frame: kept_frames.KeptFrame, values: frame_values.Values
+) -> Iterator[tuple[str, Content]]:
+    yield from contents_of([*frame.guards, *frame.later], values)
+    yield from contents_of_reached(frame.reached, values)
+
+
 def _compare(each: Kept, frame: kept_frames.KeptFrame, values: frame_values.Values) -> None:
     """Raise CannotKeep or NotByContent, naming the guard, where a value is not what it was in the traced frame."""
     try:
-        now = contents_of([*frame.guards, *frame.later], values)
+        now = _asks(frame, values)
         for (label, then), (_, content) in zip(each.asks, now, strict=True):
             if content != then:
                 raise CannotKeep(f"{label} is another one")

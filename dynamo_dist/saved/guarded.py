@@ -10,10 +10,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from dynamo_dist.saved.contents import Content, Contents, NotByContent, code_digest
-from dynamo_dist.torch_compat.dynamo import opaque
+from dynamo_dist.torch_compat.dynamo import modules, opaque
 from dynamo_dist.torch_compat.dynamo.frame_values import Values
 from dynamo_dist.torch_compat.dynamo.kept_frames import KeptGuard
+from dynamo_dist.torch_compat.dynamo.reached import Reached
 
 # Of torch's state as a whole, which is compared as a whole.
 _OF_STATE = frozenset(
@@ -40,6 +43,18 @@ def contents_of(guards: Iterable[KeptGuard], values: Values) -> Iterator[tuple[s
             raise NotByContent(f"{label}: there is no such value") from None
 
 
+def contents_of_reached(
+    reached: Mapping[str, Reached], values: Values
+) -> Iterator[tuple[str, Content]]:
+    """What a frame has read of objects that no variable holds, beside where it is. Raises NotByContent."""
+    contents = Contents()
+    for each in reached.values():
+        if each.read is not None:
+            origin = values[each.source]
+            read = each.read(each.find(origin), origin)
+            yield f"what stands behind {each.source.name}", contents.of(read)
+
+
 def _kind(contents: Contents, value: Any, *_: Any) -> Content:
     return contents.kind(type(value))
 
@@ -59,9 +74,13 @@ def _value(contents: Contents, value: Any, *_: Any) -> Content:
 
 
 def _length(contents: Contents, value: Any, *_: Any) -> Content:
-    if isinstance(value, Mapping):  # hooks are in it by number, which sources and other guards name
-        return (contents.kind(type(value)), *map(contents.of, value))
-    return (contents.kind(type(value)), len(value))
+    """Hooks stand in a dictionary by numbers that a process counts, and are found by their place: what they do is guarded."""
+    named = isinstance(value, Mapping) and not all(type(key) is int for key in value)
+    return (
+        contents.kind(type(value)),
+        len(value),
+        *(map(contents.of, value) if named else ()),
+    )
 
 
 def _keys(contents: Contents, value: Any, *_: Any) -> Content:
@@ -101,6 +120,17 @@ def _same(contents: Contents, value: Any, guard: KeptGuard, values: Values) -> C
     return value is values[_argument(guard, "source_b")]
 
 
+def _alive(contents: Contents, value: Any, *_: Any) -> Content:
+    return value is not None
+
+
+def _object(contents: Contents, value: Any, *_: Any) -> Content:
+    """A module counts by its class and by the state that a parallel style keeps for it: all else that was read of it is guarded."""
+    if isinstance(value, nn.Module):
+        return (contents.kind(type(value)), contents.kind(type(modules.module_state(value))))
+    return contents.of(value)
+
+
 def _argument(guard: KeptGuard, name: str) -> Any:
     """The one argument that a guard has beside its source."""
     [found] = [*guard.args, *dict(guard.keywords).values()]
@@ -131,5 +161,6 @@ _FORMS: dict[str, _Form] = {
     "TENSOR_SUBCLASS_METADATA_MATCH": _metadata,
     "DUPLICATE_INPUT": _same,
     "VALUE_MATCH": _read,
-    "IDENTITY_MATCH": _value,
+    "IDENTITY_MATCH": _object,
+    "WEAKREF_ALIVE": _alive,
 }

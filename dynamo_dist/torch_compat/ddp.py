@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable.replicate import _ReplicateState
+from torch.distributed._composable.replicate import _ReplicateState, replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
@@ -27,6 +27,14 @@ def replicated_module(state: ReplicateState) -> DistributedDataParallel:
     if state._init_args or state._init_kwargs:
         state.lazy_init()
     return state._ddp
+
+
+def state_of_replicated(module: nn.Module) -> Any:
+    """The state that ``replicate`` keeps for a module; None if it was not applied to it."""
+    try:
+        return replicate.state(module)
+    except (AssertionError, AttributeError, KeyError):
+        return None
 
 
 def custom_averaging(ddp: DistributedDataParallel) -> str:

@@ -225,9 +225,9 @@ def sharded_moves(
     return device if goes else None, into, policy.output_dtype
 
 
-def modules(state: FSDPState) -> int:
-    """The number of modules that one state is for: those of a list given to ``fully_shard``."""
-    return len(state._modules)
+def modules(state: FSDPState) -> tuple[nn.Module, ...]:
+    """The modules that one state is for: those of a list given to ``fully_shard``."""
+    return tuple(state._modules)
 
 
 def settle_sharded(root: FSDPState) -> None:

@@ -18,6 +18,8 @@ COMPILED = {
     "rows_of_its_own": [1, 2],
     "uneven_rows": [1, 2],
     "a_dtensor_that_leaves": [1, 1],
+    "sharded_blocks": [1, 2],
+    "averaged": [1, 2],
 }
 NOTHING = {name: [0, 0] for name in COMPILED}
 
@@ -72,8 +74,14 @@ def test_numbers_are_eagers_in_both(jobs):
 
 def test_the_second_finds_all_that_the_first_compiled(jobs):
     first, second, _ = jobs
-    assert what(first, "misses") == what(second, "hits") == [COMPILED] * RANKS
-    assert what(first, "hits") == what(second, "misses") == [NOTHING] * RANKS
+    assert what(second, "hits") == [COMPILED] * RANKS
+    assert what(second, "misses") == [NOTHING] * RANKS
+    # Where nothing launches, as in DDP's forward, a rank may find what the other one has just compiled.
+    both = zip(what(first, "hits"), what(first, "misses"), strict=True)
+    assert [
+        {name: [misses[name][0], sum(hits[name] + misses[name][1:])] for name in hits}
+        for hits, misses in both
+    ] == [COMPILED] * RANKS
     assert all(all(rank.values()) for rank in what(second, "traced"))
 
 

@@ -7,6 +7,7 @@ its caches, is written to ``<rank>.json`` in the folder of the first argument. W
 """
 
 import contextlib
+import copy
 import json
 import os
 import sys
@@ -20,12 +21,14 @@ from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
 from inductor_passes.attach import compile as attached
@@ -93,7 +96,51 @@ def a_dtensor_that_leaves(mesh):
         )
 
 
-CASES = (tensor_parallel, rows_of_its_own, uneven_rows, a_dtensor_that_leaves)
+def trained_alike(wrap):
+    """Whether a model that is wrapped trains, on batches that ranks do not share, as one whose gradients are averaged by hand."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(1)))
+    model.append(nn.Linear(32, 16))
+    x, plain = torch.randn(4, 16) + dist.get_rank(), copy.deepcopy(model)
+    net = wrap(model)
+    found = [trained(each, x) for each in (plain, torch.compile(net, backend="dynamo_dist"))]
+    for grad in found[0][1:]:
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+    return all(
+        torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(*found, strict=True)
+    )
+
+
+def trained(net, x):
+    """Output and gradients, whole."""
+    out = net(x)
+    out.square().sum().backward()
+    grads = (param.grad for param in net.parameters())
+    return [out, *(grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads)]
+
+
+def sharded_blocks(mesh):
+    def wrap(model):
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    return trained_alike(wrap)
+
+
+def averaged(mesh):
+    return trained_alike(DistributedDataParallel)
+
+
+CASES = (
+    tensor_parallel,
+    rows_of_its_own,
+    uneven_rows,
+    a_dtensor_that_leaves,
+    sharded_blocks,
+    averaged,
+)
 
 
 def ran(case, mesh):

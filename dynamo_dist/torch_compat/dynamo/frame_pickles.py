@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch._dynamo.source as _sources
 from torch import fx
+from torch._dynamo import bytecode_transformation as _bytecode
 
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep, KeptFrame
 
@@ -24,7 +25,7 @@ def dumps(frame: KeptFrame, refuse: Callable[[Any], None]) -> bytes:
     """``frame`` as bytes. ``refuse(object)`` raises for what is not to be pickled. Raises CannotKeep for what cannot be."""
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, frame.builtins, refuse).dump(frame)
+        _Pickler(buffer, frame, refuse).dump(frame)
     except (
         pickle.PicklingError,
         AttributeError,
@@ -53,10 +54,12 @@ def loads(content: bytes, globals_: dict[str, Any]) -> KeptFrame:
 
     Raises CannotKeep if it cannot be read, or if a name is taken.
     """
-    frame, builtins = _read(content, _BUILTINS)
+    frame, names = _read(content)
     if frame.builtins:
-        frame.kept_builtins, frame.builtins = frame.builtins, builtins
-        globals_.setdefault(builtins, builtins_of(globals_))
+        names[frame.builtins] = frame.builtins = _BUILTINS
+        globals_.setdefault(_BUILTINS, builtins_of(globals_))
+    frame.reached = {names[name]: each for name, each in frame.reached.items()}
+    frame.renamed = dict(names)
     for name, module in frame.imports.items():
         there = importlib.import_module(module)
         if globals_.setdefault(name, there) is not there:
@@ -64,30 +67,39 @@ def loads(content: bytes, globals_: dict[str, Any]) -> KeptFrame:
     return frame
 
 
-def _read(content: bytes, builtins: str) -> tuple[KeptFrame, str]:
+def _read(content: bytes) -> tuple[KeptFrame, dict[str, str]]:
+    """A frame, and names that globals of the process that kept it have in this one."""
+    unpickler = _Unpickler(io.BytesIO(content))
     try:
-        frame = _Unpickler(io.BytesIO(content), builtins).load()
+        return unpickler.load(), unpickler.names
     except Exception as error:  # of whatever it names
         raise CannotKeep(f"what cannot be read ({error})") from None
-    return frame, builtins
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: Any, builtins: str, refuse: Callable[[Any], None]) -> None:
+    def __init__(self, file: Any, frame: KeptFrame, refuse: Callable[[Any], None]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._builtins, self._refuse = builtins, refuse
+        self._frame, self._refuse = frame, refuse
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, fx.Node):
             return "node", obj.name
-        if type(obj) is _sources.GlobalSource and obj.global_name == self._builtins:
+        if type(obj) is _sources.GlobalSource and obj.global_name == self._frame.builtins:
             return "builtins", ""
+        if isinstance(obj, (_sources.GlobalSource, _sources.GlobalWeakRefSource)):
+            name = obj.global_name
+            if type(obj) is _sources.GlobalWeakRefSource and name in self._frame.reached:
+                return "reached", name
+            if name in self._frame.addressed:
+                raise CannotKeep(f"a guard on {name}, which no variable holds")
         return None
 
     def reducer_override(self, obj: Any) -> Any:
         self._refuse(obj)
         if isinstance(obj, torch._ops.OpOverload):
             return _operator, (obj.namespace, obj._opname, obj._overloadname)
+        if isinstance(obj, torch._ops.OpOverloadPacket):
+            return _operator, (*obj._qualified_op_name.split("::"), "")
         if isinstance(obj, types.CodeType):
             return marshal.loads, (marshal.dumps(obj),)
         if isinstance(obj, types.ModuleType):
@@ -103,17 +115,29 @@ class Named:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: Any, builtins: str) -> None:
+    def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self._builtins = builtins
+        self.names = _NewNames()
 
     def persistent_load(self, key: Any) -> Any:
         what, name = key
-        return Named(name) if what == "node" else _sources.GlobalSource(self._builtins)
+        if what == "node":
+            return Named(name)
+        if what == "reached":
+            return _sources.GlobalWeakRefSource(self.names[name])
+        return _sources.GlobalSource(_BUILTINS)
+
+
+class _NewNames(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        self[name] = found = _bytecode.unique_id("__dynamo_dist", with_uuid=True)
+        return found
 
 
 def _operator(namespace: str, name: str, overload: str) -> Any:
-    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    """An operator; with ``overload`` "" the packet of its overloads."""
+    found = getattr(getattr(torch.ops, namespace), name)
+    return getattr(found, overload) if overload else found
 
 
 def builtins_of(globals_: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch._dynamo.guards as _guards
 from torch import fx
 from torch._guards import Guard, Source, TracingContext
 
+from dynamo_dist.torch_compat.dynamo import reached
 from dynamo_dist.torch_compat.dynamo.guards import IDENTITY_MATCH, VALUE_MATCH
 from dynamo_dist.torch_compat.probing import _optional
 
@@ -150,7 +151,11 @@ def _named_classes(value: Any) -> Any:
 
 @dataclass
 class KeptFrame:
-    """All of a frame that is kept. ``guards``: before the backend, ``later``: those that came behind it."""
+    """All of a frame that is kept. ``guards``: before the backend, ``later``: those that came behind it.
+
+    ``addressed``: globals that bear the address of an object; ``reached``: how to come to those of them that it may need.
+    ``renamed``: names of globals, as they are called in the process that loads it.
+    """
 
     bytecode: types.CodeType
     imports: dict[str, str]
@@ -164,7 +169,9 @@ class KeptFrame:
     sizes: dict[Any, Any]
     effects: tuple[str, ...]
     rank_dependent: bool
-    kept_builtins: str = ""  # its name there, in the process that loads it
+    addressed: frozenset[str]
+    reached: dict[str, reached.Reached]
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 def frame_of(made: Any, compile_: Compile) -> KeptFrame:
@@ -181,8 +188,13 @@ def frame_of(made: Any, compile_: Compile) -> KeptFrame:
     [compiled] = [name for name in code.co_names if name.startswith("__compiled_fn_")] or [""]
     builtins = output.name_of_builtins_dict_key_in_fglobals or ""
     others = set(output.installed_globals) - {compiled, builtins} - set(output.import_sources)
-    if not compiled or others:
-        raise CannotKeep(f"code that needs {', '.join(sorted(others)) or 'no graph'}")
+    known = reached.noted(output)
+    if not compiled or (needed := others.intersection(code.co_names) - set(known)):
+        raise CannotKeep(f"code that needs {', '.join(sorted(needed)) if compiled else 'no graph'}")
+    # Not in 2.11, where nothing asks for them.
+    effects = tuple(getattr(output, "get_replayed_side_effect_source_refs", tuple)())
+    if any(name in text for name in others for text in effects):
+        raise CannotKeep("a change of what no variable holds")
     # That of sizes: none are symbols here.
     every = [guard for guard in output.guards if guard.create_fn_name() != "SHAPE_ENV"]
     before = [guard for guard in compile_.guards if guard.create_fn_name() != "SHAPE_ENV"]
@@ -198,9 +210,10 @@ def frame_of(made: Any, compile_: Compile) -> KeptFrame:
         list(map(kept_guard, later)),
         list(output.guard_on_key_order),
         dict(output.input_source_to_sizes_strides),
-        # Not in 2.11, where nothing asks for them.
-        tuple(getattr(output, "get_replayed_side_effect_source_refs", tuple)()),
+        effects,
         getattr(output.tracing_context, "dist_rank_dependent", False),
+        frozenset(others),
+        known,
     )
 
 

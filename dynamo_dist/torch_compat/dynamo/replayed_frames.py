@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -140,6 +141,32 @@ class Replay:
         self._output = _Loaded(frame, code, (locals_, globals_))
         self._values = Values(locals_, globals_)
 
+    @property
+    def values(self) -> Values:
+        """What the frame sees."""
+        return self._values
+
+    def reach(self) -> None:
+        """Put objects that no variable holds where the frame looks for them. Raises CannotKeep for one that is not there."""
+        for name, each in self.frame.reached.items():
+            try:
+                found = weakref.ref(each.find(self._values[each.source]))
+            except (LookupError, AttributeError, TypeError) as error:
+                raise CannotKeep(f"an object that is not there ({error})") from None
+            self._output.install(name, found)
+
+    def begin(self) -> None:
+        """Do with these objects what a trace would have done. Raises CannotKeep."""
+        for name, each in self.frame.reached.items():
+            if each.begin is not None:
+                each.begin(self._output.global_scope[name](), self._values[each.source])
+
+    def drop(self) -> None:
+        """Leave nothing in the frame's globals."""
+        for hook in self._output.cleanups:
+            hook()
+        self._output.cleanups = []
+
     def compile(self, backend: Callable[..., Any]) -> Any:
         """Have the backend compile the graph, and build the guards: what Dynamo would return for the frame.
 
@@ -163,14 +190,12 @@ class Replay:
             name, torch._dynamo.disable(compiled, reason="do not trace Dynamo-compiled graph")
         )
         code = frame.bytecode
-        named = {frame.compiled: name, frame.kept_builtins: frame.builtins}
+        named = {**frame.renamed, frame.compiled: name}
         names = tuple(named.get(each, each) for each in code.co_names)
         try:
             made = _made(code.replace(co_names=names), output)
             made.manager = _convert_frame.DynamoOutput.build_guards(made, self._code)
         except Exception as error:  # a guard that fails, or another torch than was seen
-            for hook in output.cleanups:
-                hook()
             raise CannotKeep(f"guards that fail, or cannot be built ({error})") from None
         return made
 

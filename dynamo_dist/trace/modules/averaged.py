@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from dynamo_dist.parallel.gather import Gather, Ranks
 from dynamo_dist.torch_compat import ddp
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
+from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
 from dynamo_dist.trace.modules import whole_parameters
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
 
@@ -34,6 +35,7 @@ def _forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """``DistributedDataParallel.forward``."""
     receiver, *inputs = args
     wrapper = building.python_object(receiver)
+    _note(tx, wrapper, _itself, receiver)
     inputs, keywords = modules.build_tuple(tx, inputs), building.build_dict(tx, kwargs)
     given = _enter(tx, wrapper, wrapper.module, inputs, keywords)
     output = building.call_traced(tx, _call, [receiver, given], {})
@@ -44,7 +46,10 @@ def _forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
 def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """The hook of ``replicate`` before forward."""
     state, module = (building.python_object(each) for each in args[:2])
-    return _enter(tx, ddp.replicated_module(state), module, *args[2:])
+    wrapper = ddp.replicated_module(state)
+    if ddp.state_of_replicated(module) is state:
+        _note(tx, wrapper, _of_replicated, args[1])
+    return _enter(tx, wrapper, module, *args[2:])
 
 
 def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
@@ -72,20 +77,63 @@ def _enter(tx: Any, wrapper: Any, module: nn.Module, inputs: Any, keywords: Any)
     return building.call_traced(tx, _moved, given, {})
 
 
+def _note(tx: Any, wrapper: Any, find: Callable[[Any], Any], tracker: Any) -> None:
+    begin = _begin if torch.is_grad_enabled() and not whole_parameters.reads(tx).inside else None
+    reached.note(tx, wrapper, find, building.realized(tracker), _read, begin)
+
+
+def _itself(wrapper: Any) -> Any:
+    return wrapper
+
+
+def _of_replicated(module: nn.Module) -> Any:
+    return ddp.replicated_module(ddp.state_of_replicated(module))
+
+
+def _read(wrapper: Any, origin: nn.Module) -> tuple[Any, ...]:
+    """What ``_table`` holds of a wrapper, and what ``_enter`` asks: for a frame that was traced in another process."""
+    module = _averaged(origin)
+    names = {id(each): name for name, each in module.named_modules(remove_duplicate=False)}
+    table = tuple(
+        (names[id(owner)], name, place, whole_parameters.constants_of(gather))
+        for owner, name, place, gather in _averages(wrapper, module)
+    )
+    buffers = ddp.shares_buffers(wrapper)
+    return table, ddp.input_device(wrapper), buffers, ddp.custom_averaging(wrapper)
+
+
+def _averaged(origin: nn.Module) -> nn.Module:
+    """The module whose parameters are averaged: ``replicate`` gives its wrapper their list alone."""
+    return origin.module if isinstance(origin, DistributedDataParallel) else origin
+
+
+def _begin(wrapper: Any, origin: nn.Module) -> None:
+    """Settle with the other ranks that the forward runs in a graph, which was traced in another process."""
+    module = _averaged(origin)
+    params = [(name, gather) for _, name, _, gather in _averages(wrapper, module)]
+    ranks = dist.get_process_group_ranks(wrapper.process_group)
+    whole_parameters.begin(wrapper, params, ranks)
+
+
 def _leave(tx: Any, wrapper: Any, module: nn.Module) -> None:
     source = building.build_by_weakref(tx, wrapper).source
     whole_parameters.leave(tx, wrapper, _table(source, wrapper, module))
 
 
 def _table(source: Any, wrapper: Any, module: nn.Module) -> Iterator[tuple[Place, Read]]:
+    for owner, name, place, gather in _averages(wrapper, module):
+        param = ddp.averaged_parameter(wrapper, place)
+        read = Read((id(wrapper), place), gather, _registered(source, param, place))
+        yield (id(owner), name), read
+
+
+def _averages(wrapper: Any, module: nn.Module) -> Iterator[tuple[nn.Module, str, int, Gather]]:
     group = wrapper.process_group
     ranks = Ranks(group.group_name, group.size())
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
         param = ddp.averaged_parameter(wrapper, place)
         rows = param.shape[0] if param.ndim else 0
-        gather = Gather(rows, None, ranks, None, None, False, None)
-        read = Read((id(wrapper), place), gather, _registered(source, param, place))
-        yield (id(owner), name), read
+        yield owner, name, place, Gather(rows, None, ranks, None, None, False, None)
 
 
 def _registered(source: Any, param: nn.Parameter, place: int) -> Callable[[Any], Any]:

@@ -20,7 +20,8 @@ from dynamo_dist.parallel.data_parallel import refuse_managed
 from dynamo_dist.parallel.gather import Gather, Ranks, TensorParallel, cast_floating
 from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
+from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
+from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from dynamo_dist.trace.modules import whole_parameters
 from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
@@ -59,6 +60,9 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
         fsdp.decide_root(state)
         if outermost:
             warn_of_stale_optimizers(state, building.python_object(module))
+        if modules.module_state(building.python_object(module)) is state:
+            begin = _begin if outermost else None
+            reached.note(tx, state, modules.module_state, building.realized(module), _read, begin)
         _guard(tx, state, outermost)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)
@@ -74,7 +78,7 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     known = whole_parameters.reads(tx)
     run = known.run.setdefault(id(state), set())
     run.add(id(building.python_object(module)))
-    if len(run) >= fsdp.modules(state):  # of a list of modules, all have
+    if len(run) >= len(fsdp.modules(state)):  # of a list of modules, all have
         run.clear()
         whole_parameters.leave(tx, state, _table(tx, state))
     _, _, dtype = fsdp.sharded_moves(state)
@@ -124,6 +128,39 @@ def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
         read = Read(key, _gather(param), _registered(state, source, param.path), param.kept)
         for owner, name in param.owners:
             yield (id(owner), name), read
+
+
+def _read(state: Any, _: nn.Module) -> tuple[Any, ...]:
+    """What ``_table`` holds of a state, and how inputs are moved: for a frame that was traced in another process."""
+    fsdp.decide_root(state)
+    names = {
+        id(each): f"{number}.{name}"
+        for number, module in enumerate(fsdp.modules(state))
+        for name, each in module.named_modules(remove_duplicate=False)
+    }
+    table = tuple(
+        (
+            tuple((names.get(id(owner), ""), name) for owner, name in param.owners),
+            param.path,
+            whole_parameters.constants_of(_gather(param)),
+        )
+        for param in fsdp.sharded_parameters(state)
+    )
+    return table, fsdp.sharded_moves(state), fsdp.custom_sharding(state)
+
+
+def _begin(state: Any, _: nn.Module) -> None:
+    """Settle with the other ranks that the forward runs in a graph, which was traced in another process."""
+    if fsdp.runs_eagerly(state):
+        raise CannotKeep("a forward of FSDP2 that is under way in eager mode")
+    for module in fsdp.modules(state):
+        warn_of_stale_optimizers(state, module)
+    params = [
+        (name, _gather(param))
+        for param in fsdp.sharded_parameters(state)
+        for _, name in param.owners
+    ]
+    whole_parameters.begin(state, params, fsdp.ranks(state))
 
 
 def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:

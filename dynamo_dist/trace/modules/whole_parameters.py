@@ -16,6 +16,7 @@ from torch import nn
 from dynamo_dist.parallel.gather import Gather
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from dynamo_dist.trace.modules import one_way
 
 Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
@@ -69,6 +70,21 @@ def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Seq
         one_way.name(wrapper, [(place[1], read.gather) for place, read in new.items()], ranks)
     known.inside.append(wrapper)
     known.whole.update(new)
+
+
+def begin(wrapper: Any, parameters: Sequence[tuple[str, Gather]], ranks: Sequence[int]) -> None:
+    """As ``enter`` and the end of a trace, for a frame that was traced in another process. Raises CannotKeep where ranks run it eagerly."""
+    one_way.name(wrapper, parameters, ranks)
+    if is_broken(wrapper) or not one_way.is_whole(wrapper, True):
+        _broken.add(wrapper)
+        raise CannotKeep(BROKEN)
+
+
+def constants_of(gather: Gather) -> tuple[Any, ...]:
+    """All that a gather does, as constants, meshes and placements."""
+    was = gather.tensor_parallel
+    before = None if was is None else (was.mesh, was.placements, was.shape, was.stride)
+    return (*gather.settings(), before)
 
 
 def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 import torch
+from frame_calls import backend, call, load
 from torch import nn
-from torch._dynamo import convert_frame
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -19,41 +19,6 @@ from inductor_passes.collector import without_cycle_collection
 pytestmark = pytest.mark.usefixtures("enabled")
 TORCH = versions.parse(torch.__version__)
 FACTOR = 2.0
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Frames that were traced, as a list that grows."""
-    found, stock = [], convert_frame.trace_frame
-    for name, held in (("_kept", []), ("_loaded", {}), ("_from", []), ("_backends", set())):
-        monkeypatch.setattr(frames, name, held)
-
-    def trace_frame(code, *args, **kwargs):
-        found.append(code)
-        return stock(code, *args, **kwargs)
-
-    monkeypatch.setattr(convert_frame, "trace_frame", trace_frame)
-    return found
-
-
-def backend(gm, inputs):
-    with frames.of_graph(gm):
-        return gm.forward
-
-
-def call(function, *args, **options):
-    """``function`` compiled, as in a process that has compiled nothing."""
-    torch._dynamo.reset()
-    return torch.compile(function, backend=backend, **options)(*args)
-
-
-def load():
-    """All frames so far, as another process finds them."""
-    kept = frames.kept()
-    frames._kept.clear()
-    frames._loaded.clear()
-    frames.take("the folder", [each.dumps() for each in kept])
-    return kept
 
 
 class Block(nn.Module):
