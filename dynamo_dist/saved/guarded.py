@@ -73,14 +73,12 @@ def _value(contents: Contents, value: Any, *_: Any) -> Content:
     return contents.of(value)
 
 
-def _length(contents: Contents, value: Any, *_: Any) -> Content:
-    """Hooks stand in a dictionary by numbers that a process counts, and are found by their place: what they do is guarded."""
-    named = isinstance(value, Mapping) and not all(type(key) is int for key in value)
-    return (
-        contents.kind(type(value)),
-        len(value),
-        *(map(contents.of, value) if named else ()),
-    )
+def _length(contents: Contents, value: Any, guard: KeptGuard, _: Values) -> Content:
+    """A module's hooks stand in dictionaries by numbers that a process counts; found by their place, they are guarded by what they do."""
+    found = (contents.kind(type(value)), len(value))
+    if not isinstance(value, Mapping) or guard.source.name.endswith(_HOOKS):
+        return found
+    return (*found, *map(contents.of, value))
 
 
 def _keys(contents: Contents, value: Any, *_: Any) -> Content:
@@ -137,6 +135,7 @@ def _argument(guard: KeptGuard, name: str) -> Any:
     return found
 
 
+_HOOKS = tuple(f".{name}" for name in vars(nn.Module()) if "_hooks" in name)
 _Form = Callable[[Contents, Any, KeptGuard, Values], Content]
 _FORMS: dict[str, _Form] = {
     "TYPE_MATCH": _kind,

@@ -98,8 +98,8 @@ def _read(wrapper: Any, origin: nn.Module) -> tuple[Any, ...]:
         (names[id(owner)], name, place, whole_parameters.constants_of(gather))
         for owner, name, place, gather in _averages(wrapper, module)
     )
-    buffers = ddp.shares_buffers(wrapper)
-    return table, ddp.input_device(wrapper), buffers, ddp.custom_averaging(wrapper)
+    asked = ddp.input_device(wrapper), ddp.shares_buffers(wrapper), ddp.custom_averaging(wrapper)
+    return table, asked, whole_parameters.is_broken(wrapper)
 
 
 def _averaged(origin: nn.Module) -> nn.Module:

@@ -146,7 +146,8 @@ def _read(state: Any, _: nn.Module) -> tuple[Any, ...]:
         )
         for param in fsdp.sharded_parameters(state)
     )
-    return table, fsdp.sharded_moves(state), fsdp.custom_sharding(state)
+    is_broken = whole_parameters.is_broken(state)
+    return table, fsdp.sharded_moves(state), fsdp.custom_sharding(state), is_broken
 
 
 def _begin(state: Any, _: nn.Module) -> None:
