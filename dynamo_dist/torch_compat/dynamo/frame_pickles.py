@@ -88,8 +88,8 @@ class _Pickler(pickle.Pickler):
             return "builtins", ""
         if isinstance(obj, (_sources.GlobalSource, _sources.GlobalWeakRefSource)):
             name = obj.global_name
-            if type(obj) is _sources.GlobalWeakRefSource and name in self._frame.reached:
-                return "reached", name
+            if name in self._frame.reached:
+                return "held" if self._frame.reached[name].held else "reached", name
             if name in self._frame.addressed:
                 raise CannotKeep(f"a guard on {name}, which no variable holds")
         return None
@@ -125,6 +125,8 @@ class _Unpickler(pickle.Unpickler):
             return Named(name)
         if what == "reached":
             return _sources.GlobalWeakRefSource(self.names[name])
+        if what == "held":
+            return _sources.GlobalSource(self.names[name])
         return _sources.GlobalSource(_BUILTINS)
 
 

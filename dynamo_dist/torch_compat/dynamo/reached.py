@@ -18,12 +18,14 @@ class Reached:
 
     ``read(object, origin)``: what the trace depends on and no guard asks, as constants. ``begin(object, origin)``: called before
     a frame that was not traced here is compiled, to do what a trace would have done; it raises CannotKeep if that does not go.
+    ``held``: it is made anew once others are read, and nobody else holds it.
     """
 
     find: Callable[[Any], Any]
     source: Any
     read: Callable[[Any, Any], Any] | None = None
     begin: Callable[[Any, Any], None] | None = None
+    held: bool = False
 
 
 def note(
@@ -47,6 +49,15 @@ def note(
         known[name] = before
     else:
         known[name] = Reached(find, tracker.source, read, begin or before.begin)
+
+
+def note_made(tx: Any, value: object, make: Callable[[Any], Any], owner: object) -> None:
+    """Note that ``make``, of what leads to ``owner``, makes what ``build_unchanging`` tracks as ``value``; nothing if nothing is known of that."""
+    known = noted(tx.output)
+    of = known.get(tx.store_global_weakref_by_id("__dynamo_dist", owner))
+    if of is not None:
+        name = tx.output.install_global_by_id("__dynamo_dist", value)
+        known[name] = Reached(make, of.source, held=True)
 
 
 def noted(output: Any) -> dict[str, Reached]:

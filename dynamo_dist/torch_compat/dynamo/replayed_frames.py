@@ -34,6 +34,7 @@ from dynamo_dist.torch_compat.dynamo.kept_frames import (
     KeptFrame,
     inputs_of,
 )
+from dynamo_dist.torch_compat.dynamo.reached import Reached
 from dynamo_dist.torch_compat.probing import _optional
 
 _Common = _optional("torch._dynamo.output_graph", "OutputGraphCommon")
@@ -148,12 +149,22 @@ class Replay:
 
     def reach(self) -> None:
         """Put objects that no variable holds where the frame looks for them. Raises CannotKeep for one that is not there."""
-        for name, each in self.frame.reached.items():
-            try:
-                found = weakref.ref(each.find(self._values[each.source]))
-            except (LookupError, AttributeError, TypeError) as error:
-                raise CannotKeep(f"an object that is not there ({error})") from None
-            self._output.install(name, found)
+        reached = self.frame.reached
+        for name, each in reached.items():
+            if not each.held:
+                self._output.install(name, weakref.ref(self._found(each)))
+        for name, each in reached.items():  # in the order of a trace, by which FSDP2 knows its root
+            if each.read is not None:
+                each.read(self._output.global_scope[name](), self._values[each.source])
+        for name, each in reached.items():
+            if each.held:
+                self._output.install(name, self._found(each))
+
+    def _found(self, each: Reached) -> Any:
+        try:
+            return each.find(self._values[each.source])
+        except (LookupError, AttributeError, TypeError) as error:
+            raise CannotKeep(f"an object that is not there ({error})") from None
 
     def begin(self) -> None:
         """Do with these objects what a trace would have done. Raises CannotKeep."""

@@ -8,6 +8,7 @@ in the next eager call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,7 +126,9 @@ def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
     source = building.build_by_weakref(tx, state).source
     for param in fsdp.sharded_parameters(state):
         key = id(state), param.path
-        read = Read(key, _gather(param), _registered(state, source, param.path), param.kept)
+        registered = _registered(state, source, param.path)
+        again = functools.partial(_gather_of, path=param.path)
+        read = Read(key, _gather(param), registered, param.kept, state, again)
         for owner, name in param.owners:
             yield (id(owner), name), read
 
@@ -168,6 +171,12 @@ def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any
     """The registered shard, from the state: modules may hold a gathered one just now."""
     steps = building.member_source(source, *fsdp.steps(path))
     return lambda tx: building.build(tx, fsdp.sharded(state, path), steps)
+
+
+def _gather_of(module: nn.Module, *, path: tuple[int, int]) -> Gather:
+    """The gather of one parameter of a module's state."""
+    params = fsdp.sharded_parameters(modules.module_state(module))
+    return next(_gather(param) for param in params if param.path == path)
 
 
 def _gather(param: fsdp.ShardedParameter) -> Gather:

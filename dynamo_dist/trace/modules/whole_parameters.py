@@ -15,7 +15,7 @@ from torch import nn
 
 from dynamo_dist.parallel.gather import Gather
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.torch_compat.dynamo import building, calls, modules, reached
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from dynamo_dist.trace.modules import one_way
 
@@ -26,13 +26,16 @@ Place = tuple[int, str]  # id of the module that a parameter is registered in, a
 class Read:
     """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``.
 
-    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward.
+    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``again(module)`` makes an equal
+    gather, of a module that ``owner`` is the state of.
     """
 
     key: object
     gather: Gather
     build: Callable[[Any], Any]
     kept: bool = False
+    owner: object = None
+    again: Callable[[Any], Gather] | None = None
 
 
 @dataclass
@@ -149,6 +152,8 @@ def _gathered(tx: Any, read: Read) -> Any:
     key = read.key, calls.current_tracer(tx)
     if key not in known.gathered:
         gather = building.build_unchanging(tx, read.gather)
+        if read.again is not None:
+            reached.note_made(tx, read.gather, read.again, read.owner)
         known.gathered[key] = gather.call_function(tx, [read.build(tx)], {})
     return known.gathered[key]
 

@@ -7,6 +7,11 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist import versions
@@ -48,13 +53,23 @@ def replicated(mesh):
     return replicate(nn.Sequential(Block(), Block()), device_mesh=mesh)
 
 
-WRAPPERS = [sharded, averaged, replicated]
+def in_parallel_too(mesh):
+    """Gathers of DTensors, each with the mesh of the tensor parallel ranks, which is an input of the graph."""
+    net = nn.Sequential(Block(), Block())
+    for block in net:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh._get_root_mesh()["tp"], plan)
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+WRAPPERS = [sharded, averaged, replicated, in_parallel_too]
 
 
 @pytest.fixture
 def ranks():
-    with fake_mesh(2, names=("dp",)) as mesh:
-        yield mesh
+    with fake_mesh(2, 2, names=("dp", "tp")) as mesh:
+        yield mesh["dp"]
 
 
 @pytest.fixture
