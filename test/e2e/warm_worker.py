@@ -121,10 +121,14 @@ def trained(net, x):
 
 
 def sharded_blocks(mesh):
+    """Of parameters that are DTensors: the mesh of each is an input of the graph."""
+    mesh = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("dp", "tp"))
+
     def wrap(model):
+        parallelize_module(model, mesh["tp"], {"0.0": ColwiseParallel(), "1": RowwiseParallel()})
         for block in model:
-            fully_shard(block, mesh=mesh)
-        return fully_shard(model, mesh=mesh)
+            fully_shard(block, mesh=mesh["dp"])
+        return fully_shard(model, mesh=mesh["dp"])
 
     return trained_alike(wrap)
 

@@ -7,6 +7,7 @@ import io
 import marshal
 import pickle
 import types
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 import torch._dynamo.source as _sources
 from torch import fx
-from torch._dynamo import bytecode_transformation as _bytecode
 
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep, KeptFrame
 
@@ -131,8 +131,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _NewNames(dict[str, str]):
+    """In the form of the names that Dynamo gives, which cache keys number (``torch_compat/inductor/keys.py``)."""
+
     def __missing__(self, name: str) -> str:
-        self[name] = found = _bytecode.unique_id("__dynamo_dist", with_uuid=True)
+        self[name] = found = f"__dynamo_dist_{uuid.uuid4().int}_c0"
         return found
 
 

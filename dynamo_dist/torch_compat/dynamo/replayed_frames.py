@@ -153,8 +153,9 @@ class Replay:
         for name, each in reached.items():
             if not each.held:
                 self._output.install(name, weakref.ref(self._found(each)))
+        makes = any(each.held for each in reached.values())
         for name, each in reached.items():  # in the order of a trace, by which FSDP2 knows its root
-            if each.read is not None:
+            if makes and each.read is not None:
                 each.read(self._output.global_scope[name](), self._values[each.source])
         for name, each in reached.items():
             if each.held:

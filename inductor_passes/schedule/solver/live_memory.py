@@ -43,7 +43,7 @@ class LiveMemory:
         """The launch of task t is done: it holds nothing any more."""
         self.live -= self._tasks.kept_inside[t]
         self.keeping -= self.keeps(t)
-        for v in self._tasks.kept[t]:
+        for v in self._tasks.kept[t]:  # as in ``run``
             self._users[v] = left = self._users[v] - 1
             if not left:
                 self.live -= self._tasks.value_bytes[v]

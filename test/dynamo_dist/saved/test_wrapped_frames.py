@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dynamo_dist import versions
 from dynamo_dist.saved import frames
 from dynamo_dist.testing import fake_mesh
+from dynamo_dist.torch_compat.dynamo import frame_pickles
+from dynamo_dist.torch_compat.inductor import keys
 from dynamo_dist.trace.modules import one_way, whole_parameters
 
 TORCH = versions.parse(torch.__version__)
@@ -102,6 +104,15 @@ def test_another_models_frame_is_not_traced_again_and_trains(traced, ranks, aske
     assert all(param.grad is not None for param in net.parameters())
     # It votes as a rank does that traces.
     assert asked == votes * 2 and all(can for *_, can in asked)
+
+
+def test_sources_are_the_same_in_cache_keys(traced, ranks, asked):
+    """An input's source is in AOTAutograd's key, where the address in the name of a global is a number."""
+    call(in_parallel_too(ranks), torch.ones(2, 4))
+    [kept] = load()
+    frame = frame_pickles.loads(kept.body, {"__builtins__": {}})
+    names = list(frame.reached)
+    assert len(names) > 8 and all(keys._OWN_GLOBAL.fullmatch(name) for name in names)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
