@@ -32,8 +32,9 @@ MODULES = [
 FOR_RANKS = [*MODULES, "first_compile"]
 # What glibc says of memory that was freed twice, before it ends the process.
 SPOILT_HEAP = re.compile(r"malloc\(\): |free\(\): |tcache|corrupted")
-# Read when torch is imported: Inductor's own processes would be copied with it.
-VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# Read when torch is imported, and no more in a fork: Inductor's own processes would be copied with it, and where ranks are more than cores,
+# OpenMP's threads spend most of the time waiting for one another.
+VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def context(modules: Sequence[str] = MODULES) -> ForkServerContext:
@@ -118,7 +119,10 @@ def _run_ranks(
 def as_script(
     worker: str, arguments: list[str], variables: dict[str, str], out: str, errors: str, cwd: str
 ) -> None:
-    """Become a process that runs a script; ``out`` and ``errors`` are files, and may be one."""
+    """Become a process that runs a script; ``out`` and ``errors`` are files, and may be one.
+
+    It computes with one thread, or with as many as ``OMP_NUM_THREADS`` says.
+    """
     os.chdir(cwd)
     for stream, name in ((1, out), (2, errors)):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -126,6 +130,10 @@ def as_script(
         os.close(file)
     os.environ.clear()
     os.environ.update(variables)
+    if (threads := variables.get("OMP_NUM_THREADS", "")).isdecimal():
+        import torch
+
+        torch.set_num_threads(int(threads))
     sys.argv = [worker, *arguments]
     added = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = [str(Path(worker).resolve().parent), *added]

@@ -9,6 +9,8 @@ if [[ ${1:-} == --setup-only ]]; then
     exit
 fi
 fresh_run
+# Tests' processes are more than cores: with two threads each, OpenMP's wait for one another most of the time.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # Kernels that several tests build are built once.
 if command -v g++ >/dev/null; then
     export DYNAMO_DIST_BUILT=$RUN_DIR/built PATH=$PWD/tools/ci:$PATH

@@ -39,6 +39,29 @@ def test_ranks_of_a_script(tmp_path, fails):
     assert "ADDED" not in preloaded.os.environ
 
 
+THREADS = """
+import threading, torch
+counts = [torch.get_num_threads()]
+thread = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+thread.start()
+thread.join()
+print("main", counts[0], "other", counts[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("said", "threads"), [({}, 1), ({"OMP_NUM_THREADS": "2"}, 2)])
+def test_a_rank_computes_with_one_thread_if_nothing_else_is_said(
+    tmp_path, monkeypatch, said, threads
+):
+    """What a fork says to OpenMP's own variable comes too late: it was read when torch was imported."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    script = tmp_path / "rank.py"
+    script.write_text(THREADS)
+    _, log = preloaded.run_ranks(script, 1, [], said, folder=tmp_path, timeout_s=60)
+    assert f"main {threads} other {threads}" in log
+
+
 SPOILT = """
 import os, sys
 from pathlib import Path
