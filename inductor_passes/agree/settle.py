@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from base64 import b85decode, b85encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -62,12 +62,12 @@ class _Put:
 
     def pack(self) -> str:
         text = json.dumps([self.rank, self.stream.to_json(), self.plan])
-        return b85encode(zlib.compress(text.encode())).decode()
+        return b64encode(zlib.compress(text.encode())).decode()
 
     @classmethod
     def unpack(cls, packed: str) -> _Put:
         try:
-            rank, stream, plan = json.loads(zlib.decompress(b85decode(packed)))
+            rank, stream, plan = json.loads(zlib.decompress(b64decode(packed)))
             return cls(int(rank), Stream.from_json(stream), str(plan))
         except (ValueError, TypeError, zlib.error, RecursionError) as error:
             raise StoreFailedError(f"a stream in the store cannot be read: {error}") from error
