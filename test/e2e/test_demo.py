@@ -15,8 +15,14 @@ DEMO = Path(__file__).parents[2] / "tools" / "demo"
 VARIANTS = {"eager", "stock", "ours"}
 
 
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    """For demos that train the same model: each finds what the one before has compiled."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
 def demo(*arguments, timeout_s=60, **environment):
-    """Demos have caches of their own; those of one size have kernels of one text, which a run of all tests builds once."""
+    """Demos have caches of their own, if ``environment`` says nothing else; kernels of one text are built once in a run of all tests."""
     command = [sys.executable, str(DEMO / "main.py"), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as cache:
         own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
@@ -44,11 +50,12 @@ def namespaces_of(pid):
 
 
 @pytest.mark.slow
-def test_training_on_two_ranks(tmp_path):
+def test_training_on_two_ranks(tmp_path, one_cache):
     done = demo(
         *("--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 64),
         *("--topology", "h100x8", "--json", "--out", tmp_path, "--deadline", 380),
         timeout_s=400,
+        TORCHINDUCTOR_CACHE_DIR=one_cache,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -171,7 +178,7 @@ def test_two_hosts_on_a_slow_link():
 
 
 @pytest.mark.slow
-def test_training_on_a_slow_link(tmp_path):
+def test_training_on_a_slow_link(tmp_path, one_cache):
     if reason := why_no_link():
         pytest.skip(reason)
     alone = tmp_path / "alone.json"
@@ -179,6 +186,7 @@ def test_training_on_a_slow_link(tmp_path):
         *("--link", "200mbit", "--train", "--steps", 6, "--layers", 1, "--hidden", 128),
         *("--sequence", 64, "--alone", alone, "--json", "--out", tmp_path, "--deadline", 280),
         timeout_s=400,
+        TORCHINDUCTOR_CACHE_DIR=one_cache,
     )
     if done.returncode == 2:
         pytest.skip(done.stderr.strip().splitlines()[-1])
