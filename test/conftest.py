@@ -9,7 +9,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from torch._dynamo import guards
 from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
@@ -39,8 +38,7 @@ SECONDS = json.loads((ROOT / "test" / "slow_files.json").read_text())
 KEPT = 3000  # characters from either end of what the ranks said
 
 
-# Dynamo times the guards of each frame, with the processor's caches emptied before: a quarter of a small compile, for its own log.
-guards.profile_guard_manager = lambda *_: 0.0
+preloaded.time_no_guards()
 
 # Compiles make many objects of which few are garbage, beside a heap of modules and tests: looking through all of it as
 # often as Python does takes a fifth of a run.

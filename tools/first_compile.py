@@ -10,6 +10,7 @@ import gc
 import importlib
 import pkgutil
 
+import preloaded
 import torch
 
 import dynamo_dist
@@ -54,15 +55,8 @@ def _try_vector_units() -> None:
     cpu_vec_isa.valid_vec_isa_list()
 
 
-def _time_no_guards() -> None:
-    """Dynamo times the guards of each frame, with the processor's caches emptied before: a quarter of a small compile, for its log."""
-    from torch._dynamo import guards
-
-    guards.profile_guard_manager = lambda *_: 0.0
-
-
 _import_all()
-for each in (_time_no_guards, _make_patterns, _read_sources, _try_vector_units):
+for each in (preloaded.time_no_guards, _make_patterns, _read_sources, _try_vector_units):
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         each()
 # What is older than a rank need not be looked through for its garbage: a fifth of the time of its compiles.

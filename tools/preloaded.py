@@ -49,6 +49,13 @@ def context(modules: Sequence[str] = MODULES) -> ForkServerContext:
     return chosen
 
 
+def time_no_guards() -> None:
+    """Leave out of this process's compiles that Dynamo times each frame's guards, with the processor's caches emptied before, for its log."""
+    from torch._dynamo import guards
+
+    guards.profile_guard_manager = lambda *_: 0.0
+
+
 def run_ranks(
     worker: Path,
     ranks: int,

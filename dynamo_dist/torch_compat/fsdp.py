@@ -182,24 +182,31 @@ def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
 def sharded_parameters(state: FSDPState) -> Iterator[ShardedParameter]:
     """Every parameter of a state, after ``decide_root``."""
     for g, group in enumerate(groups(state)):
-        for p, param in enumerate(group.fsdp_params):
-            mesh, info = param.mesh_info, param._module_info
-            known = vars(param)
-            spec = known.get("_unsharded_dtensor_spec", known.get("_tp_spec"))  # up to 2.12
-            shared = zip(info.shared_modules, info.shared_param_names, strict=True)
-            yield ShardedParameter(
-                ((info.module, info.param_name), *shared),
-                (g, p),
-                param._orig_size,
-                param.fsdp_placement.dim,
-                mesh.shard_process_group if isinstance(mesh, _Sharded) else None,
-                mesh.replicate_process_group if isinstance(mesh, _Replicated) else None,
-                param.param_dtype,
-                param.reduce_dtype,
-                group.gradient_divide_factor,
-                group.post_forward_mesh_info is None,
-                None if spec is None else (spec.mesh, spec.placements, spec.shape, spec.stride),
-            )
+        for p in range(len(group.fsdp_params)):
+            yield sharded_parameter(state, (g, p))
+
+
+def sharded_parameter(state: FSDPState, path: tuple[int, int]) -> ShardedParameter:
+    """One parameter of a state, after ``decide_root``. Raises IndexError."""
+    group = groups(state)[path[0]]
+    param = group.fsdp_params[path[1]]
+    mesh, info = param.mesh_info, param._module_info
+    known = vars(param)
+    spec = known.get("_unsharded_dtensor_spec", known.get("_tp_spec"))  # up to 2.12
+    shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+    return ShardedParameter(
+        ((info.module, info.param_name), *shared),
+        path,
+        param._orig_size,
+        param.fsdp_placement.dim,
+        mesh.shard_process_group if isinstance(mesh, _Sharded) else None,
+        mesh.replicate_process_group if isinstance(mesh, _Replicated) else None,
+        param.param_dtype,
+        param.reduce_dtype,
+        group.gradient_divide_factor,
+        group.post_forward_mesh_info is None,
+        None if spec is None else (spec.mesh, spec.placements, spec.shape, spec.stride),
+    )
 
 
 def sharded(state: FSDPState, path: tuple[int, int]) -> nn.Parameter:

@@ -175,8 +175,7 @@ def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any
 
 def _gather_of(module: nn.Module, *, path: tuple[int, int]) -> Gather:
     """The gather of one parameter of a module's state."""
-    params = fsdp.sharded_parameters(modules.module_state(module))
-    return next(_gather(param) for param in params if param.path == path)
+    return _gather(fsdp.sharded_parameter(modules.module_state(module), path))
 
 
 def _gather(param: fsdp.ShardedParameter) -> Gather:
