@@ -40,7 +40,7 @@ class DTensorError(DistError):
 
 
 class DataParallelError(DistError, ValueError):
-    """A module or a mesh that ``data_parallel`` cannot take; the module is left as it was."""
+    """A module, a mesh or a gradient that data parallel training in a graph cannot take."""
 
 
 class LocalizeError(DistError, ValueError):

@@ -1,15 +1,14 @@
-"""DDP's state of a module, read as plain data, and what its reducer may have left pending."""
+"""DDP's state of a module, read as plain data, and what it does around a forward."""
 
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES
 from torch.distributed._composable.replicate import _ReplicateState, replicate
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +37,9 @@ def state_of_replicated(module: nn.Module) -> Any:
 
 
 def custom_averaging(ddp: DistributedDataParallel) -> str:
-    """Return what of a DDP module has no counterpart in a graph, or ""."""
+    """Return what of a DDP module has no counterpart in a graph, or ""; decides what the first forward decides."""
+    if not ddp._lazy_init_ran:
+        ddp._lazy_init()
     if ddp._comm_hooks:
         return "communication hook"
     if ddp._join_config.enable:
@@ -53,32 +54,65 @@ def custom_averaging(ddp: DistributedDataParallel) -> str:
         return "buffer hook"
     if ddp.static_graph and not ddp._static_graph_delay_allreduce_enqueued:
         return "static_graph, whose first iteration its reducer has to see,"
+    if any(
+        getattr(each, "sparse", False)
+        for each in ddp.module.modules()
+        if isinstance(each, _EMBEDDINGS)
+    ):
+        return "sparse gradients"
     return ""
+
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def averaging_settings(ddp: DistributedDataParallel) -> tuple[Any, ...]:
     """What a program may set on a DDP module after it was made, as far as a graph depends on it."""
-    return bool(ddp._comm_hooks), ddp._join_config.enable, "buffer_hook" in vars(ddp)
+    return (
+        ddp.require_backward_grad_sync,
+        bool(ddp._comm_hooks),
+        ddp._join_config.enable,
+        "buffer_hook" in vars(ddp),
+        any(param._post_accumulate_grad_hooks for param in ddp._module_parameters),
+    )
 
 
-def averaged_parameters(
-    ddp: DistributedDataParallel, module: nn.Module
-) -> Iterator[tuple[int, nn.Module, str]]:
-    """Every parameter whose gradient is averaged, by its place in ``PARAMETERS``, wherever ``module`` registers it."""
-    places = {id(param): i for i, param in enumerate(ddp._module_parameters) if param.requires_grad}
-    for owner in module.modules():
-        for name, param in owner._parameters.items():
-            if param is not None and id(param) in places:
-                yield places[id(param)], owner, name
+def synchronizes(ddp: DistributedDataParallel) -> bool:
+    """Return whether the gradients of a forward that begins now are averaged."""
+    return torch.is_grad_enabled() and ddp.require_backward_grad_sync
+
+
+def may_differ(ddp: DistributedDataParallel) -> bool:
+    """Return whether ranks may use other parameters each in a forward."""
+    return bool(ddp.find_unused_parameters and not ddp.static_graph)
+
+
+def bucket_capacities(ddp: DistributedDataParallel) -> tuple[int, ...]:
+    """The bytes that DDP's first buckets of gradients hold, and last what all others hold."""
+    if given := vars(ddp).get("bucket_bytes_cap_list"):  # from 2.13 on
+        return tuple(given)
+    others = ddp.bucket_bytes_cap
+    first = _DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else others
+    return first, others
 
 
 PARAMETERS = "_module_parameters"
 
 
-def averaged_parameter(ddp: DistributedDataParallel, place: int) -> nn.Parameter:
-    """One of the parameters that are averaged."""
-    found: nn.Parameter = getattr(ddp, PARAMETERS)[place]
-    return found
+def parameters(ddp: DistributedDataParallel) -> list[nn.Parameter]:
+    """The parameters whose gradients are averaged, in DDP's order."""
+    return list(ddp._module_parameters)
+
+
+def averaged_parameters(
+    ddp: DistributedDataParallel, module: nn.Module
+) -> Iterator[tuple[int, nn.Module, str]]:
+    """Every parameter whose gradient is averaged, by its place in ``parameters``, wherever ``module`` registers it."""
+    places = {id(param): i for i, param in enumerate(ddp._module_parameters) if param.requires_grad}
+    for owner in module.modules():
+        for name, param in owner._parameters.items():
+            if param is not None and id(param) in places:
+                yield places[id(param)], owner, name
 
 
 def input_device(ddp: DistributedDataParallel) -> torch.device | None:
@@ -89,56 +123,26 @@ def input_device(ddp: DistributedDataParallel) -> torch.device | None:
 
 
 def shares_buffers(ddp: DistributedDataParallel) -> bool:
-    """Return whether forwards begin with the buffers of the first rank: those behind a step do."""
+    """Return whether a forward behind one that synchronises begins with the buffers of the first rank."""
     shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
     return bool(shares and ddp.modules_buffers)
 
 
-def is_behind_step(ddp: DistributedDataParallel) -> bool:
-    """Return whether the last forward was one whose gradients were averaged."""
-    return bool(ddp.require_forward_param_sync)
+def begin_forward(ddp: DistributedDataParallel) -> bool:
+    """Do what DDP does around a forward, but for its reducer, which sleeps in the next backward.
+
+    Buffers are broadcast as in eager mode. Returns whether the gradients of the forward are averaged.
+    """
+    if ddp._check_sync_bufs_pre_fwd():
+        ddp._sync_buffers()
+    ddp.require_forward_param_sync = synchronizes(ddp)
+    if ddp.require_forward_param_sync:
+        ddp.reducer._reset_state()
+    return ddp.require_forward_param_sync
 
 
-# Those whose gradients the eager reducer has not averaged yet.
-# By id, and gone with the module: Dynamo would trace the methods of a WeakSet, which are Python.
-_unaveraged: dict[int, weakref.ref[DistributedDataParallel]] = {}
-
-
-def settle_averaged(ddp: DistributedDataParallel) -> None:
-    """Average what ``no_sync()`` has left in eager mode, and let the reducer sleep in the next backward."""
-    ddp.reducer._reset_state()
-    if _unaveraged.pop(id(ddp), None) is not None:
-        _average(ddp)
-    ddp.require_forward_param_sync = True
-
-
-def _note_unaveraged(ddp: DistributedDataParallel) -> None:
-    """Note whether the gradients of a forward in eager mode stay this rank's own."""
-    key = id(ddp)
-    if ddp.require_backward_grad_sync:
-        _unaveraged.pop(key, None)
-    else:
-        _unaveraged[key] = weakref.ref(ddp, lambda _: _unaveraged.pop(key, None))
-
-
-def evaluated(ddp: DistributedDataParallel) -> None:
-    """Say that a forward without gradients has run: the next begins with each rank's own buffers."""
-    ddp.require_forward_param_sync = False
-
-
-def _average(ddp: DistributedDataParallel) -> None:
-    params = [param for param in ddp._module_parameters if param.requires_grad]
-    used = torch.tensor([int(p.grad is not None) for p in params], device=ddp.device)
-    dist.all_reduce(used, dist.ReduceOp.MAX, group=ddp.process_group)
-    for param, anywhere in zip(params, used.tolist(), strict=True):
-        if anywhere:
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            dist.all_reduce(grad.div_(ddp.process_group.size()), group=ddp.process_group)
-            param.grad = grad
-
-
-def on_eager_averages(note: Callable[[Any], None]) -> list[Change]:
-    """Call ``note(ddp)`` when a forward begins in eager mode; note behind it whether its gradients will be averaged."""
+def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
+    """Call ``note(ddp)`` when a forward begins in eager mode."""
 
     def before(stock: Any) -> Any:
         @functools.wraps(stock)
@@ -148,16 +152,4 @@ def on_eager_averages(note: Callable[[Any], None]) -> list[Change]:
 
         return pre_forward
 
-    def behind(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def post_forward(self: Any, output: Any) -> Any:
-            if torch.is_grad_enabled():
-                _note_unaveraged(self)
-            return stock(self, output)
-
-        return post_forward
-
-    return [
-        WrapAttribute(DistributedDataParallel, "_pre_forward", before),
-        WrapAttribute(DistributedDataParallel, "_post_forward", behind),
-    ]
+    return [WrapAttribute(DistributedDataParallel, "_pre_forward", before)]

@@ -104,6 +104,16 @@ def current_node() -> Any:
     return torch._C._current_autograd_node()
 
 
+def current_backward() -> int:
+    """Autograd's number of the backward that runs in this thread; -1 outside of one."""
+    return torch._C._current_graph_task_id()
+
+
+def call_after_backward(call: Callable[[], None]) -> None:
+    """Call once the backward that runs now is through, before ``backward()`` returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 def leaves_of(targets: Sequence[Any]) -> list[Any]:
     """The DTensor for which each autograd node accumulates; None if it is no such node or hooks are on it."""
     leaves: list[Any] = []

@@ -1,26 +1,67 @@
 """DDP in a compiled function: the averages of gradients are operations of its backward graph.
 
-DDP's reducer averages buckets from hooks, while autograd runs. Here a parameter reads as itself, with a backward
-that averages, and the reducer sleeps in that call, as it does under ``no_sync``.
+DDP's reducer averages buckets from hooks, while autograd runs. Here the parameters of a bucket pass through one
+operator, whose backward averages, and the reducer sleeps in that call, as it does under ``no_sync()``. What the reducer
+would average besides is taken along: see ``dynamo_dist.parallel.average``. What cannot be exactly DDP's average breaks
+the graph, and DDP runs as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from dynamo_dist.parallel.gather import Gather, Ranks
+from dynamo_dist.parallel.average import Averaging, buckets
 from dynamo_dist.torch_compat import ddp
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
-from dynamo_dist.trace.modules import whole_parameters
+from dynamo_dist.torch_compat.dynamo import building, calls, gradients, guards, modules, reached
+from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
+
+
+class _Averaged:
+    """What Dynamo reads of one DDP module; the module itself would be guarded member by member."""
+
+    def __init__(self, wrapper: DistributedDataParallel, module: nn.Module) -> None:
+        self.wrapper = ref(wrapper)
+        found = [*ddp.averaged_parameters(wrapper, module)]
+        params = ddp.parameters(wrapper)
+        named = [(name, tuple(params[place].shape)) for place, _, name in found]
+        ranks = dist.get_process_group_ranks(wrapper.process_group)
+        key = one_way.name(wrapper, named, ranks)
+        registered = [(owner._parameters, name, place) for place, owner, name in found]
+        wanted = [i for i, param in enumerate(params) if param.requires_grad]
+        split = buckets([params[i] for i in wanted], ddp.bucket_capacities(wrapper))
+        split = [[wanted[i] for i in bucket] for bucket in split]
+        self.averaging = Averaging(key, params, registered, split)
+        # As Dynamo reads them.
+        self.leaves = self.averaging.leaves
+        self.used = [leaf for _, leaf in self.averaging.used]
+
+    def settings(self) -> tuple[Any, ...]:
+        """What a program may change between calls, as far as a graph depends on it."""
+        wrapper = self.wrapper()
+        if wrapper is None:
+            return ()
+        in_place = self.averaging.refresh()
+        return ddp.averaging_settings(wrapper), in_place, whole_parameters.is_broken(wrapper)
+
+
+_known: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
+
+
+def _averaged(wrapper: DistributedDataParallel, module: nn.Module) -> _Averaged:
+    if wrapper not in _known:
+        _known[wrapper] = _Averaged(wrapper, module)
+    return _known[wrapper]
 
 
 def averages_in_graph(module: nn.Module) -> bool:
@@ -35,110 +76,180 @@ def _forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """``DistributedDataParallel.forward``."""
     receiver, *inputs = args
     wrapper = building.python_object(receiver)
-    _note(tx, wrapper, _itself, receiver)
     inputs, keywords = modules.build_tuple(tx, inputs), building.build_dict(tx, kwargs)
-    given = _enter(tx, wrapper, wrapper.module, inputs, keywords)
+    given = _enter(tx, wrapper, receiver, inputs, keywords)
     output = building.call_traced(tx, _call, [receiver, given], {})
-    _leave(tx, wrapper, wrapper.module)
-    return output
+    return _leave(tx, wrapper, output)
 
 
 def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """The hook of ``replicate`` before forward."""
-    state, module = (building.python_object(each) for each in args[:2])
-    wrapper = ddp.replicated_module(state)
-    if ddp.state_of_replicated(module) is state:
-        _note(tx, wrapper, _of_replicated, args[1])
-    return _enter(tx, wrapper, module, *args[2:])
+    state = building.python_object(args[0])
+    return _enter(tx, ddp.replicated_module(state), *args[1:])
 
 
 def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """The hook of ``replicate`` behind forward."""
-    state, module = (building.python_object(each) for each in args[:2])
-    _leave(tx, ddp.replicated_module(state), module)
-    return args[-1]
+    return _leave(tx, ddp.replicated_module(building.python_object(args[0])), args[-1])
 
 
-def _enter(tx: Any, wrapper: Any, module: nn.Module, inputs: Any, keywords: Any) -> Any:
-    """The arguments as forward gets them, once parameters read as averaged."""
+def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> Any:
+    """The arguments as forward gets them, once parameters read as averaged.
+
+    ``origin`` tracks the module that DDP or ``replicate`` was applied to.
+    """
     _refuse(wrapper)
-    tracker = building.build_by_weakref(tx, wrapper)
-    guards.guard(tracker, guards.value_guard("settings", ddp.averaging_settings))
-    learns = torch.is_grad_enabled()
-    calls.call_before_graph(tx, tracker.source, ddp.settle_averaged if learns else ddp.evaluated)
-    if not learns:
-        guards.guard(tracker, guards.value_guard("last forward", ddp.is_behind_step))
-    if ddp.shares_buffers(wrapper) and (learns or ddp.is_behind_step(wrapper)):
-        building.call_traced(tx, _share_buffers, [tracker], {})
-    ranks = dist.get_process_group_ranks(wrapper.process_group) if learns else ()
-    whole_parameters.enter(tx, wrapper, _table(tracker.source, wrapper, module), ranks)
+    module = _module(building.python_object(origin))
+    averaged = _averaged(wrapper, module)
+    synchronizes = ddp.synchronizes(wrapper)
+    _note(tx, averaged, origin, synchronizes)
+    tracker = building.build_by_weakref(tx, averaged)
+    is_first = wrapper not in whole_parameters.reads(tx).entered
+    if not is_first and synchronizes and ddp.shares_buffers(wrapper):
+        building.call_traced(tx, _share_buffers, [building.build_by_weakref(tx, wrapper)], {})
+    if is_first:
+        guards.guard(tracker, guards.value_guard("settings", _Averaged.settings))
+        calls.call_before_graph(tx, tracker.source, begin_forward)
+    ranks = dist.get_process_group_ranks(wrapper.process_group) if synchronizes else ()
+    # Behind its first forward in a graph the parameters stay averaged.
+    table = _table(tx, averaged, wrapper, module, tracker) if synchronizes and is_first else ()
+    whole_parameters.enter(tx, wrapper, table, ranks)
     device = ddp.input_device(wrapper)
     given = [building.build(tx, device), inputs, keywords]
     return building.call_traced(tx, _moved, given, {})
 
 
-def _note(tx: Any, wrapper: Any, find: Callable[[Any], Any], tracker: Any) -> None:
-    begin = _begin if torch.is_grad_enabled() and not whole_parameters.reads(tx).inside else None
-    reached.note(tx, wrapper, find, building.realized(tracker), _read, begin)
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def begin_forward(averaged: _Averaged) -> None:
+    """Called before a graph that holds the forward."""
+    wrapper = averaged.wrapper()
+    if wrapper is not None and ddp.begin_forward(wrapper):
+        averaged.averaging.expect()
 
 
-def _itself(wrapper: Any) -> Any:
-    return wrapper
-
-
-def _of_replicated(module: nn.Module) -> Any:
-    return ddp.replicated_module(ddp.state_of_replicated(module))
-
-
-def _read(wrapper: Any, origin: nn.Module) -> tuple[Any, ...]:
-    """What ``_table`` holds of a wrapper, and what ``_enter`` asks: for a frame that was traced in another process."""
-    module = _averaged(origin)
-    names = {id(each): name for name, each in module.named_modules(remove_duplicate=False)}
-    table = tuple(
-        (names[id(owner)], name, place, whole_parameters.constants_of(gather))
-        for owner, name, place, gather in _averages(wrapper, module)
-    )
-    asked = ddp.input_device(wrapper), ddp.shares_buffers(wrapper), ddp.custom_averaging(wrapper)
-    return table, asked, whole_parameters.is_broken(wrapper)
-
-
-def _averaged(origin: nn.Module) -> nn.Module:
+def _module(origin: nn.Module) -> nn.Module:
     """The module whose parameters are averaged: ``replicate`` gives its wrapper their list alone."""
     return origin.module if isinstance(origin, DistributedDataParallel) else origin
 
 
-def _begin(wrapper: Any, origin: nn.Module) -> None:
+def _wrapper(origin: nn.Module) -> Any:
+    if isinstance(origin, DistributedDataParallel):
+        return origin
+    return ddp.replicated_module(ddp.state_of_replicated(origin))
+
+
+def _note(tx: Any, averaged: _Averaged, origin: Any, synchronizes: bool) -> None:
+    begin = _begin if synchronizes and not whole_parameters.reads(tx).inside else None
+    tracker = building.realized(origin)
+    reached.note(tx, averaged.wrapper(), _wrapper, tracker)
+    reached.note(tx, averaged, _find, tracker, _read, begin)
+
+
+def _find(origin: nn.Module) -> _Averaged:
+    return _averaged(_wrapper(origin), _module(origin))
+
+
+def _read(averaged: _Averaged, origin: nn.Module) -> tuple[Any, ...]:
+    """What ``_table`` holds of a wrapper, and what ``_enter`` asks: for a frame that was traced in another process."""
+    wrapper, module = _wrapper(origin), _module(origin)
+    names = {id(each): name for name, each in module.named_modules(remove_duplicate=False)}
+    shapes = [tuple(param.shape) for param in averaged.averaging.params]
+    table = tuple(
+        (names[id(owner)], name, place, shapes[place])
+        for place, owner, name in ddp.averaged_parameters(wrapper, module)
+    )
+    asked = ddp.input_device(wrapper), ddp.custom_averaging(wrapper), ddp.may_differ(wrapper)
+    return table, asked, averaged.averaging.key, averaged.averaging.buckets, averaged.settings()
+
+
+def _begin(averaged: _Averaged, _: nn.Module) -> None:
     """Settle with the other ranks that the forward runs in a graph, which was traced in another process."""
-    module = _averaged(origin)
-    params = [(name, gather) for _, name, _, gather in _averages(wrapper, module)]
-    ranks = dist.get_process_group_ranks(wrapper.process_group)
-    whole_parameters.begin(wrapper, params, ranks)
+    whole_parameters.begin(averaged.wrapper())
 
 
-def _leave(tx: Any, wrapper: Any, module: nn.Module) -> None:
-    source = building.build_by_weakref(tx, wrapper).source
-    whole_parameters.leave(tx, wrapper, _table(source, wrapper, module))
+def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
+    """What forward returns; behind it the backward of all parameters runs if ranks may use other ones each."""
+    known = whole_parameters.reads(tx)
+    averaged = _known[wrapper]
+    # A parameter stays averaged: what the graph computes from it behind forward adds to the same gradient.
+    whole_parameters.leave(tx, wrapper, [])
+    if not ddp.synchronizes(wrapper):
+        return output
+    if ddp.may_differ(wrapper):
+        tokens = building.build_list(tx, _tokens(tx)[id(wrapper)])
+        output = building.call_traced(tx, _attached, [output, tokens], {})
+        output, count = building.items_of(tx, output)
+        if not building.python_object(count):
+            _break(
+                "Its forward returns no tensor with a gradient in lists, tuples or dictionaries."
+            )
+        return output
+    for table, name, place in averaged.averaging.registered:
+        if (id(wrapper), place) not in known.read and table[name].requires_grad:
+            _break(
+                f"Its parameter {name!r} of shape {tuple(table[name].shape)} is not read in its forward: "
+                "DDP averages what is accumulated for it elsewhere."
+            )
+    return output
 
 
-def _table(source: Any, wrapper: Any, module: nn.Module) -> Iterator[tuple[Place, Read]]:
-    for owner, name, place, gather in _averages(wrapper, module):
-        param = ddp.averaged_parameter(wrapper, place)
-        read = Read((id(wrapper), place), gather, _registered(source, param, place))
-        yield (id(owner), name), read
+def _tokens(tx: Any) -> dict[int, list[Any]]:
+    """What the operators of a trace gave for ``_attached``, by id of the wrapper."""
+    found: dict[int, list[Any]] = calls.trace_state(tx, dict, "_dynamo_dist_tokens")
+    return found
 
 
-def _averages(wrapper: Any, module: nn.Module) -> Iterator[tuple[nn.Module, str, int, Gather]]:
-    group = wrapper.process_group
-    ranks = Ranks(group.group_name, group.size())
+def _attached(output: Any, tokens: list[torch.Tensor]) -> tuple[Any, int]:
+    leaves, spec = tree_flatten(output)
+    count = 0
+    for i, each in enumerate(leaves):
+        if isinstance(each, torch.Tensor) and each.requires_grad:
+            leaves[i] = torch.ops.dynamo_dist_parallel.attached(each, tokens)
+            count += 1
+    return tree_unflatten(leaves, spec), count
+
+
+def _table(
+    tx: Any, averaged: _Averaged, wrapper: Any, module: nn.Module, tracker: Any
+) -> Iterator[tuple[Place, Read]]:
+    params = averaged.averaging.params
+    own = set(map(id, params))
+    for each in gradients.tensor_inputs(tx):
+        if id(gradients.real_tensor(tx, each)) in own:
+            _break("The graph reads one of its parameters before its forward, and so by itself.")
+    wholes = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
-        param = ddp.averaged_parameter(wrapper, place)
-        rows = param.shape[0] if param.ndim else 0
-        yield owner, name, place, Gather(rows, None, ranks, None, None, False, None)
+        key = id(wrapper), place
+        yield (id(owner), name), Read(key, whole=wholes[place], kept=True)
 
 
-def _registered(source: Any, param: nn.Parameter, place: int) -> Callable[[Any], Any]:
-    steps = building.member_source(source, ddp.PARAMETERS, place)
-    return lambda tx: building.build(tx, param, steps)
+def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any) -> dict[int, Any]:
+    """Trackers of the parameters behind the operators that average their gradients, by place."""
+    averaging, group = averaged.averaging, wrapper.process_group
+    # Where a graph computes gradients itself, they are those of the parameters.
+    in_graph = gradients.is_asked_for()
+    key = "" if in_graph else averaging.key
+    source = building.build_by_weakref(tx, wrapper).source if in_graph else tracker.source
+    values, member = (averaging.params, ddp.PARAMETERS) if in_graph else (averaged.leaves, "leaves")
+    found: dict[int, Any] = {}
+    tokens = _tokens(tx)[id(wrapper)] = []
+    for number, places in enumerate(averaging.buckets):
+        read = [
+            building.build(tx, values[i], building.member_source(source, member, i)) for i in places
+        ]
+        used = None
+        if ddp.may_differ(wrapper):
+            used = building.build(
+                tx, averaged.used[number], building.member_source(tracker.source, "used", number)
+            )
+        launch = (group.group_name, group.size(), key, list(places))
+        given = [building.build_list(tx, read), used or building.build(tx, None)]
+        given += [building.build(tx, each) for each in launch]
+        operator = torch.ops.dynamo_dist_parallel.averaged.default
+        results = building.items_of(tx, building.call_traced(tx, operator, given, {}))
+        tokens += results[len(places) :]
+        found.update(zip(places, results, strict=False))
+    return found
 
 
 def _call(self: Any, given: tuple[Any, Any]) -> Any:
@@ -155,7 +266,7 @@ def _moved(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, An
 
 
 def _share_buffers(self: Any) -> None:
-    """Take over the first rank's buffers, in one launch a dtype."""
+    """Take over the first rank's buffers, in one launch a dtype: before the second forward in a graph."""
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.modules_buffers:
@@ -171,14 +282,24 @@ def _share_buffers(self: Any) -> None:
 def _refuse(wrapper: Any) -> None:
     """Break where a graph cannot hold what the wrapper asks for."""
     custom = ddp.custom_averaging(wrapper)
-    if not custom and not whole_parameters.is_broken(wrapper):
-        return
+    if custom:
+        _break(f"A graph has no counterpart of its {custom}.")
+    if whole_parameters.is_broken(wrapper):
+        _break(f"{whole_parameters.BROKEN} Its averages may not be parted from it.")
+    params = ddp.parameters(wrapper)
+    if any(param._post_accumulate_grad_hooks for param in params):
+        _break(
+            "A hook behind accumulation stands on one of its parameters, which sees the gradient before its average."
+        )
+    if any(isinstance(param, DTensor) for param in params):
+        _break("One of its parameters is a DTensor, whose gradient DDP's reducer flattens.")
+
+
+def _break(why: str) -> None:
     building.graph_break(
         "DistributedDataParallel module called in a compiled function",
         "DistributedDataParallel.forward",
-        f"A graph has no counterpart of its {custom}."
-        if custom
-        else f"{whole_parameters.BROKEN} Its averages may not be parted from it.",
+        why,
         "Compile what DDP wraps: ddp = DistributedDataParallel(torch.compile(module))",
     )
 
@@ -190,4 +311,4 @@ def ddp_answers() -> dict[Any, Callable[..., Any]]:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for eager calls of DDP modules."""
-    return ddp.on_eager_averages(whole_parameters.ran_eagerly)
+    return ddp.on_eager_forward(whole_parameters.ran_eagerly)

@@ -23,7 +23,7 @@ from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
-from dynamo_dist.trace.modules import whole_parameters
+from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
 
@@ -65,6 +65,8 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
             begin = _begin if outermost else None
             reached.note(tx, state, modules.module_state, building.realized(module), _read, begin)
         _guard(tx, state, outermost)
+        if outermost:
+            _name(state)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)
     if device is None and dtype is None:
@@ -159,12 +161,17 @@ def _begin(state: Any, _: nn.Module) -> None:
         raise CannotKeep("a forward of FSDP2 that is under way in eager mode")
     for module in fsdp.modules(state):
         warn_of_stale_optimizers(state, module)
+    _name(state)
+    whole_parameters.begin(state)
+
+
+def _name(state: Any) -> None:
     params = [
-        (name, _gather(param))
+        (name, param.dim, None if param.shard is None else param.shard.size())
         for param in fsdp.sharded_parameters(state)
         for _, name in param.owners
     ]
-    whole_parameters.begin(state, params, fsdp.ranks(state))
+    one_way.name(state, params, fsdp.ranks(state))
 
 
 def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:

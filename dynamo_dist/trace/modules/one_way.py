@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import CannotFollowError
 from dynamo_dist.job.votes import all_can
-from dynamo_dist.parallel.gather import Gather
 
 
 @dataclass
@@ -33,15 +32,17 @@ _known: WeakKeyDictionary[Any, _Wrapper] = WeakKeyDictionary()
 _alike: Counter[str] = Counter()
 
 
-def name(wrapper: Any, parameters: Sequence[tuple[str, Gather]], ranks: Sequence[int]) -> None:
-    """Give a wrapper a name by its parameters, and by how many like it this process has met before."""
-    if wrapper in _known:
-        return
-    # Nothing of this rank: groups along one dimension of a mesh have names of their own, and rows may be uneven.
-    known = [(key, each.dim, each.shard and each.shard.size) for key, each in parameters]
-    text = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
-    _known[wrapper] = _Wrapper(f"{text}/{_alike[text]}", ranks)
-    _alike[text] += 1
+def name(wrapper: Any, parameters: Sequence[tuple[Any, ...]], ranks: Sequence[int]) -> str:
+    """Return the name of a wrapper: by its parameters, and by how many like it this process has met before.
+
+    ``parameters`` says of each what is the same on all ranks: groups along one dimension of a mesh have names of
+    their own, and rows may be uneven.
+    """
+    if wrapper not in _known:
+        text = hashlib.sha256(repr(list(parameters)).encode()).hexdigest()[:16]
+        _known[wrapper] = _Wrapper(f"{text}/{_alike[text]}", ranks)
+        _alike[text] += 1
+    return _known[wrapper].text
 
 
 def is_whole(wrapper: Any, can: bool) -> bool:

@@ -24,18 +24,19 @@ Place = tuple[int, str]  # id of the module that a parameter is registered in, a
 
 @dataclass(frozen=True)
 class Read:
-    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``.
+    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``; or as ``whole``, a tracker.
 
     ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``again(module)`` makes an equal
     gather, of a module that ``owner`` is the state of.
     """
 
     key: object
-    gather: Gather
-    build: Callable[[Any], Any]
+    gather: Gather | None = None
+    build: Callable[[Any], Any] | None = None
     kept: bool = False
     owner: object = None
     again: Callable[[Any], Gather] | None = None
+    whole: Any = None
 
 
 @dataclass
@@ -43,14 +44,16 @@ class Reads:
     """What one trace knows: the parameters that are whole now, and those gathered in each graph of it.
 
     ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and graph.
-    ``inside``: wrappers whose forward is being traced, outermost first; ``outermost``: those that were. ``run``: of a wrapper for several
-    modules, by id, those that have run since.
+    ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced, outermost first; ``entered``: all that were,
+    and ``outermost``: those of them that launch. ``run``: of a wrapper for several modules, by id, those that have run since.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)
     gathered: dict[tuple[object, Any], Any] = field(default_factory=dict)
     tables: dict[tuple[int, Any], Any] = field(default_factory=dict)
+    read: set[object] = field(default_factory=set)
     inside: list[Any] = field(default_factory=list)
+    entered: list[Any] = field(default_factory=list)
     outermost: list[Any] = field(default_factory=list)
     run: dict[int, set[int]] = field(default_factory=dict)
 
@@ -70,14 +73,13 @@ def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Seq
     if not known.inside and ranks:
         known.outermost.append(wrapper)
         _begun.add(wrapper)
-        one_way.name(wrapper, [(place[1], read.gather) for place, read in new.items()], ranks)
     known.inside.append(wrapper)
+    known.entered.append(wrapper)
     known.whole.update(new)
 
 
-def begin(wrapper: Any, parameters: Sequence[tuple[str, Gather]], ranks: Sequence[int]) -> None:
+def begin(wrapper: Any) -> None:
     """As ``enter`` and the end of a trace, for a frame that was traced in another process. Raises CannotKeep where ranks run it eagerly."""
-    one_way.name(wrapper, parameters, ranks)
     if is_broken(wrapper) or not one_way.is_whole(wrapper, True):
         _broken.add(wrapper)
         raise CannotKeep(BROKEN)
@@ -104,7 +106,7 @@ def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
 def is_any_whole(tx: Any) -> bool:
     """Return whether a parameter has been read whole in the graph that is traced."""
     known = vars(tx.output).get("_dynamo_dist_reads")
-    return known is not None and bool(known.gathered)
+    return known is not None and bool(known.read)
 
 
 def answer(tx: Any, tracker: Any, name: str) -> Any:
@@ -149,8 +151,12 @@ def _table(tx: Any, known: Reads, tracker: Any) -> Any:
 def _gathered(tx: Any, read: Read) -> Any:
     """One gather, and so one reduction, a parameter and graph: of tied weights too."""
     known = reads(tx)
+    known.read.add(read.key)
     key = read.key, calls.current_tracer(tx)
+    if read.whole is not None:
+        known.gathered[key] = read.whole
     if key not in known.gathered:
+        assert read.gather is not None and read.build is not None
         gather = building.build_unchanging(tx, read.gather)
         if read.again is not None:
             reached.note_made(tx, read.gather, read.again, read.owner)

@@ -283,29 +283,35 @@ def test_parameters_on_meta_are_refused_as_in_eager_mode(mesh):
         compiled(model)[0](torch.ones(2, 8))
 
 
-def test_ddp_averages_in_the_backward_graph(mesh):
+def test_ddp_averages_in_one_launch_a_bucket(mesh):
+    model = DistributedDataParallel(Model(), bucket_cap_mb=0.0005)  # 524 bytes of 1304
+    function, graphs = compiled(model)
+    function(torch.ones(2, 8)).sum().backward()
+    assert graphs.counts == [{}, {"all_reduce": 2}]
+
+
+def test_ddp_within_no_sync_averages_nothing(mesh):
     model = DistributedDataParallel(Model())
     function, graphs = compiled(model)
+    with model.no_sync():
+        function(torch.ones(2, 8)).sum().backward()
     function(torch.ones(2, 8)).sum().backward()
-    assert graphs.counts == [{}, {"all_reduce": 10}]
+    assert graphs.counts == [{}, {}, {}, {"all_reduce": 1}]
 
 
-def test_ddp_shares_buffers_in_one_launch_a_dtype(mesh):
-    model = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(8), nn.BatchNorm1d(8)))
+def test_ddp_follows_parameters_to_new_storage(mesh):
+    model = DistributedDataParallel(nn.Linear(8, 8))
     function, graphs = compiled(model)
-    function(torch.ones(2, 8)).sum().backward()
-    assert graphs.counts[0] == {"broadcast": 2}
-
-
-def test_ddp_without_gradients_shares_buffers_behind_a_step_alone(mesh):
-    model = DistributedDataParallel(nn.BatchNorm1d(8))
-    function, graphs = compiled(model)
-    function(torch.ones(2, 8)).sum().backward()
-    model.eval()
+    x = torch.ones(2, 8)
+    for value in (1.0, 2.0):
+        for param in model.parameters():
+            param.data = torch.full_like(param, value)
+        assert function(x).unique().tolist() == [9 * value]
+        function(x).sum().backward()
+    assert len(graphs.counts) == 2
+    model.module.weight = nn.Parameter(torch.zeros(8, 8))
     with torch.no_grad():
-        for _ in range(3):
-            function(torch.ones(2, 8))
-    assert [each.get("broadcast", 0) for each in graphs.counts] == [2, 0, 2, 0]
+        assert function(x).unique().tolist() == [2.0]
 
 
 def test_fewer_rows_than_ranks(mesh):

@@ -3,7 +3,6 @@
 import pytest
 
 from dynamo_dist.errors import CannotFollowError
-from dynamo_dist.parallel.gather import Gather, Ranks
 from dynamo_dist.trace.modules import one_way
 
 
@@ -24,10 +23,9 @@ def asked(monkeypatch):
     return questions, answers
 
 
-def named(group="a"):
+def named():
     wrapper = Wrapper()
-    gather = Gather(8, Ranks(group, 2), None, None, None, True, None)
-    one_way.name(wrapper, [("weight", gather)], (0, 1))
+    one_way.name(wrapper, [("weight", 0, 2)], (0, 1))
     return wrapper
 
 
@@ -37,8 +35,8 @@ def test_ranks_are_asked_once(asked):
     assert [(ranks, can) for _, ranks, can in asked[0]] == [((0, 1), True)]
 
 
-def test_names_are_alike_on_ranks_of_other_groups_and_differ_by_wrapper(asked):
-    for wrapper in (named("a"), named("b")):
+def test_names_of_equal_wrappers_differ_by_their_number(asked):
+    for wrapper in (named(), named()):
         one_way.is_whole(wrapper, True)
     (first, *_), (second, *_) = asked[0]
     assert first != second
