@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,18 @@ from torch.utils._pytree import tree_map_only
 from dynamo_dist.torch_compat import wrappers
 
 _ops = torch.ops._c10d_functional
+WHOLE, PARTIAL = "whole", "partial"
+
+
+class Keeper(Protocol):
+    """Whoever keeps gradients of parameters between backwards."""
+
+    def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
+        """Take what was kept of one parameter's gradient, WHOLE or PARTIAL."""
+
+
+# A gather's ``key`` is one of these and, behind slashes, its parameter's path.
+KEEPERS: WeakValueDictionary[str, Keeper] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,9 @@ class Gather:
     ``shard`` the group that holds a chunk of them each (None: every rank has all), ``replicate``
     the group whose members hold equal copies (None: no such group). Dimensions other than 0 are split
     evenly. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
+    ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter is gathered with: WHOLE
+    before any reduction, PARTIAL behind the reduce-scatter. ``takes`` (both words, or one): what was kept so before is added
+    to it where it was left, as ``key`` finds it.
     """
 
     rows: int
@@ -55,8 +71,11 @@ class Gather:
     tensor_parallel: TensorParallel | None
     dim: int = 0
     divide: float | None = None
+    keeps: str = ""
+    takes: str = ""
+    key: str = ""
 
-    def __call__(self, param: torch.Tensor) -> torch.Tensor:
+    def __call__(self, param: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
         """The whole parameter, in ``param_dtype``; a DTensor if it was one before data parallel.
 
         The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner of
@@ -64,9 +83,11 @@ class Gather:
         """
         local = param.to_local() if isinstance(param, DTensor) else param
         if torch.compiler.is_compiling():
-            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, *self.settings())
+            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(
+                local, kept, *self.settings()
+            )
         else:
-            whole = _Whole.apply(local, self)
+            whole = _Whole.apply(local, kept, self)
         was = self.tensor_parallel
         if was is None or local is param:  # where a program wants local tensors, it has put one
             return whole
@@ -91,6 +112,9 @@ class Gather:
             self.reshard_after_forward,
             self.dim,
             self.divide,
+            self.keeps,
+            self.takes,
+            self.key,
         )
 
     def whole(self, local: torch.Tensor) -> torch.Tensor:
@@ -106,33 +130,63 @@ class Gather:
             return torch.cat(whole.chunk(self.shard.size), dim=self.dim)
         return whole if whole.shape[0] == self.rows else whole[: self.rows]
 
-    def mean(self, grad: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        """The gradient of the whole -> this rank's ``rows`` of its mean over all ranks, in ``dtype``.
+    def kept_like(self, param: torch.Size, dtype: torch.dtype) -> tuple[list[int], torch.dtype]:
+        """Size and dtype of what is kept of the gradient of a whole parameter of this size, whose shards are in ``dtype``."""
+        size = list(param)
+        if self.keeps == PARTIAL and self.shard is not None:
+            size[self.dim] = -(-size[self.dim] // self.shard.size)
+        return size, self.reduce_dtype or self.param_dtype or dtype
 
-        Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then.
-        float16 is divided in two steps, around the sum, which its range might not hold.
+    def reduced(self, grad: torch.Tensor) -> torch.Tensor:
+        """The gradient of the whole -> this rank's rows of its mean over all ranks, padded; or what is kept.
+
+        Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then. Divisions are where
+        FSDP2 has them.
         """
-        ranks = (self.shard.size if self.shard else 1) * (
-            self.replicate.size if self.replicate else 1
-        )
-        divide = ranks if self.divide is None else self.divide
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
-        before = _about_root(divide) if grad.dtype == torch.float16 else 1
-        if before != 1:
-            grad = grad / before
+        if WHOLE in self.takes:
+            grad = torch.ops.dynamo_dist_parallel.with_kept(grad, self.key, WHOLE)
+        if self.keeps == WHOLE:
+            return grad
+        before, behind_shard, behind_all = self._divisors(grad.dtype)
+        grad = _divided(grad, before)
         if self.shard is not None:
             if self.dim:
                 padded = torch.cat(grad.chunk(self.shard.size, dim=self.dim))
             else:
                 padded = _pad_rows(grad, self._chunk * self.shard.size).contiguous()
             scattered = _ops.reduce_scatter_tensor(padded, "sum", self.shard.size, self.shard.name)
-            grad = _ops.wait_tensor(scattered)
+            grad = _divided(_ops.wait_tensor(scattered), behind_shard)
+        if PARTIAL in self.takes:
+            grad = torch.ops.dynamo_dist_parallel.with_kept(grad, self.key, PARTIAL)
+        if self.keeps == PARTIAL:
+            return grad
         if self.replicate is not None:
             grad = _ops.wait_tensor(_ops.all_reduce(grad.contiguous(), "sum", self.replicate.name))
+        return _divided(grad, behind_all)
+
+    def mean(self, grad: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """The gradient of the whole -> this rank's ``rows`` of its mean over all ranks, in ``dtype``."""
+        grad = self.reduced(grad)
         if self.shard is not None and not self.dim and grad.shape[0] != rows:
             grad = grad[:rows]
-        return (grad if divide == before else grad / (divide / before)).to(dtype)
+        return grad.to(dtype)
+
+    def _divisors(self, dtype: torch.dtype) -> tuple[float, float, float]:
+        """What gradients are divided by: before any sum, behind the one over shards, and at last.
+
+        A dtype of little range is divided in two steps, around the sums.
+        """
+        shards = self.shard.size if self.shard else 1
+        copies = self.replicate.size if self.replicate else 1
+        if dtype not in (torch.float32, torch.bfloat16):
+            divide = shards * copies if self.divide is None else self.divide
+            before = _about_root(divide)
+            return before, 1, divide / before
+        if self.divide is None:
+            return 1, shards, copies
+        return (1, self.divide, 1) if self.shard is not None else (1, 1, self.divide)
 
     @property
     def _chunk(self) -> int:
@@ -142,14 +196,22 @@ class Gather:
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, gather: Gather) -> torch.Tensor:
+    def forward(
+        ctx: Any, local: torch.Tensor, kept: torch.Tensor | None, gather: Gather
+    ) -> torch.Tensor:
         ctx.gather, ctx.dtype = gather, local.dtype
         ctx.rows = local.shape[0] if local.ndim else 0
         return gather.whole(local)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if ctx.gather.keeps:
+            return None, ctx.gather.reduced(grad), None
+        return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None, None
+
+
+def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
+    return tensor if by == 1 else tensor / by
 
 
 def _pad_rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
@@ -176,13 +238,18 @@ def cast_floating(dtype: torch.dtype, values: Any) -> Any:
 # AOTAutograd sees what the operator does.
 _library = torch.library.Library("dynamo_dist_parallel", "DEF")
 _library.define(
-    "gather(Tensor local, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"
-    " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, float? divide) -> Tensor"
+    "gather(Tensor local, Tensor? kept, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"
+    " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, float? divide,"
+    " str keeps, str takes, str key) -> Tensor"
+)
+_library.define(
+    "with_kept(Tensor grad, str key, str what) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,)
 )
 
 
 def _gather(
     local: torch.Tensor,
+    kept: torch.Tensor | None,
     rows: int,
     shard: str | None,
     shard_size: int,
@@ -193,6 +260,9 @@ def _gather(
     reshard_after_forward: bool,
     dim: int,
     divide: float | None,
+    keeps: str,
+    takes: str,
+    key: str,
 ) -> torch.Tensor:
     gather = Gather(
         rows,
@@ -204,11 +274,27 @@ def _gather(
         None,
         dim,
         divide,
+        keeps,
+        takes,
+        key,
     )
     again = gather.shard is not None and reshard_after_forward
     with wrappers.recomputed() if again else contextlib.nullcontext():
-        whole: torch.Tensor = _Whole.apply(local, gather)
+        whole: torch.Tensor = _Whole.apply(local, kept, gather)
     return whole
 
 
 _library.impl("gather", _gather, "CompositeImplicitAutograd")
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _with_kept(grad: torch.Tensor, key: str, what: str) -> torch.Tensor:
+    keeper, *path = key.rsplit("/", 2)
+    kept = KEEPERS[keeper].take((int(path[0]), int(path[1])), what)
+    return grad.clone() if kept is None else grad + kept.reshape(grad.shape)
+
+
+_library.impl("with_kept", _with_kept, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "dynamo_dist_parallel::with_kept", lambda grad, key, what: torch.empty_like(grad), lib=_library
+)

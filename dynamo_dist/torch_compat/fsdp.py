@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo as _Replicated
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo as _Sharded
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
-from torch.distributed.tensor import Placement
+from torch.distributed.tensor import DTensor, Placement
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 
@@ -155,6 +155,8 @@ def custom_sharding(state: FSDPState) -> str:
             return "parameters with their own fsdp_pre_all_gather"
         if vars(group).get("reduce_scatter_unused_params"):
             return "set_reduce_scatter_unused_params"
+        if has_odd_kept(group):
+            return "gradients of some parameters that wait for set_requires_all_reduce(True)"
         for name, default in (
             ("_all_gather_comm", _DefaultAllGather),
             ("_reduce_scatter_comm", _DefaultReduceScatter),
@@ -165,9 +167,11 @@ def custom_sharding(state: FSDPState) -> str:
 
 
 def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
-    """What a program may set on a state after it was sharded, as far as a graph depends on it."""
+    """What a program may set on a state after it was sharded, or has left in it, as far as a graph depends on it."""
+    learns = torch.is_grad_enabled()
     return tuple(
         (
+            learns and (reductions(group), kept(group), *map(_has_hooks, group.fsdp_params)),
             group.post_forward_mesh_info is None,
             group.gradient_divide_factor,
             group._all_reduce_hook is None,
@@ -237,46 +241,100 @@ def modules(state: FSDPState) -> tuple[nn.Module, ...]:
     return tuple(state._modules)
 
 
+def reductions(group: Any) -> tuple[bool, bool]:
+    """Return whether gradients of a group are reduced in the next backward: over shards, and over copies too."""
+    return group.reduce_grads, group.all_reduce_grads or not isinstance(
+        group.mesh_info, _Replicated
+    )
+
+
+def kept(group: Any) -> tuple[bool, bool]:
+    """Return whether gradients of former backwards wait for their reduction: whole ones, and those reduced over shards."""
+    wholes = any(
+        param.unsharded_accumulated_grad is not None or _unsharded_grad(param) is not None
+        for param in group.fsdp_params
+    )
+    return wholes, group._partial_reduce_output is not None
+
+
+def has_odd_kept(group: Any) -> bool:
+    """Return whether what waits was reduced over shards for some of the parameters only: it does not say of which."""
+    flat = group._partial_reduce_output
+    return flat is not None and flat.numel() != _place_in_flat(group, len(group.fsdp_params))
+
+
+def _unsharded_grad(param: Any) -> torch.Tensor | None:
+    unsharded = vars(param).get("_unsharded_param")
+    return None if unsharded is None else unsharded.grad
+
+
+def keep_whole(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
+    """Leave a gradient of the gathered parameter where FSDP2 leaves it in a backward that does not reduce."""
+    param = groups(state)[path[0]].fsdp_params[path[1]]
+    spec = sharded_parameter(state, path).before
+    if spec is not None:
+        mesh, placements, shape, stride = spec
+        grad = DTensor.from_local(
+            grad, mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+    if param.unsharded_accumulated_grad is None:
+        param.unsharded_accumulated_grad = grad
+    else:
+        param.unsharded_accumulated_grad += grad
+
+
+def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
+    """Take the gradients of a gathered parameter that wait for their reduction, local to tensor parallel ranks."""
+    param = groups(state)[path[0]].fsdp_params[path[1]]
+    found = [param.unsharded_accumulated_grad, _unsharded_grad(param)]
+    param.unsharded_accumulated_grad = None
+    if found[1] is not None:
+        param._unsharded_param.grad = None
+    inner = [param._get_grad_inner_tensor(each) for each in found if each is not None]
+    if not inner:
+        return None
+    return inner[0] if len(inner) == 1 else inner[0] + inner[1]
+
+
+def _place_in_flat(group: Any, number: int) -> int:
+    """Where in the flat output of a group's reduce-scatter the parameter of this number begins."""
+    before = group.fsdp_params[:number]
+    return sum(p._sharded_param_data.numel() for p in before if p.sharded_param.requires_grad)
+
+
+def keep_partial(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
+    """Add a gradient that was reduced over shards to what FSDP2 keeps of its group, for the sum over copies."""
+    group = groups(state)[path[0]]
+    if group._partial_reduce_output is None:
+        size = _place_in_flat(group, len(group.fsdp_params))
+        group._partial_reduce_output = grad.new_zeros(size)
+    start = _place_in_flat(group, path[1])
+    group._partial_reduce_output[start : start + grad.numel()].add_(grad.reshape(-1))
+
+
+def partial(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
+    """What FSDP2 keeps of one parameter's gradient for the sum over copies, as it lies; ``drop_partial`` ends it."""
+    group = groups(state)[path[0]]
+    if group._partial_reduce_output is None:
+        return None
+    start, end = _place_in_flat(group, path[1]), _place_in_flat(group, path[1] + 1)
+    found: torch.Tensor = group._partial_reduce_output[start:end]
+    return found
+
+
+def drop_partial(state: FSDPState, path: tuple[int, int]) -> None:
+    """Forget what was kept for the sum over copies of a group, once all of it is in that sum."""
+    groups(state)[path[0]]._partial_reduce_output = None
+
+
+def _has_hooks(param: Any) -> bool:
+    return bool(param.sharded_param._backward_hooks)
+
+
 def settle_sharded(root: FSDPState) -> None:
-    """Finish what eager calls have left: gradients that wait for their reduction, gathered parameters."""
-    found = [group for state in root._state_ctx.all_states for group in groups(state)]
-    if any(_pending(group) for group in found):
-        _reduce(root, found)
-    for group in found:
+    """Free what eager calls have left gathered."""
+    for group in [group for state in root._state_ctx.all_states for group in groups(state)]:
         if group._all_gather_result is not None:  # asked for ahead, and never waited for
             group.wait_for_unshard()
         if not group.is_sharded:
             group._to_sharded()
-
-
-def _pending(group: Any) -> bool:
-    if group._partial_reduce_output is not None:
-        return True
-    for param in group.fsdp_params:
-        whole = vars(param).get("_unsharded_param")
-        if param.unsharded_accumulated_grad is not None or (
-            whole is not None and whole.grad is not None
-        ):
-            return True
-    return False
-
-
-def _reduce(root: FSDPState, found: list[Any]) -> None:
-    """Run the end of a backward pass with every reduction asked for."""
-    asked = [(group.reduce_grads, group.all_reduce_grads) for group in found]
-    last, root._state_ctx.is_last_backward = root._state_ctx.is_last_backward, True
-    for group in found:
-        group.reduce_grads = group.all_reduce_grads = True
-        if group._partial_reduce_output is not None:  # is added to a gradient only
-            for param in group.fsdp_params:
-                if param.sharded_param.requires_grad and param.unsharded_accumulated_grad is None:
-                    param.unsharded_accumulated_grad = torch.zeros_like(
-                        param._unsharded_param, dtype=group._partial_reduce_output.dtype
-                    )
-        group._training_state = type(group._training_state).IDLE
-    try:
-        root._root_post_backward_final_callback()
-    finally:
-        root._state_ctx.is_last_backward = last
-        for group, (reduces, all_reduces) in zip(found, asked, strict=True):
-            group.reduce_grads, group.all_reduce_grads = reduces, all_reduces

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -18,8 +19,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map_only
 
 from dynamo_dist.parallel.data_parallel import refuse_managed
-from dynamo_dist.parallel.gather import Gather, Ranks, TensorParallel, cast_floating
+from dynamo_dist.parallel.gather import (
+    KEEPERS,
+    PARTIAL,
+    WHOLE,
+    Gather,
+    Ranks,
+    TensorParallel,
+    cast_floating,
+)
 from dynamo_dist.torch_compat import fsdp
+from dynamo_dist.torch_compat.aot import gradients
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
@@ -37,6 +47,75 @@ _FIX = (
     "        block.compile()\n"
     "        fully_shard(block)"
 )
+
+
+class _Sharded:
+    """Leaves that graphs read for one state of FSDP2, beside its parameters.
+
+    ``kept`` take gradients that are not reduced yet, each with the storage of one number; ``unhooked`` stand for
+    parameters with hooks, which FSDP2 never calls: it sets their gradients, and does not accumulate them.
+    """
+
+    def __init__(self, state: Any, key: str) -> None:
+        self.state: Callable[[], Any] = ref(state)
+        self.key = key
+        self.kept: list[torch.Tensor] = []
+        self.unhooked: list[torch.Tensor] = []
+        self._places: dict[Any, int] = {}
+        KEEPERS[key] = self
+
+    def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:
+        """Where in ``kept`` the leaf is that takes what ``gather`` keeps of a parameter's gradient."""
+        shard = fsdp.sharded(self.state(), param.path)
+        size, dtype = gather.kept_like(param.size, shard.dtype)
+        kind = param.path, gather.keeps, dtype
+        if kind not in self._places:
+            leaf = torch.zeros(1, dtype=dtype, device=shard.device).expand(size).detach()
+            keep = fsdp.keep_whole if gather.keeps == WHOLE else fsdp.keep_partial
+            leaf.requires_grad_().register_post_accumulate_grad_hook(
+                functools.partial(_keep, self.state, param.path, keep)
+            )
+            self._places[kind] = len(self.kept)
+            self.kept.append(leaf)
+        return self._places[kind]
+
+    def place_of_unhooked(self, path: tuple[int, int]) -> int:
+        """Where in ``unhooked`` the leaf is that a parameter with hooks is read as."""
+        shard = fsdp.sharded(self.state(), path)
+        kind = path, gradients.local_of(shard).data_ptr()
+        if kind not in self._places:
+            leaf = shard.detach().requires_grad_()
+            leaf.register_post_accumulate_grad_hook(functools.partial(_hand_over, ref(shard)))
+            self._places[kind] = len(self.unhooked)
+            self.unhooked.append(leaf)
+        return self._places[kind]
+
+    def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
+        """What was kept of a parameter's gradient in former backwards."""
+        state = self.state()
+        if what == WHOLE:
+            return fsdp.take_whole(state, path)
+        gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
+        return fsdp.partial(state, path)
+
+
+def _keep(state: Any, path: tuple[int, int], keep: Callable[..., None], leaf: torch.Tensor) -> None:
+    if leaf.grad is not None:
+        grad, leaf.grad = leaf.grad, None
+        keep(state(), path, grad)
+
+
+def _hand_over(param: Any, leaf: torch.Tensor) -> None:
+    grad, leaf.grad = leaf.grad, None
+    owner = param()
+    if grad is None or owner is None:
+        return
+    owner.grad = grad if owner.grad is None else owner.grad + grad
+    for hook in tuple((owner._post_accumulate_grad_hooks or {}).values()):
+        hook(owner)
+
+
+_known: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 
 def shards_in_graph(module: nn.Module) -> bool:
@@ -61,12 +140,13 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
         fsdp.decide_root(state)
         if outermost:
             warn_of_stale_optimizers(state, building.python_object(module))
-        if modules.module_state(building.python_object(module)) is state:
+        if (
+            not _keeps_or_takes(state)
+            and modules.module_state(building.python_object(module)) is state
+        ):
             begin = _begin if outermost else None
             reached.note(tx, state, modules.module_state, building.realized(module), _read, begin)
         _guard(tx, state, outermost)
-        if outermost:
-            _name(state)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)
     if device is None and dtype is None:
@@ -84,10 +164,24 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     if len(run) >= len(fsdp.modules(state)):  # of a list of modules, all have
         run.clear()
         whole_parameters.leave(tx, state, _table(tx, state))
+        _refuse_unread(tx, state)
     _, _, dtype = fsdp.sharded_moves(state)
     if dtype is None:
         return output
     return building.call_traced(tx, cast_floating, [building.build(tx, dtype), output], {})
+
+
+def _refuse_unread(tx: Any, state: Any) -> None:
+    """Break where a gradient waits for its reduction, which this backward does not do as the graph has not read the parameter."""
+    read = whole_parameters.reads(tx).read
+    for param in fsdp.sharded_parameters(state):
+        if (id(state), param.path) not in read and _gather(param, state).takes:
+            building.graph_break(
+                "FSDP2 module called in a compiled function",
+                "fully_shard",
+                f"The gradient of {param.owners[0][1]!r} waits for its reduction, and this forward does not read it.",
+                _FIX,
+            )
 
 
 def _given(
@@ -126,13 +220,47 @@ def _guard(tx: Any, state: Any, outermost: bool) -> None:
 
 def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
     source = building.build_by_weakref(tx, state).source
+    sharded = _sharded(state)
     for param in fsdp.sharded_parameters(state):
         key = id(state), param.path
+        gather = _gather(param, state)
         registered = _registered(state, source, param.path)
+        if fsdp.sharded(state, param.path)._backward_hooks and not gather.keeps:
+            registered = _leaf(sharded, "unhooked", sharded.place_of_unhooked(param.path))
+        kept = None
+        if gather.keeps:
+            kept = _leaf(sharded, "kept", sharded.place_of_kept(param, gather))
         again = functools.partial(_gather_of, path=param.path)
-        read = Read(key, _gather(param), registered, param.kept, state, again)
+        read = Read(key, gather, registered, param.kept, state, again, leaf=kept)
         for owner, name in param.owners:
             yield (id(owner), name), read
+
+
+def _leaf(sharded: _Sharded, name: str, place: int) -> Callable[[Any], Any]:
+    def build(tx: Any) -> Any:
+        source = building.build_by_weakref(tx, sharded).source
+        value = getattr(sharded, name)[place]
+        return building.build(tx, value, building.member_source(source, name, place))
+
+    return build
+
+
+def _sharded(state: Any) -> _Sharded:
+    if state not in _known:
+        params = [
+            (name, param.dim, None if param.shard is None else param.shard.size())
+            for param in fsdp.sharded_parameters(state)
+            for _, name in param.owners
+        ]
+        _known[state] = _Sharded(state, one_way.name(state, params, fsdp.ranks(state)))
+    return _known[state]
+
+
+def _keeps_or_takes(state: Any) -> bool:
+    """Return whether the next backward leaves gradients for a later one, or reduces those that wait."""
+    return torch.is_grad_enabled() and any(
+        not all(fsdp.reductions(group)) or any(fsdp.kept(group)) for group in fsdp.groups(state)
+    )
 
 
 def _read(state: Any, _: nn.Module) -> tuple[Any, ...]:
@@ -147,7 +275,7 @@ def _read(state: Any, _: nn.Module) -> tuple[Any, ...]:
         (
             tuple((names.get(id(owner), ""), name) for owner, name in param.owners),
             param.path,
-            whole_parameters.constants_of(_gather(param)),
+            whole_parameters.constants_of(_gather(param, state)),
         )
         for param in fsdp.sharded_parameters(state)
     )
@@ -161,17 +289,8 @@ def _begin(state: Any, _: nn.Module) -> None:
         raise CannotKeep("a forward of FSDP2 that is under way in eager mode")
     for module in fsdp.modules(state):
         warn_of_stale_optimizers(state, module)
-    _name(state)
+    _sharded(state)
     whole_parameters.begin(state)
-
-
-def _name(state: Any) -> None:
-    params = [
-        (name, param.dim, None if param.shard is None else param.shard.size())
-        for param in fsdp.sharded_parameters(state)
-        for _, name in param.owners
-    ]
-    one_way.name(state, params, fsdp.ranks(state))
 
 
 def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
@@ -182,10 +301,19 @@ def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any
 
 def _gather_of(module: nn.Module, *, path: tuple[int, int]) -> Gather:
     """The gather of one parameter of a module's state."""
-    return _gather(fsdp.sharded_parameter(modules.module_state(module), path))
+    state = modules.module_state(module)
+    return _gather(fsdp.sharded_parameter(state, path), state)
 
 
-def _gather(param: fsdp.ShardedParameter) -> Gather:
+def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
+    keeps, takes = "", ""
+    group = fsdp.groups(state)[param.path[0]]
+    if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
+        reduces, all_reduces = fsdp.reductions(group)
+        keeps = PARTIAL if reduces and not all_reduces else "" if reduces else WHOLE
+        words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
+        # What is left as it is adds up where it is kept; only what goes further is taken.
+        takes = " ".join(each for each, is_kept in words if is_kept and _is_behind(keeps, each))
     return Gather(
         rows=param.size[param.dim],
         shard=_ranks(param.shard),
@@ -196,7 +324,15 @@ def _gather(param: fsdp.ShardedParameter) -> Gather:
         tensor_parallel=None if param.before is None else TensorParallel(*param.before),
         dim=param.dim,
         divide=param.divide,
+        keeps=keeps,
+        takes=takes,
+        key="/".join(map(str, (_sharded(state).key, *param.path))) if takes else "",
     )
+
+
+def _is_behind(keeps: str, kept: str) -> bool:
+    """Return whether a backward that keeps so much reduces what was kept of former ones further."""
+    return not keeps or (keeps == PARTIAL and kept == WHOLE)
 
 
 def _ranks(group: Any) -> Ranks | None:

@@ -27,7 +27,7 @@ class Read:
     """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``; or as ``whole``, a tracker.
 
     ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``again(module)`` makes an equal
-    gather, of a module that ``owner`` is the state of.
+    gather, of a module that ``owner`` is the state of. ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
     """
 
     key: object
@@ -37,6 +37,7 @@ class Read:
     owner: object = None
     again: Callable[[Any], Gather] | None = None
     whole: Any = None
+    leaf: Callable[[Any], Any] | None = None
 
 
 @dataclass
@@ -160,7 +161,8 @@ def _gathered(tx: Any, read: Read) -> Any:
         gather = building.build_unchanging(tx, read.gather)
         if read.again is not None:
             reached.note_made(tx, read.gather, read.again, read.owner)
-        known.gathered[key] = gather.call_function(tx, [read.build(tx)], {})
+        args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
+        known.gathered[key] = gather.call_function(tx, args, {})
     return known.gathered[key]
 
 

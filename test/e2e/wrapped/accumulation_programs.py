@@ -22,12 +22,13 @@ def all_reduce_last(model, is_last):
 
 @functools.cache
 def resharding():
-    return Pair(sharded(), unequal=True)
+    # Reduced, kept for later, and reduced with what was kept.
+    return Pair(sharded(), unequal=True, graphs=3)
 
 
 @functools.cache
 def hybrid():
-    return Pair(sharded(mesh=grid()), unequal=True)
+    return Pair(sharded(mesh=grid()), unequal=True, graphs=3)
 
 
 def nothing(model, is_last):
@@ -41,37 +42,36 @@ def reduced_each_time():
 
 @program(2)
 def synchronised_last():
-    # Reduced each time: a graph does not keep whole gradients between calls.
-    resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED, again=True)
+    resharding().train(micro_batches(sync_last, "cc"), mixed=MIXED)
 
 
 @program(2, sweep=True)
 def synchronised_last_eager_first():
-    resharding().train(micro_batches(sync_last, "ec"), again=True)
+    resharding().train(micro_batches(sync_last, "ec"))
 
 
 @program(2)
 def synchronised_last_compiled_first():
-    resharding().train(micro_batches(sync_last, "ce"), again=True)
+    resharding().train(micro_batches(sync_last, "ce"))
 
 
 @program(2, sweep=True)
 def last_backward_said():
-    resharding().train(micro_batches(say_last, "ec"), optimizer=adamw, again=True)
+    resharding().train(micro_batches(say_last, "ec"), optimizer=adamw)
 
 
 @program(4)
 def all_reduced_last_eager_first():
     step = micro_batches(all_reduce_last, "ec")
-    hybrid().train(step, again=True)
+    hybrid().train(step)
 
 
 @program(4, sweep=True)
 def all_reduced_last_compiled_first():
     step = micro_batches(all_reduce_last, "ce")
-    train(sharded(mesh=grid()), step=step, dtype=torch.float64, again=True)
+    train(sharded(mesh=grid()), step=step, dtype=torch.float64, graphs=2)
 
 
 @program(4, sweep=True)
 def all_reduced_last():
-    hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED, again=True)
+    hybrid().train(micro_batches(all_reduce_last, "cc"), mixed=MIXED)

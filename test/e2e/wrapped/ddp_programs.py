@@ -25,7 +25,7 @@ class Normed(nets.Net):
 
 @functools.cache
 def averaged():
-    return Pair(DistributedDataParallel, unequal=True)
+    return Pair(DistributedDataParallel, unequal=True, graphs=2)  # within no_sync(), and not
 
 
 @program(4)
@@ -49,17 +49,17 @@ def average_last(model, is_last):
 
 @program(2)
 def not_averaged_at_first():
-    averaged().train(micro_batches(average_last, "cc"), mixed=MIXED, again=True)
+    averaged().train(micro_batches(average_last, "cc"), mixed=MIXED)
 
 
 @program(2)
 def not_averaged_at_first_and_eager():
-    averaged().train(micro_batches(average_last, "ec"), again=True)
+    averaged().train(micro_batches(average_last, "ec"))
 
 
 @program(2)
 def not_averaged_at_first_and_compiled():
-    averaged().train(micro_batches(average_last, "ce"), again=True)
+    averaged().train(micro_batches(average_last, "ce"))
 
 
 @program(2)
@@ -74,12 +74,12 @@ def not_averaged_within_no_sync():
         side.optimizer.step()
         return first + second
 
-    averaged().train(step, optimizer=adamw, mixed=MIXED, again=True)
+    averaged().train(step, optimizer=adamw, mixed=MIXED)
 
 
 @functools.cache
 def normed():
-    return Pair(DistributedDataParallel, Normed)
+    return Pair(DistributedDataParallel, Normed, graphs=2)  # for training and evaluation
 
 
 @program(2)
@@ -100,8 +100,7 @@ def evaluated_on_the_first_rank_alone():
             side.model.train()
         return loss
 
-    graphs = 3 if dist.get_rank() == 0 else 2
-    normed().train(step, graphs=graphs, mixed=(1, 4))
+    normed().train(step, mixed=(1, 4))
 
 
 @program(2, sweep=True)

@@ -199,5 +199,5 @@ def whole_gradients_kept_gathered():
         sharded(reshard_after_forward=False),
         step=micro_batches(sync_last, "ece"),
         unequal=True,
-        again=True,
+        graphs=2,
     )
