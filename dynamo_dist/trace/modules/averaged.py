@@ -45,14 +45,19 @@ class _Averaged:
         # As Dynamo reads them.
         self.leaves = self.averaging.leaves
         self.used = [leaf for _, leaf in self.averaging.used]
+        self._hooks = whole_parameters.ModuleHooks(module.modules())
 
     def settings(self) -> tuple[Any, ...]:
         """What a program may change between calls, as far as a graph depends on it."""
         wrapper = self.wrapper()
         if wrapper is None:
             return ()
-        in_place = self.averaging.refresh()
-        return ddp.averaging_settings(wrapper), in_place, whole_parameters.is_broken(wrapper)
+        return (
+            ddp.averaging_settings(wrapper),
+            self.averaging.refresh(),
+            self._hooks.version(),
+            whole_parameters.is_broken(wrapper),
+        )
 
 
 _known: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
@@ -159,7 +164,8 @@ def _read(averaged: _Averaged, origin: nn.Module) -> tuple[Any, ...]:
         for place, owner, name in ddp.averaged_parameters(wrapper, module)
     )
     asked = ddp.input_device(wrapper), ddp.custom_averaging(wrapper), ddp.may_differ(wrapper)
-    return table, asked, averaged.averaging.key, averaged.averaging.buckets, averaged.settings()
+    is_broken = whole_parameters.is_broken(wrapper)
+    return table, asked, averaged.averaging.key, averaged.averaging.buckets, is_broken
 
 
 def _begin(averaged: _Averaged, _: nn.Module) -> None:

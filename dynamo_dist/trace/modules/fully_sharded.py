@@ -62,6 +62,8 @@ class _Sharded:
         self.kept: list[torch.Tensor] = []
         self.unhooked: list[torch.Tensor] = []
         self._places: dict[Any, int] = {}
+        modules = [each for owner in fsdp.modules(state) for each in owner.modules()]
+        self.hooks = whole_parameters.ModuleHooks(modules)
         KEEPERS[key] = self
 
     def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:
@@ -215,6 +217,7 @@ def _guard(tx: Any, state: Any, outermost: bool) -> None:
     guards.guard(tracker, guards.value_guard("settings", fsdp.sharding_settings))
     if outermost:
         guards.guard(tracker, guards.value_guard("eager forward", fsdp.runs_eagerly))
+        guards.guard(tracker, guards.value_guard("hooks of modules", _hooks_version))
         calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
 
 
@@ -254,6 +257,10 @@ def _sharded(state: Any) -> _Sharded:
         ]
         _known[state] = _Sharded(state, one_way.name(state, params, fsdp.ranks(state)))
     return _known[state]
+
+
+def _hooks_version(state: Any) -> int:
+    return _sharded(state).hooks.version()
 
 
 def _keeps_or_takes(state: Any) -> bool:

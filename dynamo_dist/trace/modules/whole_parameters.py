@@ -86,6 +86,23 @@ def begin(wrapper: Any) -> None:
         raise CannotKeep(BROKEN)
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ModuleHooks:
+    """The hooks of modules inside a wrapper: a program may add some after the first step, which stock does not guard."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._tables = [getattr(module, name) for module in modules for name in _HOOKS]
+        self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def version(self) -> int:
+        """Return a number that is the same for the same hooks; the first that were seen have 0, in every process."""
+        # Handles have numbers, of which torch never gives one twice.
+        found = tuple([tuple(table) for table in self._tables if table])
+        return self._seen.setdefault(found, len(self._seen))
+
+
 def constants_of(gather: Gather) -> tuple[Any, ...]:
     """All that a gather does, as constants, meshes and placements."""
     was = gather.tensor_parallel

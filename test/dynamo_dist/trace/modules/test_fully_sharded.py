@@ -160,9 +160,11 @@ def test_what_was_read_of_the_state_is_guarded(mesh):
     model.set_gradient_divide_factor(1.0)
     function(torch.ones(2, 8)).sum().backward()
     assert len(graphs.counts) == 6
-    model.set_requires_gradient_sync(False)  # reduced all the same
+    grads = [param.grad for param in model.parameters()]
+    model.set_requires_gradient_sync(False)
     function(torch.ones(2, 8)).sum().backward()
-    assert len(graphs.counts) == 6
+    assert graphs.counts[6:] == [{"all_gather_into_tensor": 10}, {}]
+    assert all(a is b.grad for a, b in zip(grads, model.parameters(), strict=True))
 
 
 def test_eager_calls_between_compile_nothing_anew(mesh):
