@@ -98,6 +98,11 @@ def ranks(state: FSDPState) -> tuple[int, ...]:
     return tuple(sorted({rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
 
 
+def is_root(state: FSDPState) -> bool:
+    """Return whether a state is the root's, after ``decide_root``."""
+    return bool(state._is_root)
+
+
 def runs_eagerly(state: FSDPState) -> bool:
     """Return whether a forward of the root is under way in eager mode."""
     return state._state_ctx.iter_forward_root is not None

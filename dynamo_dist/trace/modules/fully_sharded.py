@@ -174,16 +174,23 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
 
 
 def _refuse_unread(tx: Any, state: Any) -> None:
-    """Break where a gradient waits for its reduction, which this backward does not do as the graph has not read the parameter."""
+    """Break where FSDP2 does something about a parameter that the graph has not read."""
     read = whole_parameters.reads(tx).read
     for param in fsdp.sharded_parameters(state):
-        if (id(state), param.path) not in read and _gather(param, state).takes:
-            building.graph_break(
-                "FSDP2 module called in a compiled function",
-                "fully_shard",
-                f"The gradient of {param.owners[0][1]!r} waits for its reduction, and this forward does not read it.",
-                _FIX,
-            )
+        if (id(state), param.path) in read:
+            continue
+        if _gather(param, state).takes:
+            why = "waits for the reduction of its gradient"
+        elif param.kept and fsdp.is_root(state):
+            why = "stays gathered behind the forward, for uses outside of it"
+        else:
+            continue
+        building.graph_break(
+            "FSDP2 module called in a compiled function",
+            "fully_shard",
+            f"Its parameter {param.owners[0][1]!r} {why}, and the forward does not read it.",
+            _FIX,
+        )
 
 
 def _given(
