@@ -28,6 +28,11 @@ def replicated_module(state: ReplicateState) -> DistributedDataParallel:
     return state._ddp
 
 
+def follow(state: ReplicateState, ddp: DistributedDataParallel) -> None:
+    """Have the DDP module of ``replicate`` synchronise as its state says, which is what each forward does first."""
+    ddp.require_backward_grad_sync = not state._no_sync
+
+
 def state_of_replicated(module: nn.Module) -> Any:
     """The state that ``replicate`` keeps for a module; None if it was not applied to it."""
     try:

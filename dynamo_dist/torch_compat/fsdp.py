@@ -160,6 +160,8 @@ def custom_sharding(state: FSDPState) -> str:
             return "parameters with their own fsdp_pre_all_gather"
         if vars(group).get("reduce_scatter_unused_params"):
             return "set_reduce_scatter_unused_params"
+        if torch.is_grad_enabled() and not group.reshard_after_backward:
+            return "set_reshard_after_backward(False)"
         if has_odd_kept(group):
             return "gradients of some parameters that wait for set_requires_all_reduce(True)"
         for name, default in (
@@ -177,6 +179,7 @@ def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
     return tuple(
         (
             learns and (reductions(group), kept(group), *map(_has_hooks, group.fsdp_params)),
+            learns and group.reshard_after_backward,
             group.post_forward_mesh_info is None,
             group.gradient_divide_factor,
             group._all_reduce_hook is None,

@@ -32,6 +32,8 @@ class _Averaged:
 
     def __init__(self, wrapper: DistributedDataParallel, module: nn.Module) -> None:
         self.wrapper = ref(wrapper)
+        replicated = ddp.state_of_replicated(module)
+        self._state = None if replicated is None else ref(replicated)
         found = [*ddp.averaged_parameters(wrapper, module)]
         params = ddp.parameters(wrapper)
         named = [(name, tuple(params[place].shape)) for place, _, name in found]
@@ -52,12 +54,19 @@ class _Averaged:
         wrapper = self.wrapper()
         if wrapper is None:
             return ()
+        self.follow(wrapper)
         return (
             ddp.averaging_settings(wrapper),
             self.averaging.refresh(),
             self._hooks.version(),
             whole_parameters.is_broken(wrapper),
         )
+
+    def follow(self, wrapper: DistributedDataParallel) -> None:
+        """Do first what ``replicate`` does in each forward."""
+        state = None if self._state is None else self._state()
+        if state is not None:
+            ddp.follow(state, wrapper)
 
 
 _known: WeakKeyDictionary[DistributedDataParallel, _Averaged] = WeakKeyDictionary()
@@ -106,6 +115,7 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
     _refuse(wrapper)
     module = _module(building.python_object(origin))
     averaged = _averaged(wrapper, module)
+    averaged.follow(wrapper)
     synchronizes = ddp.synchronizes(wrapper)
     _note(tx, averaged, origin, synchronizes)
     tracker = building.build_by_weakref(tx, averaged)

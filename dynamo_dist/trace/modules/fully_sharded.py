@@ -330,6 +330,7 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         takes = " ".join(each for each, is_kept in words if is_kept and _is_behind(keeps, each))
     return Gather(
         rows=param.size[param.dim],
+        # FSDP2 launches nothing in a group of one rank.
         shard=_ranks(param.shard),
         replicate=_ranks(param.replicate),
         param_dtype=param.dtype,
@@ -350,7 +351,7 @@ def _is_behind(keeps: str, kept: str) -> bool:
 
 
 def _ranks(group: Any) -> Ranks | None:
-    return None if group is None else Ranks(group.group_name, group.size())
+    return None if group is None or group.size() == 1 else Ranks(group.group_name, group.size())
 
 
 def _refuse_method(name: str) -> Callable[..., Any]:

@@ -150,7 +150,7 @@ class Launches(TorchDispatchMode):
                 of = out if payload == "out" else args[0 if payload == "list" else payload]
                 self.counts[kind] += 1
                 self.bytes[kind] += sum(
-                    t.nbytes
+                    t.numel() * t.element_size()
                     for t in torch.utils._pytree.tree_leaves(of)
                     if isinstance(t, torch.Tensor)
                 )
