@@ -233,6 +233,7 @@ def changes(config: DistConfig) -> list[Change]:
         *partition.keep_in_its_pass(ops.NAMESPACE),
         *partition.drop_dead_chains(),
         *autograd_functions.pass_context(),
+        *autograd_functions.gradients_are_apart(),
         *oldest.return_no_aliases(),
         *oldest.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
         *functional_tensors.changes(),
