@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -115,7 +116,8 @@ _parents_group: object = None
 
 def _after_fork() -> None:
     global _parents_group  # noqa: PLW0603 - of this process from here on
-    _parents_group = default_group()
+    if "torch.distributed" in sys.modules:  # else there is no group, and nothing to import
+        _parents_group = default_group()
 
 
 if hasattr(os, "register_at_fork"):

@@ -74,7 +74,11 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
         @functools.wraps(stock)
         def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             given = [each.meta.get("example_value") for each in node.all_input_nodes]
-            if not any(isinstance(each, DTensor) for each in tree_leaves(given)):
+            # No tree is looked through where there is none: every operation of every program passes here.
+            kinds = (DTensor, list, tuple)
+            if not any(isinstance(each, kinds) for each in given) or not any(
+                isinstance(each, DTensor) for each in tree_leaves(given)
+            ):
                 return stock(node, tx, *args, **kwargs)
             if _indexes_by_mask(node):
                 refuse("indexing by a mask")
