@@ -750,8 +750,15 @@ def check(run):
             assert one == other
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+# Seconds to trace, and much like others.
+LONG = frozenset({"jacrev of jacfwd", "vmap of hessian", "jacfwd", "grad of grad"})
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, None) for name in FUNCTIONS]
+    + [(name, "aot_eager") for name in FUNCTIONS if name not in LONG],
+)
 def test_functions_are_torchs(name, backend):
     function = FUNCTIONS[name]
 
@@ -772,10 +779,14 @@ def test_programs_are_torchs(name):
     check(PROGRAMS[name])
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_programs_are_torchs(name, backend):
-    check(lambda: COMPILED[name](backend))
+def test_compiled_programs_are_torchs(name):
+    check(lambda: COMPILED[name]("aot_eager"))
+
+
+@pytest.mark.parametrize("name", ["a_graph_break", "recompiles", "hooks_around", "an_error_inside"])
+def test_programs_without_a_compiler_are_torchs(name):
+    check(lambda: COMPILED[name]("eager"))
 
 
 @pytest.mark.slow

@@ -27,10 +27,14 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture(params=[Shard(0), Replicate()], ids=str)
-def values(request, mesh):
+def laid_out(mesh, placement):
     whole = torch.arange(16).view(8, 2) % 3
-    return distribute_tensor(whole, mesh["tp"], [request.param], src_data_rank=None)
+    return distribute_tensor(whole, mesh["tp"], [placement], src_data_rank=None)
+
+
+@pytest.fixture
+def values(mesh):
+    return laid_out(mesh, Shard(0))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -44,6 +48,13 @@ def test_a_size_that_data_tells_breaks_with_its_reason(name, values):
     found = torch.compile(program, backend="aot_eager")(values)
     assert isinstance(found, DTensor)
     assert_close(found.to_local(), program(values).to_local())
+
+
+@pytest.mark.parametrize("name", ["nonzero", "mask", "mask of rows"])
+def test_replicas_break_too(name, mesh):
+    run = torch.compile(OPERATIONS[name], backend="aot_eager", fullgraph=True)
+    with pytest.raises(Unsupported, match="as large as the data says"):
+        run(laid_out(mesh, Replicate()))
 
 
 @pytest.mark.parametrize(
