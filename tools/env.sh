@@ -75,6 +75,23 @@ install_torch() {
             "that is in $VENV already is used as it is."
 }
 
+# The triton that goes with the torch of an interpreter, where it has none: builds for CPUs bring none, and tests of
+# kernels need one. An extra could only name one for all versions of torch.
+install_triton() {
+    local python=$1 wanted
+    [[ $(uname -s) == Linux ]] || return 0
+    wanted=$("$python" - <<'EOP'
+import importlib.metadata, importlib.util
+
+if importlib.util.find_spec("triton") is None:
+    version = tuple(map(int, importlib.metadata.version("torch").split(".")[:2]))
+    known = {(2, 11): "3.6", (2, 12): "3.7", (2, 13): "3.7", (2, 14): "3.8", (2, 15): "3.9"}
+    print(f"triton=={known[version]}.*")
+EOP
+    ) || die "no triton is known for the torch of $python."
+    [[ -z $wanted ]] || quietly "installing $wanted" "$python" -m pip install "$wanted"
+}
+
 # What an installed environment depends on: change any of it and pip runs again.
 env_key() {
     { pwd; cat setup.cfg setup.py; "$VENV/bin/python" -c 'import sys; print(sys.version, sys.prefix)'; } |
@@ -103,6 +120,7 @@ ensure_env() {
         quietly "installing dynamo_dist and what it needs" \
             "$VENV/bin/python" -m pip install -e ".[demo,test]" ||
             die "the packages could not be installed into $VENV: see above."
+        install_triton "$VENV/bin/python" || die "triton could not be installed into $VENV: see above."
         env_key >"$stamp"
     fi
     export VENV PATH="$VENV/bin:$PATH"

@@ -37,7 +37,8 @@ environment() {
     ((free >= NEEDED_GB)) || die "torch $1 needs up to $NEEDED_GB GB in $SCRATCH, and $free GB are free: set TMPDIR to another disk."
     "$(find_python)" -m venv "$SCRATCH/venv" >&2 &&
         quietly "installing torch $1" "$SCRATCH/venv/bin/python" -m pip install --no-cache-dir "torch==$1" &&
-        quietly "installing dynamo_dist" "$SCRATCH/venv/bin/python" -m pip install --no-cache-dir -e ".[test]"
+        quietly "installing dynamo_dist" "$SCRATCH/venv/bin/python" -m pip install --no-cache-dir -e ".[test]" &&
+        install_triton "$SCRATCH/venv/bin/python"
 }
 
 failed=()

@@ -9,12 +9,17 @@ other rows of a mesh have settled otherwise, it finds out by compiling itself.
 
 A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong with the store costs
 a compile and nothing else.
+
+Nobody waits for ever. A beat says too how often the compile has come to other functions of Python, so that one which
+hangs shows while it beats. A rank that has waited for its deadline without a change, or for ten of them in all, compiles
+for itself, and does not wait for that rank again before it has ended a turn.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +38,16 @@ BEAT_S = 0.5
 SILENT_S = 10.0  # a rank that has not beaten for so long compiles no more
 LOOK_S = 0.05
 VERDICT_S = 5.0  # for an answer that the compiling rank may never be asked for
+STILL_S = 30.0  # a compile that comes to no other function for so long may hang
+MOST_STILL = 10  # times as long, a compile is waited for at all
+SAY_S = 10.0  # how often a waiting rank says for whom
 MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
+
+# Ranks that this one has given up: silent ones, whose place others take, and ones that beat and come to no end. A rank that
+# died, or hangs, holds the keys of all that its compile consists of, and each would be waited for. Who is seen to beat, or
+# to end a turn, leaves them.
+_silent: set[int] = set()
+_late: set[int] = set()
 
 # What a rank that fails to reach the store gets to see.
 FAILURES = (RuntimeError, OSError, ValueError)
@@ -75,18 +89,31 @@ class Claim:
     def __init__(self, store: Store, turn: Turn) -> None:
         self._store, self.turn = store, turn
         self._streams = 0
+        self._compiling = threading.get_ident()
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="dynamo_dist beat", daemon=True).start()
 
     def _beat(self) -> None:
         try:
             store = getattr(self._store, "clone", lambda: self._store)()
-            number = 0
+            number = moves = 0
+            at: list[object] = []
             while not self._over.wait(BEAT_S if number else 0.0):
                 number += 1
-                store.set(self.turn.at("beat"), str(number))
+                before, at = at, self._functions()
+                moves += at != before
+                store.set(self.turn.at("beat"), f"{number} {moves}")
         except FAILURES as error:
             log.info("The job's store took no beat: %s", error)
+
+    def _functions(self) -> list[object]:
+        """List the functions that the compile is in. Not the lines: a loop that never ends goes from line to line."""
+        found: list[object] = []
+        frame = sys._current_frames().get(self._compiling)
+        while frame is not None:
+            found.append(frame.f_code)
+            frame = frame.f_back
+        return found
 
     def publish(self, name: str, value: str | bytes) -> None:
         """Let waiting ranks read something of this turn."""
@@ -142,6 +169,7 @@ class Waiting:
     """A rank that waits for another's turn to end.
 
     ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in order.
+    ``still_s``: how long a compile without a change is waited for.
     """
 
     def __init__(
@@ -152,11 +180,19 @@ class Waiting:
         folder: str,
         vote: Callable[[Stream, Offer], object],
         clock: Callable[[], float] = time.monotonic,
+        still_s: float | None = None,
     ) -> None:
         self._store, self.turn, self._rank, self._folder = store, turn, rank, folder
         self._vote, self._clock = vote, clock
+        self._still_s = STILL_S if still_s is None else still_s
         self._votes = 0  # also for who takes over: it comes to the same streams
-        self._seen, self._seen_at = "", clock()
+        self._said_at = clock()
+        self._begin()
+
+    def _begin(self) -> None:
+        """A turn is waited for from now on."""
+        self._began_at = self._moved_at = self._seen_at = self._clock()
+        self._seen = self._moves = ""
 
     def want(self) -> None:
         """Ask for the entry through the store."""
@@ -175,28 +211,66 @@ class Waiting:
         """
         while True:
             if (end := self._read("end")) is not None:
+                _late.discard(self.turn.rank)
                 return End(end.removeprefix("-"))
             if (text := self._read(f"stream/{self._votes}")) is not None:
                 number, self._votes = self._votes, self._votes + 1
                 try:
                     self._vote(Stream.from_json(json.loads(text)), _Mirrored(self, number))
                 except _NoAnswerError as error:
-                    if not (self.has_ended() or self.is_silent()):
+                    if not (self.has_ended() or self.is_silent() or self.is_late()):
                         log.info("Rank %d launches otherwise: %s.", self.turn.rank, error)
                         return End()
-                self._seen_at = self._clock()  # the vote waited for others
+                self._begin()  # the vote waited for others
             if self.is_silent():
                 found = self._take_over()
                 if found is not None:
                     return found
+            elif self.is_late():
+                return End()
+            self._say()
             time.sleep(LOOK_S)
 
     def is_silent(self) -> bool:
         """Return whether the rank that compiles has stopped to beat."""
-        beat, now = self._read("beat") or "", self._clock()
+        beat, now, rank = self._read("beat") or "", self._clock(), self.turn.rank
         if beat != self._seen:
+            if self._seen:
+                _silent.discard(rank)
             self._seen, self._seen_at = beat, now
-        return now - self._seen_at > SILENT_S
+            _, _, moves = beat.partition(" ")
+            if moves != self._moves:
+                self._moves, self._moved_at = moves, now
+        # One that was silent before is waited for no longer than shows whether it beats again.
+        return now - self._seen_at > (min(SILENT_S, 4 * BEAT_S) if rank in _silent else SILENT_S)
+
+    def is_late(self) -> bool:
+        """Return whether the rank that compiles beats and comes to no end; said once, for all that it compiles."""
+        now, rank = self._clock(), self.turn.rank
+        if rank in _late:
+            return True
+        still, all_s = now - self._moved_at, now - self._began_at
+        if still <= self._still_s and all_s <= MOST_STILL * self._still_s:
+            return False
+        _late.add(rank)
+        log.warning(
+            "Rank %d has been compiling a graph for %.0f s, %.0f s of them in one function: this rank compiles it for "
+            "itself, and waits for that rank no more until it is done.",
+            rank,
+            all_s,
+            still,
+        )
+        return True
+
+    def _say(self) -> None:
+        now = self._clock()
+        if now - self._said_at >= SAY_S:
+            self._said_at = now
+            log.warning(
+                "Waiting for rank %d, which has been compiling a graph for %.0f s.",
+                self.turn.rank,
+                now - self._began_at,
+            )
 
     def has_ended(self) -> bool:
         return self._read("end") is not None
@@ -205,15 +279,16 @@ class Waiting:
         held = self.turn
         mine = Turn(held.key, held.number + 1, self._rank, self._folder)
         now = _text(self._store.compare_set(f"{PREFIX}{held.key}", held.text(), mine.text()))
+        _silent.add(held.rank)
         if now == mine.text():
             log.warning(
                 "Rank %d has not gone on compiling a graph for %.0f s: this rank compiles it.",
                 held.rank,
-                SILENT_S,
+                self._clock() - self._seen_at,
             )
             return Claim(self._store, mine)
         self.turn = Turn.of(held.key, now)
-        self._seen, self._seen_at = "", self._clock()
+        self._begin()
         return None
 
     def _read(self, name: str) -> str | None:
@@ -247,7 +322,8 @@ class _Mirrored:
     def _await(self, name: str, most_s: float = float("inf")) -> str | None:
         end = time.monotonic() + most_s
         while (text := self._waiting._read(name)) is None:
-            is_over = self._waiting.has_ended() or self._waiting.is_silent()
+            waiting = self._waiting
+            is_over = waiting.has_ended() or waiting.is_silent() or waiting.is_late()
             if is_over or time.monotonic() > end:
                 return self._waiting._read(name)
             time.sleep(LOOK_S)

@@ -73,7 +73,9 @@ class SharedCompile:
         if turn.rank == self._rank:  # compiled here before, and gone from the cache
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
-        waiting = Waiting(self._store, turn, self._rank, self._mark or "-", vote)
+        waiting = Waiting(
+            self._store, turn, self._rank, self._mark or "-", vote, still_s=orders.seconds() or None
+        )
         is_apart = not is_here(turn.folder)
         if is_apart:
             waiting.want()

@@ -154,7 +154,14 @@ class SharedTrace:
     def _wait(self, turn: Turn, mark: str, meshes: Mapping[str, DeviceMesh]) -> Claim | None:
         """Wait for another rank's code; or return the claim that this rank takes over."""
         log.info("Rank %d compiles this program: waiting for it.", turn.rank)
-        waiting = Waiting(self._store, turn, self._rank, mark or "-", shared.vote)
+        waiting = Waiting(
+            self._store,
+            turn,
+            self._rank,
+            mark or "-",
+            shared.vote,
+            still_s=orders.seconds() or None,
+        )
         if not shared.is_here(turn.folder):
             waiting.want()
         outcome = waiting.outcome()

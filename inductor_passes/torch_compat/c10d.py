@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -108,12 +110,28 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
+# The default group of the process that this one was forked from, if it had one.
+_parents_group: object = None
+
+
+def _after_fork() -> None:
+    global _parents_group  # noqa: PLW0603 - of this process from here on
+    if "torch.distributed" in sys.modules:  # else there is no group, and nothing to import
+        _parents_group = default_group()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def job_store() -> Store | None:
     """The default group's store; None without a group, or where all ranks are one process.
 
-    ``_get_default_store`` was seen in 2.11 to 2.15.
+    None too where the group is that of a process that forked this one: both would talk to the store at once over one
+    connection, and read each other's answers. ``_get_default_store`` was seen in 2.11 to 2.15.
     """
-    if not moves_data(default_group()):
+    group = default_group()
+    if group is None or group is _parents_group or not moves_data(group):
         return None
     if (stand_in := fake_groups.store()) is not None:
         return stand_in

@@ -56,7 +56,7 @@ SAVED = (("dynamo_dist", "save"), ("dynamo_dist", "load"))
 VARIABLES = {
     config.INDUCTOR: 'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the first `torch.compile` on; the same on all ranks.',
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
-    config.AGREEMENT_SECONDS: "How long a rank waits for others to compile the same graph; 0 settles nothing: the program's order, nothing merged.",
+    config.AGREEMENT_SECONDS: 'How long a rank waits for others to compile the same graph; 0 settles nothing: the program\'s order, nothing merged. With `compile="shared"` also how long a compile may stand in one function before others compile for themselves.',
     availability.SECONDS_VARIABLE: "About how long a fused kernel waits for a peer before it gives up with an error (450, at most 466); alike on all ranks.",
     plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
 }

@@ -133,6 +133,19 @@ OWN: tuple[Cause, ...] = (
         fix="y = copy.deepcopy(x)    # outside\nz = compiled(x, y)\n# or, inside\ny = x.detach().clone()",
     ),
     Cause(
+        name="data_dependent_dtensor_size",
+        kind=r"^Operation on DTensors whose result is as large as the data says$",
+        why=(
+            "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How large this result is, "
+            "only the data tells."
+        ),
+        fix=(
+            "y = torch.where(mask, x, 0).sum()                # of a fixed size, in place of x[mask].sum()\n"
+            "y = torch.nonzero_static(x, size=n)              # with a bound on how many there are\n"
+            "y = torch.unique(x.full_tensor())                # or on a plain tensor, which every rank has"
+        ),
+    ),
+    Cause(
         name="from_local_run_check",
         kind=r"^DTensor\.from_local with run_check$",
         why="The check compares Python objects that all ranks send, which no graph can hold.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,11 +93,14 @@ def on_output_aliases(
     @functools.wraps(stock_collect)
     def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
         ways: list[Any] = []
+        returned: list[Any] = []
 
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
             if not any(isinstance(arg, cls) for arg in flat):
-                return f(*flat)
+                outputs = f(*flat)
+                returned[:] = outputs
+                return outputs
             with torch.autograd.grad_mode._force_original_view_tracking(True):
                 outputs = f(*flat)
             found, ways[:] = record(flat, outputs)
@@ -112,6 +115,8 @@ def on_output_aliases(
                 info = metadata.output_info[i]
                 if way is not None and "alias" in info.output_type.name:
                     metadata.output_info[i] = dataclasses.replace(info, view_meta_sequence=way)
+            _regenerate_detached_aliases(metadata, returned)
+            returned.clear()
             return metadata
 
         return run
@@ -152,6 +157,46 @@ def on_output_aliases(
         if name in vars(place or object)
     ]
     return found + oldest.on_alias_handlers(alias)
+
+
+def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
+    """Have outputs without gradients be made of the base that a graph returns for views of the same memory.
+
+    AOTAutograd returns the base itself beside the views, from which they are made anew after a call. An alias of it
+    that is detached is no view to it, so the graph returns the same tensor once more, as one that has no gradient:
+    then the base has none either, and the views lose theirs. Seen in 2.11 to 2.15.
+    """
+    infos = metadata.output_info
+    if len(infos) != len(outputs):
+        return
+    kinds = {info.output_type.name: info.output_type for info in infos}
+    saved = kinds.get("alias_of_intermediate_save_as_output")
+    if saved is None:
+        return
+    bases = {
+        storage_key(output): info.base_idx
+        for output, info in zip(outputs, infos, strict=True)
+        if info.output_type is saved
+    }
+    found = False
+    for i, (output, info) in enumerate(zip(outputs, infos, strict=True)):
+        # The second is made of another output, which may be a view itself, by the views from the base.
+        plain = info.output_type.name in ("non_alias", "alias_of_intermediate_base_is_user_output")
+        if not plain or not isinstance(output, torch.Tensor):
+            continue
+        base = None if output.requires_grad else bases.get(storage_key(output))
+        if base is not None:
+            kind, found = type(saved)["alias_of_intermediate"], True
+            views = (
+                _functional_utils.ViewMetaSequence(output)
+                if isinstance(output, FunctionalTensor)
+                else None
+            )
+            infos[i] = dataclasses.replace(
+                info, output_type=kind, base_idx=base, view_meta_sequence=views
+            )
+    if found:  # what it counts by kind
+        metadata.__post_init__()
 
 
 def _same_layout(a: Any, b: Any) -> bool:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
 from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch._dynamo.variables.nn_module import NNModuleVariable
 from torch._dynamo.variables.tensor import TensorVariable
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _is_setup_context_defined
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
@@ -47,6 +49,53 @@ def pass_context() -> list[Change]:
         return call_apply
 
     return [WrapAttribute(owner, "call_apply", changed)]
+
+
+def gradients_are_apart() -> list[Change]:
+    """Trace the backward of an autograd function with gradients in memory of their own.
+
+    Dynamo takes the forward's results for examples of their gradients. A forward that returns its argument, or a view
+    of it, makes them aliases of values that the program still uses: a backward that writes to its gradient, as an
+    ``all_reduce`` does, then counts as a write to those, and autograd refuses to go on with views of what was written
+    to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.11 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def trace_backward_graph(
+            self: Any, tx: Any, ctx: Any, fwd_tracer: Any, fwd_out: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            results = (
+                [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
+            )
+            nodes = {each.as_proxy().node for each in results if isinstance(each, TensorVariable)}
+            before = {
+                node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
+            }
+            with tx.fake_mode, torch.no_grad():
+                for node, value in before.items():
+                    node.meta["example_value"] = _apart(value)
+            try:
+                return stock(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
+            finally:
+                for node, value in before.items():
+                    node.meta["example_value"] = value
+
+        return trace_backward_graph
+
+    name = "trace_backward_graph"
+    if not hasattr(AutogradFunctionApplyVariable, name):
+        return []
+    return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor like ``value``, strides included, that shares memory with no other."""
+    if type(value) is FakeTensor and value.layout == torch.strided:
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return value.detach().clone()
 
 
 def _may_need_gradient(args: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch._dynamo.guards as _guards
@@ -39,23 +39,43 @@ def on_tensor_attributes(
     ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
     gives a tracker.
     """
-    stock_hasattr: Any = TensorVariable.call_obj_hasattr
     name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
-    stock_getattr = getattr(TensorVariable, name)
 
-    @functools.wraps(stock_hasattr)
-    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
-        found = has_attribute(self, type(fake_tensor(self)), name)
-        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+    def asking(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+            found = has_attribute(self, type(fake_tensor(self)), name)
+            return stock(self, tx, name) if found is None else ConstantVariable.create(found)
 
-    @functools.wraps(stock_getattr)
-    def getattr_(self: Any, tx: Any, name: str) -> Any:
-        found = attribute(tx, self, name)
-        return stock_getattr(self, tx, name) if found is None else found
+        return call_obj_hasattr
+
+    def getting(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def getattr_(self: Any, tx: Any, name: str) -> Any:
+            found = attribute(tx, self, name)
+            return stock(self, tx, name) if found is None else found
+
+        return getattr_
 
     return [
-        SetAttribute(TensorVariable, "call_obj_hasattr", call_obj_hasattr),
-        SetAttribute(TensorVariable, name, getattr_),
+        WrapAttribute(TensorVariable, "call_obj_hasattr", asking),
+        WrapAttribute(TensorVariable, name, getting),
+    ]
+
+
+def on_tensor_methods(names: Iterable[str], answer: Callable[[Any, Any], Any]) -> list[Change]:
+    """Methods that plain tensors lack: ``tensor.name()`` while tracing is ``answer(tx, tracker)``, where that is not None.
+
+    A method of ``TensorVariable`` whose name is ``method_`` and the tensor's is asked first. Seen in 2.11 to 2.15.
+    """
+
+    def method(self: Any, tx: Any) -> Any:
+        return answer(tx, self)
+
+    return [
+        SetAttribute(TensorVariable, f"method_{name}", method)
+        for name in names
+        if not hasattr(TensorVariable, f"method_{name}")
     ]
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 import torch._dynamo.variables.builder as _builder
+from torch.distributed.tensor import DTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.dtensor.calls import tree_leaves
 from dynamo_dist.torch_compat.dynamo.building import fake_tensor, items_of
 from dynamo_dist.torch_compat.overlap import _same_storage, may_overlap
 
@@ -57,6 +60,62 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
         return value
 
     return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
+
+
+def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
+    """Call ``refuse(operation)`` where only data tells how large a DTensor is that an operation on DTensors returns.
+
+    Such a size is a symbol that no argument has. DTensor makes one for the global size and another for the local one,
+    and Dynamo fails on the first. Indexing by a mask fails sooner or later, by how the mask is laid out.
+    ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.11 to 2.15.
+    """
+
+    def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+            given = [each.meta.get("example_value") for each in node.all_input_nodes]
+            # No tree is looked through where there is none: every operation of every program passes here.
+            kinds = (DTensor, list, tuple)
+            if not any(isinstance(each, kinds) for each in given) or not any(
+                isinstance(each, DTensor) for each in tree_leaves(given)
+            ):
+                return stock(node, tx, *args, **kwargs)
+            if _indexes_by_mask(node):
+                refuse("indexing by a mask")
+            value = stock(node, tx, *args, **kwargs)
+            made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
+            if made and made - _unbacked(given):
+                refuse(str(getattr(node.target, "__name__", node.target)))
+            return value
+
+        return get_fake_value
+
+    return [WrapAttribute(_builder, "get_fake_value", checked)]
+
+
+def _indexes_by_mask(node: Any) -> bool:
+    if getattr(node.target, "__name__", node.target) not in ("getitem", "__getitem__"):
+        return False
+    values = (getattr(each, "meta", {}).get("example_value") for each in tree_leaves(node.args[1:]))
+    return any(
+        isinstance(each, torch.Tensor) and each.dtype in (torch.bool, torch.uint8)
+        for each in values
+    )
+
+
+def _unbacked(value: Any) -> set[Any]:
+    """Return the symbols that only data tells among numbers and sizes, of DTensors globally and of this rank's part."""
+    found: set[Any] = set()
+    for each in tree_leaves(value):
+        sizes: tuple[Any, ...] = (each,)
+        if isinstance(each, torch.Tensor):
+            sizes = tuple(each.shape)
+        if isinstance(each, DTensor):
+            sizes += tuple(each._local_tensor.shape)
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                found.update(free_unbacked_symbols(size))
+    return found
 
 
 def _reads_no_data(node: Any, value: Any, of: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from dynamo_dist.trace.dtensor import (
     branches,
     construction,
     copies,
+    data_sizes,
     debug,
     distribution,
     implicit_replication,
@@ -33,6 +34,7 @@ def changes(config: DistConfig) -> list[Change]:
         *construction.changes(),
         *branches.changes(),
         *copies.changes(),
+        *data_sizes.changes(),
         *distribution.changes(),
         *dtensors.on_construction(
             {

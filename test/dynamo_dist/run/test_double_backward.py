@@ -60,3 +60,38 @@ def test_plain_tensors_are_torchs(mesh):
     (g,) = grad(run(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         grad(g.sum(), x)
+
+
+def test_a_graph_from_the_cache_refuses_too(mesh, without_kernels):
+    for _ in range(2):
+        torch._dynamo.reset()
+        x = leaf(mesh)
+        run = torch.compile(cubed, backend="inductor", fullgraph=True)
+        with pytest.raises(DTensorError, match="inside the compiled function"):
+            grad(run(x), x, create_graph=True)
+
+
+def cubes(x):
+    return (x**3).sum()
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "transform", ["vjp", "jacrev", "jacfwd of jacrev", "hessian", "vmap of grad"]
+)
+def test_function_transforms_are_torchs(backend, transform):
+    x = torch.arange(3.0)
+    run = {
+        "vjp": lambda x: torch.func.vjp(cubes, x)[1](torch.tensor(1.0))[0],
+        "jacrev": torch.func.jacrev(cubes),
+        "jacfwd of jacrev": torch.func.jacfwd(torch.func.jacrev(cubes)),
+        "hessian": torch.func.hessian(cubes),
+        "vmap of grad": torch.func.vmap(torch.func.grad(cubes)),
+    }[transform]
+    if transform == "vmap of grad":
+        x = x.view(3, 1)
+    expected = 6 * torch.diag(x) if transform in ("hessian", "jacfwd of jacrev") else 3 * x**2
+    if backend is not None:
+        torch._dynamo.reset()
+        run = torch.compile(run, backend=backend)
+    assert_close(run(x), expected)

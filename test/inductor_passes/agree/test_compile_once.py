@@ -21,6 +21,8 @@ def soon_silent(monkeypatch):
     monkeypatch.setattr(compile_once, "SILENT_S", 0.3)
     monkeypatch.setattr(compile_once, "LOOK_S", 0.01)
     monkeypatch.setattr(compile_once, "VERDICT_S", 0.2)
+    compile_once._silent.clear()
+    compile_once._late.clear()
 
 
 class Chosen:
@@ -191,3 +193,113 @@ def test_no_thread_beats_after_the_end():
     turn.end("", None)
     time.sleep(0.2)
     assert not [each for each in threading.enumerate() if each.name == "dynamo_dist beat"]
+
+
+class Compiling:
+    """A rank that compiles on a thread of its own: ``in_one`` function, or in one after the other."""
+
+    def __init__(self, store, key, rank=0, in_one=True):
+        self._store, self._key, self._rank, self._in_one = store, key, rank, in_one
+        self._over = threading.Event()
+        self.claim = None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        while self.claim is None:
+            time.sleep(0.001)
+        return self.claim
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+        self.claim.end("", None)
+
+    def _run(self):
+        self.claim = claim(self._store, self._key, self._rank, "-")
+        while not self._over.is_set():
+            self._one()
+            if not self._in_one:
+                self._other()
+
+    def _one(self):
+        self._over.wait(0.03)
+
+    def _other(self):
+        self._over.wait(0.03)
+
+
+def outcome(store, turn, still_s, rank=1):
+    """How a wait ended, and after how long."""
+    began = time.monotonic()
+    waits = Waiting(store, turn, rank, "-", lambda stream, offer: None, still_s=still_s)
+    return waits.outcome(), time.monotonic() - began
+
+
+def test_a_compile_that_hangs_costs_one_deadline(caplog):
+    store = dist.HashStore()
+    with Compiling(store, "whole") as whole, Compiling(store, "half") as half:
+        found, seconds = outcome(store, whole.turn, 0.3)
+        assert found == End("") and seconds > 0.25
+        assert "Rank 0 has been compiling a graph for" in caplog.text
+        assert "compiles it for itself" in caplog.text
+        found, seconds = outcome(store, half.turn, 30.0)  # of the same compile
+        assert found == End("") and seconds < 10
+    assert outcome(store, whole.turn, 0.3)[0] == End("")
+    with Compiling(store, "next", in_one=False) as later:  # it has come to an end after all
+        waits = in_a_thread(lambda: outcome(store, later.turn, 0.3))
+        time.sleep(0.5)
+        later.end("d", None)
+        assert waits.result(5)[0] == End("d")
+
+
+def test_a_long_compile_that_goes_on_is_waited_for():
+    store = dist.HashStore()
+    with Compiling(store, "k", in_one=False) as turn:
+        waits = in_a_thread(lambda: outcome(store, turn.turn, 0.3))
+        time.sleep(1.0)
+        assert not waits.done()
+        turn.end("d", None)
+        assert waits.result(5)[0] == End("d")
+
+
+def test_no_compile_is_waited_for_without_end(monkeypatch):
+    monkeypatch.setattr(compile_once, "MOST_STILL", 2)
+    store = dist.HashStore()
+    with Compiling(store, "k", in_one=False) as turn:
+        found, seconds = outcome(store, turn.turn, 0.3)
+        assert found == End("") and seconds > 0.5
+
+
+def test_who_waits_for_a_plan_of_a_compile_that_hangs_goes_on():
+    store, voted = dist.HashStore(), []
+    with Compiling(store, "k") as turn:
+        turn.offers(STREAM, Chosen("mine"))
+        waits = Waiting(
+            store, turn.turn, 1, "-", lambda stream, offer: voted.append(offer.plan()), still_s=0.2
+        )
+        assert in_a_thread(waits.outcome).result(5) == End("")
+        assert voted == [PROGRAM]
+
+
+def test_who_waits_says_for_whom(monkeypatch, caplog):
+    monkeypatch.setattr(compile_once, "SAY_S", 0.1)
+    store = dist.HashStore()
+    with Compiling(store, "k", rank=3) as turn:
+        outcome(store, turn.turn, 0.5)
+    said = [each for each in caplog.messages if each.startswith("Waiting for rank 3")]
+    assert 2 <= len(said) <= 6
+
+
+def test_a_rank_that_died_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(compile_once, "SILENT_S", 1.0)
+    store = dist.HashStore()
+    dead = [claim(store, key, 0, "-") for key in ("whole", "half")]
+    for each in dead:
+        each._over.set()
+    first, seconds = outcome(store, dead[0].turn, 9)
+    assert isinstance(first, Claim) and seconds > 1.0
+    second, seconds = outcome(store, dead[1].turn, 9)
+    assert isinstance(second, Claim) and seconds < 1.0
+    for each in (first, second):
+        each.end("", None)
