@@ -31,6 +31,7 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
+from inductor_passes.rewrite.downcast_before_gather import narrowed_types
 from inductor_passes.split.joint import Joint, half_of
 from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -155,7 +156,7 @@ class Attachment:
             frame_of_graph(),
             phase=phase,
             graph_id=graph_id,
-            options=f"{self.options.digest()} {self._measured()}".strip(),
+            options=f"{self.options.digest()} {self._measured()} {narrowed_types(graph)}".strip(),
         )
         if not stream.launches:
             return _told(run(graph, None, False), joint)
