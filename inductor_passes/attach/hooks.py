@@ -50,7 +50,7 @@ class Attachment:
     # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
     locality: bool = True
     locality_in_training: bool = False
-    # Other ranks may hold another graph: some value's shards differ in size.
+    # Some value's shards differ in size.
     uneven: bool = False
     # Where the graph stands in the program, if ranks settle its launches: they are known by that.
     place: str = ""
@@ -141,7 +141,8 @@ class Attachment:
                 self.options,
                 phase=phase,
                 graph_id=graph_id,
-                ranks_differ=keep or self.ranks_differ(),
+                ranks_differ=keep or is_rank_dependent(),
+                ragged=self.is_ragged(),
                 follow=plan,
                 cost=cost,
             )
@@ -178,7 +179,11 @@ class Attachment:
 
     def ranks_differ(self) -> bool:
         """Return whether other ranks may hold another graph than the one in work."""
-        return self.uneven or has_uneven_inputs() or is_rank_dependent()
+        return self.is_ragged() or is_rank_dependent()
+
+    def is_ragged(self) -> bool:
+        """Return whether shards of some value differ in size."""
+        return self.uneven or has_uneven_inputs()
 
     def uuid(self, side: str) -> str | None:
         """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""

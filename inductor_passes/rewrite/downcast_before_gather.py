@@ -43,6 +43,7 @@ class DowncastBeforeGather(Rewrite):
     """
 
     name = "downcast_before_gather"
+    shows_in_plan = True
 
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0

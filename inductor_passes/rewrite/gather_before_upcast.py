@@ -36,6 +36,7 @@ class GatherBeforeUpcast(Rewrite):
     """
 
     name = "gather_before_upcast"
+    shows_in_plan = True
 
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0

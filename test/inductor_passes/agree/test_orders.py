@@ -16,7 +16,7 @@ from inductor_passes.agree.decide import Decision
 from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, place_of
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
-from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.plan import PROGRAM, LaunchPlan
 from inductor_passes.agree.store import Await, StoreFailedError, Swap, run
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
@@ -383,6 +383,27 @@ def test_cached_code_serves_only_where_its_lines_are():
     assert place(0) == place(0) != place(1)
     keys = {Attachment(PassOptions(), place=each).uuid("after") for each in ("one", "two", "two")}
     assert len(keys) == 2
+
+
+def test_graphs_with_ragged_shards_agree_on_a_plan(monkeypatch):
+    offered = []
+
+    class Job:
+        def decide(self, stream, offer):
+            offered.append(LaunchPlan.of(offer.plan()).launches)
+            return Decision(PROGRAM, "")
+
+    def program(x):
+        shards = [torch.nn.functional.pad(x * i, [0, 0, 0, 1]) for i in range(3)]
+        return [c10d.wait_tensor(c10d.all_gather_into_tensor(each, 2, "0")) for each in shards]
+
+    monkeypatch.setattr(orders, "current", Job)
+    monkeypatch.setattr(orders, "ranks_of", lambda name: (0, 1))
+    with fake_group(2):
+        attachment, graph = Attachment(PassOptions(), uneven=True), trace(program, [4, 8])
+        attachment._run(graph, "forward", "g", cost_model(graph, attachment.options))
+    assert [len(planned.members) for planned in offered[0]] == [3]
+    assert dump(graph).count("all_gather_into_tensor(") == 3  # the job has kept the program's order
 
 
 def test_graphs_that_read_other_types_agree_apart(monkeypatch):
