@@ -74,6 +74,9 @@ class GraphPass(abc.ABC):
     # Makes launches fewer, smaller or others: not run where other ranks may hold another graph, because
     # what is found in one need not be in the other.
     changes_launches: ClassVar[bool] = False
+    # All that it changes of a launch stands in the plan that ranks agree on (``agree/plan.py``): runs where shards are
+    # ragged too, because a rank whose graph cannot do the same says so.
+    shows_in_plan: ClassVar[bool] = False
     # Skipped on graphs without a collective, so that those compile to stock's code.
     needs_collectives: ClassVar[bool] = True
 

@@ -35,6 +35,7 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
 from inductor_passes.reporting.pass_log import PassLog
+from inductor_passes.rewrite.bucket_averages import BucketAverages
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.graph.follow import FollowPlan
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
@@ -56,13 +57,15 @@ def run_passes(
     phase: str = "inference",
     graph_id: str = "",
     ranks_differ: bool = False,
+    ragged: bool = False,
     follow: LaunchPlan | None = None,
     cost: CostModel | None = None,
 ) -> GraphRecord | None:
     """Run the passes on a post-grad graph, in place, and predict the timeline before and after.
 
     Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold another
-    graph: the launches stay as they are, in their order. ``follow``: launch as this plan says. ``cost``: by
+    graph: the launches stay as they are, in their order. ``ragged``: they hold other sizes, so that only what ranks see in
+    one another's plans may change launches. ``follow``: launch as this plan says. ``cost``: by
     default the model of the topology that the options name. Returns None, and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
     failing pass raises, under ``on_pass_error="raise"``, and CannotFollowError for a plan that does not fit.
     """
@@ -82,7 +85,7 @@ def run_passes(
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
     # Sizes that tokens give are the same graph on all ranks: where to cut it shows no rank's numbers.
-    alike = not ranks_differ and not differs_by_numbers(graph)
+    alike = not (ranks_differ or ragged) and not differs_by_numbers(graph)
     expect_even_exchanges(graph)
     before = simulate(graph, cost)
     original, digest = {n.name: operator_of(n) for n in graph.nodes}, digest_of_graph(graph)
@@ -92,7 +95,8 @@ def run_passes(
         settled = next((r.name for r in records if r.schedule is not None), None)
         reason = f"{settled} has set the order" if pass_.fallback and settled else ""
         cuts = alike and isinstance(pass_, SplitRegions)
-        if pass_.changes_launches and unlike and follow is None and not cuts:
+        kept = (unlike and follow is None) or (ragged and not pass_.shows_in_plan)
+        if pass_.changes_launches and kept and not cuts:
             reason = "launches stay the program's, which all ranks share"
         if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
@@ -122,7 +126,9 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
     kept = [
         p
         for p in passes
-        if not isinstance(p, (MergeTiny, SplitRegions, ChunkProducts, SecondChannels))
+        if not isinstance(
+            p, (BucketAverages, MergeTiny, SplitRegions, ChunkProducts, SecondChannels)
+        )
     ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))

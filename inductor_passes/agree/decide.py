@@ -149,5 +149,5 @@ def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> Ca
 
 _REMEDY = (
     "Let all ranks meet the break (or none), meet it in the first step already, take it out (TORCH_LOGS=graph_breaks "
-    "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['merge_tiny']}."
+    "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['bucket_averages', 'merge_tiny']}."
 )

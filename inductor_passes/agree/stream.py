@@ -71,7 +71,8 @@ class Stream:
 
     ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
     before it, in Python (a graph break). ``root``: the function that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in
-    this process, for people. ``options``: a digest of what the passes were told. ``callers``: ``function:line`` of what was
+    this process, for people. ``options``: a digest of what the passes were told, and of the types that they may
+    narrow launches to. ``callers``: ``function:line`` of what was
     on this rank's stack when the graph was compiled; None where nobody noted them. No other rank knows them.
     ``behind_python``: whether one of them is a function that this rank leaves to Python: then launches that no graph has
     may come before these. ``is_joint``: whether it is of forward and backward together, before they are two graphs;

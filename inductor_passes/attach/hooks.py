@@ -31,6 +31,7 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
+from inductor_passes.rewrite.downcast_before_gather import narrowed_types
 from inductor_passes.split.joint import Joint, half_of
 from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -49,7 +50,7 @@ class Attachment:
     # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
     locality: bool = True
     locality_in_training: bool = False
-    # Other ranks may hold another graph: some value's shards differ in size.
+    # Some value's shards differ in size.
     uneven: bool = False
     # Where the graph stands in the program, if ranks settle its launches: they are known by that.
     place: str = ""
@@ -140,7 +141,8 @@ class Attachment:
                 self.options,
                 phase=phase,
                 graph_id=graph_id,
-                ranks_differ=keep or self.ranks_differ(),
+                ranks_differ=keep or is_rank_dependent(),
+                ragged=self.is_ragged(),
                 follow=plan,
                 cost=cost,
             )
@@ -155,7 +157,7 @@ class Attachment:
             frame_of_graph(),
             phase=phase,
             graph_id=graph_id,
-            options=f"{self.options.digest()} {self._measured()}".strip(),
+            options=f"{self.options.digest()} {self._measured()} {narrowed_types(graph)}".strip(),
         )
         if not stream.launches:
             return _told(run(graph, None, False), joint)
@@ -177,7 +179,11 @@ class Attachment:
 
     def ranks_differ(self) -> bool:
         """Return whether other ranks may hold another graph than the one in work."""
-        return self.uneven or has_uneven_inputs() or is_rank_dependent()
+        return self.is_ragged() or is_rank_dependent()
+
+    def is_ragged(self) -> bool:
+        """Return whether shards of some value differ in size."""
+        return self.uneven or has_uneven_inputs()
 
     def uuid(self, side: str) -> str | None:
         """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""

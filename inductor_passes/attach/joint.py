@@ -15,6 +15,7 @@ from inductor_passes.machine import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.records import PassRecord
+from inductor_passes.rewrite.downcast_before_gather import narrowed_types
 from inductor_passes.schedule.graph.schedule import CAP_BYTES
 from inductor_passes.split.follow import FollowSplit
 from inductor_passes.split.joint import Joint, note
@@ -48,7 +49,7 @@ def cut_joint(
         frame_of_graph(),
         phase="joint",
         graph_id=graph_id,
-        options=told,
+        options=f"{told} {narrowed_types(graph)}".strip(),
     )
     if job is None or not stream.launches:
         record = run(graph, None, False)

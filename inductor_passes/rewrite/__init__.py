@@ -1,6 +1,7 @@
 """Passes that make collectives fewer or smaller without changing what a program means."""
 
 from inductor_passes.rewrite.all_reduce_slice import AllReduceSlice as AllReduceSlice
+from inductor_passes.rewrite.bucket_averages import BucketAverages as BucketAverages
 from inductor_passes.rewrite.compose_redistributes import (
     ComposeRedistributes as ComposeRedistributes,
 )
@@ -25,6 +26,7 @@ REWRITES = (
     DowncastBeforeGather,
     ShareLaunches,
     GatherWithoutCopy,
+    BucketAverages,
     MergeTiny,
     ScatterByExchange,
 )

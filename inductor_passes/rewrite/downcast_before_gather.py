@@ -20,7 +20,7 @@ from inductor_passes.graph.edit import (
     tensor,
 )
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.gather_before_upcast import MOVING_KINDS
+from inductor_passes.rewrite.gather_before_upcast import MOVING_KINDS, widening_above
 
 _UNPACKING = PLACING | {
     operator.getitem,
@@ -43,21 +43,16 @@ class DowncastBeforeGather(Rewrite):
     """
 
     name = "downcast_before_gather"
+    shows_in_plan = True
 
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0
         for launch in launches(graph):
-            if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
-                continue
-            found = _casts_below(waits_of(launch))
-            source = launch.args[0]
-            wide = tensor(source)
-            if found is None or wide is None:
+            found = narrowing_below(launch)
+            if found is None:
                 continue
             between, casts = found
-            dtype = casts[0].args[1]
-            if tensor(casts[0]).dtype.itemsize >= wide.dtype.itemsize:  # type: ignore[union-attr]
-                continue
+            source, dtype = launch.args[0], casts[0].args[1]
             with graph.inserting_before(launch):
                 narrow = emit(graph, CAST, (source, dtype), casts[0])
             launch.replace_input_with(source, narrow)  # type: ignore[arg-type]
@@ -69,6 +64,32 @@ class DowncastBeforeGather(Rewrite):
             saved += output_bytes(source) - output_bytes(narrow)  # type: ignore[arg-type]
             count += 1
         return PassStats(count > 0, {"launches_narrowed": count, "bytes_saved": saved})
+
+
+def narrowed_types(graph: fx.Graph) -> str:
+    """Return, by number of launch, the types in which passes may move what a graph gathers in wider ones.
+
+    They follow from what the program computes of it, as under autocast, and tell two graphs of one function apart whose
+    launches read the same.
+    """
+    found = []
+    for i, launch in enumerate(launches(graph)):
+        if (casts := narrowing_below(launch)) is not None:
+            found.append(f"{i} {casts[1][0].args[1]}")
+        elif (chain := widening_above(launch)) is not None:
+            found.append(f"{i} {tensor(chain[-1].args[0]).dtype}")  # type: ignore[union-attr]
+    return ", ".join(found)
+
+
+def narrowing_below(launch: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
+    """Return what stands between a launch and the casts to one narrower type that alone read it, and these casts."""
+    if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
+        return None
+    found, wide = _casts_below(waits_of(launch)), tensor(launch.args[0])
+    if found is None or wide is None:
+        return None
+    is_narrower = tensor(found[1][0]).dtype.itemsize < wide.dtype.itemsize  # type: ignore[union-attr]
+    return found if is_narrower else None
 
 
 def _casts_below(waits: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]] | None:

@@ -36,14 +36,13 @@ class GatherBeforeUpcast(Rewrite):
     """
 
     name = "gather_before_upcast"
+    shows_in_plan = True
 
     def run(self, graph: fx.Graph) -> PassStats:
         count = saved = 0
         for launch in launches(graph):
-            if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
-                continue
-            chain = chain_above(launch.args[0], PLACING | {aten.constant_pad_nd.default})
-            if not chain or not _is_widening(chain[-1]) or any(_pads_value(n) for n in chain):
+            chain = widening_above(launch)
+            if chain is None:
                 continue
             cast = chain[-1]
             narrow = cast.args[0]
@@ -62,6 +61,16 @@ class GatherBeforeUpcast(Rewrite):
                 graph.erase_node(wait)
             erase_unused(graph, [launch, chain[0]])
         return PassStats(count > 0, {"launches_narrowed": count, "bytes_saved": saved})
+
+
+def widening_above(launch: fx.Node) -> list[fx.Node] | None:
+    """Return what stands between a launch and the cast to a wider type that it moves the result of, and the cast, last."""
+    if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
+        return None
+    chain = chain_above(launch.args[0], PLACING | {aten.constant_pad_nd.default})
+    if not chain or not _is_widening(chain[-1]) or any(_pads_value(n) for n in chain):
+        return None
+    return chain
 
 
 def _is_widening(node: fx.Node) -> bool:

@@ -46,6 +46,7 @@ class MergeTiny(Rewrite):
 
     name = "merge_tiny"
     numerics = Numerics.REASSOCIATING
+    shows_in_plan = True
     # A launch that reads a merged result moves behind it; every rank does the same.
     keeps_launch_order = False
 

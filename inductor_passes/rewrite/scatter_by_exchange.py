@@ -37,6 +37,7 @@ class ScatterByExchange(Rewrite):
 
     name = "scatter_by_exchange"
     numerics = Numerics.REASSOCIATING
+    shows_in_plan = True
 
     def __init__(self, cost: CostModel | None = None) -> None:
         self.cost = cost

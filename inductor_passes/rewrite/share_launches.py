@@ -31,6 +31,7 @@ class ShareLaunches(Rewrite):
     """
 
     name = "share_launches"
+    shows_in_plan = True
 
     def __init__(self, budget_bytes: int = 1 << 30) -> None:
         self.budget_bytes = budget_bytes

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-AS_WRITTEN = {"schedule": "off", "disable": ["merge_tiny"]}
+AS_WRITTEN = {"schedule": "off", "disable": ["bucket_averages", "merge_tiny"]}
 
 
 def worker(layers: int, as_written: bool) -> None:

@@ -13,14 +13,7 @@ from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph import channels
-from inductor_passes.graph.collectives import (
-    group_name,
-    is_launch,
-    kind,
-    reduce_op,
-    set_group,
-    waits_of,
-)
+from inductor_passes.graph.collectives import argument, group_name, is_launch, set_group, waits_of
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.apply import apply, read_sizes_of_inputs
@@ -96,14 +89,24 @@ class FollowPlan(GraphPass):
                     raise CannotFollowError(f"The graph has no launch of its own for {planned}.")
                 members.append(node)
                 del left[: len(covers)]
-            # Of the rank that planned, a pass may have made one launch of another kind, and not of this one.
-            if len({(kind(node), reduce_op(node)) for node in members}) > 1:
+            # Of the rank that planned, a pass may have made one launch of another kind or type, and not of this one.
+            if len({(what(node), group_name(node)) for node in members}) > 1:
                 here = " and ".join(dict.fromkeys(map(what, members)))
                 raise CannotFollowError(f"The plan merges {planned}, which are {here} here.")
+            if len(members) > 1 and not all(map(_has_equal_shares, members)):
+                raise CannotFollowError(
+                    f"The plan merges {planned}, of which one has unequal shares."
+                )
             found.append(members)
         if by_first:
             raise CannotFollowError(f"The plan leaves out {len(by_first)} launches of the graph.")
         return found
+
+
+def _has_equal_shares(launch: fx.Node) -> bool:
+    """Return whether an exchange gives every rank as much; true for other collectives."""
+    shares = (argument(launch, name) for name in ("input_split_sizes", "output_split_sizes"))
+    return all(len(set(each)) < 2 for each in shares if isinstance(each, (list, tuple)))
 
 
 def _order(extracted: Extracted, wanted: Sequence[Sequence[fx.Node]]) -> list[fx.Node]:

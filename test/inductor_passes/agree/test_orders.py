@@ -12,16 +12,17 @@ import torch
 import torch.distributed as dist
 
 from inductor_passes.agree import carried, orders
+from inductor_passes.agree.decide import Decision
 from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, place_of
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
-from inductor_passes.agree.plan import PROGRAM
+from inductor_passes.agree.plan import PROGRAM, LaunchPlan
 from inductor_passes.agree.store import Await, StoreFailedError, Swap, run
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
 from inductor_passes.pass_options import PassOptions
-from inductor_passes.pipeline import run_passes
+from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.testing import dump, fake_group, trace
 from inductor_passes.torch_compat import c10d as c10d_compat
 from inductor_passes.torch_compat import caches, dynamo
@@ -382,6 +383,54 @@ def test_cached_code_serves_only_where_its_lines_are():
     assert place(0) == place(0) != place(1)
     keys = {Attachment(PassOptions(), place=each).uuid("after") for each in ("one", "two", "two")}
     assert len(keys) == 2
+
+
+def test_graphs_with_ragged_shards_agree_on_a_plan(monkeypatch):
+    offered = []
+
+    class Job:
+        def decide(self, stream, offer):
+            offered.append(LaunchPlan.of(offer.plan()).launches)
+            return Decision(PROGRAM, "")
+
+    def program(x):
+        shards = [torch.nn.functional.pad(x * i, [0, 0, 0, 1]) for i in range(3)]
+        return [c10d.wait_tensor(c10d.all_gather_into_tensor(each, 2, "0")) for each in shards]
+
+    monkeypatch.setattr(orders, "current", Job)
+    monkeypatch.setattr(orders, "ranks_of", lambda name: (0, 1))
+    with fake_group(2):
+        attachment, graph = Attachment(PassOptions(), uneven=True), trace(program, [4, 8])
+        attachment._run(graph, "forward", "g", cost_model(graph, attachment.options))
+    assert [len(planned.members) for planned in offered[0]] == [3]
+    assert dump(graph).count("all_gather_into_tensor(") == 3  # the job has kept the program's order
+
+
+def test_graphs_that_read_other_types_agree_apart(monkeypatch):
+    """A function in float32, then under autocast: what it gathers is the same, and not what passes make of it."""
+    asked = []
+
+    class Job:
+        def decide(self, stream, offer):
+            asked.append(stream)
+            return Decision(PROGRAM, "")
+
+    monkeypatch.setattr(orders, "current", Job)
+    monkeypatch.setattr(orders, "ranks_of", lambda name: (0, 1))
+
+    def program(x):
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, "0"))
+
+    def narrow(x):
+        return torch.ops.prims.convert_element_type(program(x), torch.bfloat16).sin()
+
+    for each in (program, narrow, narrow):
+        with fake_group(2):
+            attachment, graph = Attachment(PassOptions()), trace(each, [4, 8])
+            attachment._run(graph, "forward", "g", cost_model(graph, attachment.options))
+    wide, under_autocast, again = asked
+    assert wide.launches == under_autocast.launches
+    assert wide.key != under_autocast.key == again.key
 
 
 def test_equal_code_of_two_files_is_left_to_python_apart(job):

@@ -147,6 +147,30 @@ def test_another_kind_of_launch_is_not_merged():
         run_passes(graph, follow=plan(((0, 1), "all_to_all float32")))
 
 
+def wide_and_narrow(x, w):
+    """Under autocast one weight is read in float32 and another in bfloat16, which is gathered so."""
+    narrow = torch.ops.prims.convert_element_type(gather(x - 1), torch.bfloat16)
+    return gather(x * 3) @ w, narrow @ w.bfloat16()
+
+
+def test_launches_of_other_types_are_not_merged():
+    graph, _ = numbered(wide_and_narrow, 4)
+    with pytest.raises(CannotFollowError, match="bfloat16 and all_gather float32"):
+        run_passes(graph, follow=plan(((0, 1), GATHER)))
+
+
+def unequal(x, w):
+    one = c10d.all_to_all_single(x * 2, [1, 1, 1, 1], [1, 1, 1, 1], "0")
+    other = c10d.all_to_all_single(x + 1, [4, 0, 0, 0], [1, 1, 1, 1], "0")
+    return c10d.wait_tensor(one), c10d.wait_tensor(other)
+
+
+def test_exchanges_of_unequal_shares_are_not_merged():
+    graph, _ = numbered(unequal, 4)
+    with pytest.raises(CannotFollowError, match="unequal shares"):
+        run_passes(graph, follow=plan(((0, 1), "all_to_all float32")))
+
+
 @pytest.mark.parametrize(
     ("fn", "wanted", "says"),
     [

@@ -1,0 +1,99 @@
+"""Gradients that ranks average travel in buckets, as DistributedDataParallel's reducer sends them."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from inductor_passes.base import Numerics, PassStats
+from inductor_passes.graph.collectives import launches, payload_bytes, waits_of
+from inductor_passes.graph.edit import CAST, PLACING, aten, static_shape, tensor
+from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.rewrite.merge_tiny import merge
+
+c10d = torch.ops._c10d_functional
+MIB = 1 << 20
+_PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
+
+
+class BucketAverages(Rewrite):
+    """All-reduces and reduce-scatters whose results are only returned, or read elementwise on the way, are one for each 25 MiB.
+
+    So are gradients. Their buckets are DistributedDataParallel's: filled in the order in which the program launches, the
+    first of 1 MiB, so that it leaves early. A topology by which a start costs little does not change that: a start takes
+    time of the processor that no topology knows, and nobody waits for a gradient before the others. The scheduler may
+    merge buckets further.
+
+    Requires: a functional graph; static shapes.
+    Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload elsewhere; a second
+              run changes nothing.
+    Stats:    ``launches_before``, ``launches_after`` (of those merged).
+    """
+
+    name = "bucket_averages"
+    shows_in_plan = True
+    numerics = Numerics.REASSOCIATING
+    keeps_launch_order = False
+
+    def __init__(self, first_bytes: int = MIB, bucket_bytes: int = 25 * MIB) -> None:
+        self.first_bytes = first_bytes
+        self.bucket_bytes = bucket_bytes
+
+    def digest(self) -> str:
+        return f"{self.first_bytes} {self.bucket_bytes}"
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        found = [bucket for bucket in self._buckets(graph) if len(bucket) > 1]
+        for bucket in found:
+            merge(graph, bucket, self.name)
+        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
+        return PassStats(bool(found), counters)
+
+    def _buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+        found: list[list[fx.Node]] = []
+        open_buckets: dict[object, list[fx.Node]] = {}
+        caps: dict[object, int] = {}
+        returned = _only_returned(graph)
+        for launch in launches(graph):
+            if not _is_average(launch) or waits_of(launch)[0] not in returned:
+                continue
+            value = tensor(launch.args[0])
+            assert value is not None
+            key = (launch.target, str(launch.args[1:]), value.dtype, value.device)
+            bucket = open_buckets.setdefault(key, [])
+            if not bucket:
+                found.append(bucket)
+            bucket.append(launch)
+            if sum(map(payload_bytes, bucket)) >= caps.get(key, self.first_bytes):
+                caps[key] = self.bucket_bytes
+                del open_buckets[key]
+        return found
+
+
+def _is_average(launch: fx.Node) -> bool:
+    return (
+        launch.target in (c10d.all_reduce.default, c10d.reduce_scatter_tensor.default)
+        and len(waits_of(launch)) == 1
+        and bool(static_shape(launch.args[0]))
+        and payload_bytes(launch) > 0
+    )
+
+
+def _only_returned(graph: fx.Graph) -> set[fx.Node]:
+    """Nodes whose values reach nothing but results of the graph, through elementwise operators and views."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if all(
+            user.op == "output" or (user in found and _is_elementwise(user)) for user in node.users
+        ):
+            found.add(node)
+    return found
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    if node.target in _PLACING or node.target is CAST:
+        return True
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
