@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from beside_eager import Launches
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 STEPS = 6
@@ -151,6 +152,9 @@ class Side:
     def finish(self):
         """Keep parameters and buffers, as they are at the end."""
         for model in self.models:
+            for each in model.modules():
+                if isinstance(each, FSDPModule):
+                    each.reshard()  # a forward in eager mode leaves the root gathered
             for value in [*model.parameters(), *model.buffers()]:
                 self.found.append(local(value).detach().clone())
 
