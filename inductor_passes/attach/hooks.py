@@ -18,7 +18,7 @@ from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.attach import shared_trace
 from inductor_passes.attach.checks import check_groups
-from inductor_passes.attach.joint import cut_joint
+from inductor_passes.attach.joint import cut_joint, keep_before_writes
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
 from inductor_passes.base import GraphPass
 from inductor_passes.graph.collectives import is_launch
@@ -63,6 +63,10 @@ class Attachment:
         """Cut the graph of a training step into parts before it is a forward and a backward graph, as ranks settle."""
         if self.chain_joint is not None:
             inductor_compat.call_pass(self.chain_joint, graph, is_inference)
+        if not self.observes:
+            keep_before_writes(graph)
+        if self.options.split == "off":
+            return
         communicates = any(is_launch(node) for node in graph.nodes)
         if not communicates or not aot.is_joint(graph) or self.ranks_differ():
             return

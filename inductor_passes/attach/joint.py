@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.agree import orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
@@ -20,6 +22,7 @@ from inductor_passes.schedule.graph.schedule import CAP_BYTES
 from inductor_passes.split.follow import FollowSplit
 from inductor_passes.split.joint import Joint, note
 from inductor_passes.split.regions import SplitRegions
+from inductor_passes.torch_compat import aot
 
 log = logging.getLogger(__name__)
 
@@ -64,3 +67,43 @@ def cut_joint(
     graph.output_node().meta.pop(CAP_BYTES, None)  # is of both halves together
     note(graph, joint)
     return joint
+
+
+def keep_before_writes(graph: fx.Graph) -> None:
+    """Copy inputs that forward reads and then writes, where backward may need what was read.
+
+    Torch's partition takes an input for a value that backward can have at no cost, and computes from it again what
+    forward computed. By then the write at the end of forward has changed it: gradients are silently wrong (seen in 2.13,
+    a buffer that a training forward reads and updates).
+    """
+    writes = [
+        node
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if node.args[0].op == "placeholder"
+    ]
+    if not writes or not aot.is_joint(graph):
+        return
+    of_backward = _behind(aot.tangents(graph))
+    for write in writes:
+        source = write.args[0]
+        if not of_backward & _behind([source]):
+            continue
+        with graph.inserting_after(source), source.meta["val"].fake_mode:
+            copied = graph.call_function(torch.ops.aten.clone.default, (source,))
+            copied.meta["val"] = source.meta["val"].clone()
+        # The partition keeps it: a copy that backward makes would be one of the changed input.
+        copied.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        for user in [each for each in source.users if each not in (copied, *writes)]:
+            user.replace_input_with(source, copied)
+
+
+def _behind(nodes: list[fx.Node]) -> set[fx.Node]:
+    """These nodes and all that are computed from them; a write to an input is the end."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.target is not torch.ops.aten.copy_.default:
+            found.add(node)
+            waiting.extend(node.users)
+    return {node for node in found if node.op != "output"}

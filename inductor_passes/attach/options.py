@@ -55,12 +55,12 @@ def config_patches(
     def value(key: str) -> Any:
         return patches[key] if key in patches else config.get_config(key)
 
-    cuts = own.split != "off" and config.has_config(_JOINT)
+    has_joint = config.has_config(_JOINT)
     attachment = Attachment(
         options=own,
         chain_pre=_as_one(value("post_grad_custom_pre_pass")),
         chain_post=_as_one(value("post_grad_custom_post_pass")),
-        chain_joint=_as_one(value(_JOINT)) if cuts else None,
+        chain_joint=_as_one(value(_JOINT)) if has_joint else None,
         locality=bool(value("reorder_for_locality")),
         locality_in_training=config.has_config("reorder_for_locality_in_training")
         and bool(value("reorder_for_locality_in_training")),
@@ -69,7 +69,7 @@ def config_patches(
         times=measured.times_of(place, own.costs) if place else None,
     )
     pre, post = attach(attachment)
-    if cuts:
+    if has_joint:
         patches[_JOINT] = attach_to_joint(attachment)
     patches["post_grad_custom_pre_pass"] = pre
     patches["post_grad_custom_post_pass"] = post
