@@ -119,7 +119,7 @@ def main() -> int:
     """Start a job for each case, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", type=Path, metavar="FILE")
-    parser.add_argument("--topologies", nargs="+", default=["cpu-gloo", "h100x8"])
+    parser.add_argument("--topologies", nargs="+", default=["cpu-gloo"])
     parser.add_argument("--of-rank", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.of_rank:
