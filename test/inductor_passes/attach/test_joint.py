@@ -82,4 +82,3 @@ def test_a_pass_of_the_user_runs_first_and_is_given_back():
     assert seen == [0]
     own, left = taken_off(given)
     assert own.split == 2 and left["joint_custom_post_pass"] is theirs
-    assert "joint_custom_post_pass" not in options(split="off")
