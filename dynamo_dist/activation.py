@@ -33,8 +33,8 @@ BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dy
 # A mesh that is being made there lacks what its tracker is asked for.
 MESHES = Path("torch/distributed/device_mesh.py")
 
-# Parts whose functions are there to be traced; all others run while torch dispatches.
-TRACED = ("trace/lowering", "trace/modules", "parallel")
+# Where functions are that may be compiled as they are; all others are traced in graphs of their callers, or run around them.
+COMPILED = ("trace/modules/calls.py", "parallel")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
@@ -184,5 +184,5 @@ def _runs_in_eager(file: str) -> bool:
     if path.is_relative_to(root.parent / "inductor_passes"):
         return True
     return path.is_relative_to(root) and not any(
-        path.is_relative_to(root / part) for part in TRACED
+        path.is_relative_to(root / part) for part in COMPILED
     )

@@ -6,11 +6,13 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from types import FrameType
+from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 _MISSING = object()
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Change(Protocol):
@@ -60,12 +62,17 @@ def _callers(frame: FrameType | None) -> Iterator[tuple[str, str]]:
 
 
 class SetAttribute(Made):
-    """Replace or add an attribute of a class or a module; descriptors are kept as they are."""
+    """Replace or add an attribute of a class or a module; descriptors are kept as they are.
 
-    def __init__(self, owner: Any, name: str, value: object) -> None:
-        self.owner, self.name, self.value = owner, name, value
+    A function of ours is for eager mode: Dynamo breaks where a function that it traces calls it, unless it is ``traced``.
+    """
+
+    def __init__(self, owner: Any, name: str, value: object, *, traced: bool = False) -> None:
+        self.owner, self.name, self.value, self.traced = owner, name, value, traced
 
     def apply(self) -> None:
+        if not self.traced:
+            _keep_from_dynamo(self.value)
         self.before = vars(self.owner).get(self.name, _MISSING)
         setattr(self.owner, self.name, self.value)
 
@@ -76,11 +83,24 @@ class SetAttribute(Made):
             setattr(self.owner, self.name, self.before)
 
 
+def _keep_from_dynamo(value: object) -> None:
+    """Mark a function of ours as ``torch.compiler.disable(recursive=False)`` does, without a wrapper.
+
+    Python runs it, and what it calls is compiled or not as ever. The wrapper raises while a program is exported. Names seen in 2.11 to 2.15.
+    """
+    function: Any = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+        function._torchdynamo_disable_msg = "it runs in eager mode, around graphs"  # type: ignore[attr-defined]
+
+
 class WrapAttribute(SetAttribute):
     """Replace a function by ``wrap`` of what stands there when it is applied, so that changes add up."""
 
-    def __init__(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        super().__init__(owner, name, None)
+    def __init__(
+        self, owner: Any, name: str, wrap: Callable[[Any], Any], *, traced: bool = False
+    ) -> None:
+        super().__init__(owner, name, None, traced=traced)
         self.wrap = wrap
 
     def apply(self) -> None:

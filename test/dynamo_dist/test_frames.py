@@ -1,11 +1,23 @@
-"""Dynamo leaves our own functions alone where eager mode calls them below a function it gave up on."""
+"""Dynamo leaves our own functions alone where eager mode calls them below a function it gave up on, and beside one."""
+
+import types
+from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo import convert_frame
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo import convert_frame, symbolic_convert, trace_rules
+from torch._dynamo.exc import Unsupported
+from torch.distributed._composable.replicate import replicate
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
+import dynamo_dist
+from dynamo_dist import activation, switch
 from dynamo_dist.testing import fake_mesh
+from dynamo_dist.torch_compat.changes import SetAttribute
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -65,3 +77,145 @@ def test_a_loop_with_a_break(step, monkeypatch):
         if "/dynamo_dist/" in code.co_filename and "/test/" not in code.co_filename
     ] == []
     torch.testing.assert_close(found.to_local(), expected.to_local())
+
+
+PACKAGES = [
+    Path(dynamo_dist.__file__).parent,
+    Path(dynamo_dist.__file__).parents[1] / "inductor_passes",
+]
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
+# What is traced in the graph of a caller, in place of torch's.
+TRACED = ("trace", "parallel", "torch_compat/dynamo/modules.py")
+# What runs around a graph, though the files beside it are traced.
+AROUND = ("trace/modules/whole_parameters.py", "trace/modules/one_way.py")
+
+
+def is_ours(code, places=("",)):
+    path = Path(code.co_filename)
+    return any(path.is_relative_to(each / place) for each in PACKAGES for place in places)
+
+
+def changed_for_eager():
+    """Functions of ours that stand in torch, outside of its compilers: one of each code."""
+    found = {}
+    for change in switch._applied:
+        owner = getattr(change, "owner", None)
+        module = owner if isinstance(owner, types.ModuleType) else type(owner)
+        module = owner.__module__ if isinstance(owner, type) else module.__name__
+        value = getattr(change, "value", None)
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        if (
+            isinstance(change, SetAttribute)
+            and not module.startswith(COMPILERS)
+            and isinstance(value, types.FunctionType)
+            and is_ours(value.__code__)
+        ):
+            found[value.__code__] = change, value
+    return list(found.values())
+
+
+def test_dynamo_enters_no_function_that_is_changed_for_eager():
+    found = changed_for_eager()
+    assert len(found) >= 15
+    for change, function in found:
+        assert trace_rules.check(function.__code__), change.name
+        if change.traced:
+            continue
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def call(x, function=function):
+            return function(x)
+
+        with pytest.raises(Unsupported, match="runs in eager mode, around graphs"):
+            call(torch.ones(2))
+
+
+class Broken(nn.Module):
+    """A break in a forward: of one's own, in a loop, by a value, in a submodule."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.first, self.second = kind, nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        if self.kind == "value" and x.sum() > 1:
+            x = x * 2
+        for _ in range(2 if self.kind == "loop" else 0):
+            torch._dynamo.graph_break()
+            x = x + 1
+        if self.kind == "call":
+            torch._dynamo.graph_break()
+        return self.second(x) + self.shift
+
+
+class InPieces(DistributedDataParallel):
+    """A forward of one's own, out of the pieces of DDP's."""
+
+    def forward(self, *inputs):
+        given, named = self._pre_forward(*inputs)
+        return self._post_forward(self._run_ddp_forward(*given, **named))
+
+
+def sharded(module):
+    fully_shard(module.first)
+    return fully_shard(module)
+
+
+@pytest.fixture
+def alone():
+    """A real group of this process: DDP's reducer has none of fake ones."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def entered(monkeypatch):
+    """The code that Dynamo goes through: of functions compiled, of functions inlined."""
+    found, stock = [], symbolic_convert.InstructionTranslatorBase.run
+
+    def run(self):
+        found.append((self.f_code, getattr(self, "parent", None) is not None))
+        return stock(self)
+
+    monkeypatch.setattr(symbolic_convert.InstructionTranslatorBase, "run", run)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (DistributedDataParallel, "value"),
+        (DistributedDataParallel, "loop"),
+        (InPieces, "call"),
+        (replicate, "call"),
+        (replicate, "loop"),
+        (sharded, "value"),
+        (sharded, "loop"),
+    ],
+)
+def test_a_break_in_a_wrapped_forward(wrap, kind, alone, entered):
+    model = torch.compile(wrap(Broken(kind)), backend="eager")
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+    assert any(not is_inlined for _, is_inlined in entered)
+    wrong = [
+        (code.co_filename, code.co_name)
+        for code, is_inlined in entered
+        if is_ours(code)
+        and (
+            is_ours(code, AROUND)
+            or not is_ours(code, TRACED if is_inlined else activation.COMPILED)
+        )
+    ]
+    assert wrong == []
+    assert not any(
+        code.co_filename.endswith(("_weakrefset.py", "weakref.py")) for code, _ in entered
+    )
+
+
+def test_the_break_says_why_the_wrapper_runs_in_eager_mode(alone):
+    report = dynamo_dist.explain(InPieces(Broken("call")))(torch.ones(2, 4))
+    assert "changed_for_eager" in {each.cause for each in report.breaks}

@@ -218,6 +218,15 @@ OWN: tuple[Cause, ...] = (
         ),
     ),
     Cause(
+        name="changed_for_eager",
+        detail=r"it runs in eager mode, around graphs",
+        why=(
+            "The plugin changes the function for eager mode, which the call is left to: in a forward of DDP, for instance, "
+            "because of another graph break in it."
+        ),
+        fix="ddp = DistributedDataParallel(torch.compile(module))    # the wrapper in eager mode, what it wraps in graphs",
+    ),
+    Cause(
         name="fsdp_gathered_inside",
         kind=r"^Parameters of an FSDP2 module gathered or freed in a compiled function$",
         why="unshard and reshard change the storage of parameters, which a graph takes as inputs.",

@@ -57,7 +57,7 @@ def on_draw(
 
 def on_factory(wrap: Callable[[Any], Any]) -> list[Change]:
     """Have ``wrap(stock)`` answer ``torch.distributed.tensor``'s factories. Seen in 2.11 to 2.15."""
-    return [WrapAttribute(_dtensor_api, "_dtensor_init_helper", wrap)]
+    return [WrapAttribute(_dtensor_api, "_dtensor_init_helper", wrap, traced=True)]
 
 
 def draws_at_offsets(mesh: Any) -> bool:

@@ -76,7 +76,7 @@ def on_clipping(clip: Callable[..., None]) -> list[Change]:
 
         return scale
 
-    return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping)]
+    return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping, traced=True)]
 
 
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:

@@ -203,5 +203,5 @@ def in_context_parallel(
         return []
     return [
         *(SetItem(table, op, handler) for op, handler in handlers.items()),
-        WrapAttribute(style, "sdpa_output_fn", output),
+        WrapAttribute(style, "sdpa_output_fn", output, traced=True),
     ]

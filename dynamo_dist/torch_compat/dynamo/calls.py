@@ -106,11 +106,18 @@ def call_before_graph(tx: Any, source: Any, call: str | Callable[[Any], None]) -
         codegen.extend_output(create_call_method(0))
     else:
         module, name = call.__module__, call.__name__
-        codegen.add_push_null(lambda: codegen.load_import_from(module, name))
+        codegen.add_push_null(lambda: codegen.load_import_from(__name__, "run_eagerly"))
+        codegen.load_import_from(module, name)
         codegen(source)
-        codegen.extend_output(create_call_function(1, False))
+        codegen.extend_output(create_call_function(2, False))
     codegen.append_output(create_instruction("POP_TOP"))
     tx.output.pregraph_bytecode.extend(codegen.get_instructions())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def run_eagerly(call: Callable[[Any], None], value: Any) -> None:
+    """Call a function with Dynamo off, for it and for what it calls."""
+    call(value)
 
 
 def trace_state(tx: Any, make: Callable[[], Any], name: str = "_dynamo_dist") -> Any:

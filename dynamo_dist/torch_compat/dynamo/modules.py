@@ -67,8 +67,12 @@ def on_module_compiled(
         @functools.wraps(stock)
         def call(self: Any, fn: Any) -> Any:
             found = stock(self, fn)
-            of_module = getattr(fn, "__func__", None) is torch.nn.Module._call_impl
-            return either(fn.__self__, found, self) if of_module and wanted(fn.__self__) else found
+            if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
+                return found
+            if wanted(fn.__self__):
+                return either(fn.__self__, found, self)
+            setattr(found, _COMPILE, self)
+            return found
 
         return call
 
@@ -77,6 +81,38 @@ def on_module_compiled(
         # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may have come.
         WrapAttribute(OptimizeContext, "__call__", in_place),
     ]
+
+
+def compile_whole_later(
+    module: Any,
+    wanted: Callable[[Any], bool],
+    function_of: Callable[[Any], Callable[..., Any]],
+    apart: Callable[[Any], bool],
+) -> None:
+    """As ``on_module_compiled``, for a module that was compiled before it got what makes it wanted; nothing for any other.
+
+    ``wanted(module)`` is asked at the first call for which not ``apart(module)``.
+    """
+    is_wrapper = isinstance(module, OptimizedModule)
+    # A wrapper's own hooks run around what it has compiled.
+    frames: Any = module._call_impl if is_wrapper else module._compiled_call_impl
+    compile = module.dynamo_ctx if is_wrapper else getattr(frames, _COMPILE, None)
+    if compile is None or isinstance(compile, DisableContext):
+        return
+    chosen: list[Any] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if apart(module):
+            return frames(*args, **kwargs)
+        if not chosen:
+            chosen.append(compile(function_of(module)) if wanted(module) else frames)
+        return chosen[0](*args, **kwargs)
+
+    # A wrapper hands attributes on to the module in it.
+    object.__setattr__(module, "_compiled_call_impl", call)
+
+
+_COMPILE = "_dynamo_dist_compile"  # of a module's compiled call: what compiled it
 
 
 def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:

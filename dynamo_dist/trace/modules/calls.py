@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import modules
 from dynamo_dist.trace.modules import averaged, fully_sharded
@@ -56,6 +57,21 @@ def runs_around(module: nn.Module) -> bool:
     return torch.compiler.is_compiling() or fully_sharded.is_called_eagerly(module)
 
 
+def _sharded_later(managed: list[nn.Module], _: set[nn.Parameter]) -> None:
+    """A module that is sharded after it was compiled, as accelerate does it, has its hooks in the graph as well."""
+    for module in managed:
+        modules.compile_whole_later(
+            module, fully_sharded.shards_in_graph, whole_call, _is_no_root_in_graph
+        )
+
+
+def _is_no_root_in_graph(module: nn.Module) -> bool:
+    return modules.module_state(module) is None or runs_around(module)
+
+
 def changes() -> list[Change]:
     """List the changes that enabling makes for the hooks of a compiled module."""
-    return modules.on_module_compiled(has_traced_hooks, whole_call, runs_around)
+    return [
+        *modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
+        *fsdp.on_sharding(_sharded_later),
+    ]

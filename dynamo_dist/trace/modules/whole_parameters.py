@@ -194,6 +194,7 @@ def is_broken(wrapper: Any) -> bool:
     return wrapper in _broken
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # with all that it calls
 def ran_eagerly(wrapper: Any) -> None:
     """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all ranks."""
     if wrapper in _begun:

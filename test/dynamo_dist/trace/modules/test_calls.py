@@ -1,5 +1,7 @@
 """The hooks of a compiled module stand in its graph; the states that FSDP2 keeps recompile nothing."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,47 @@ def test_hooks_of_fsdp_stay_outside(compiled):
         function, graphs = compiled(model)
         function(torch.ones(2, 8)).sum().backward()
     assert len(graphs) == 1
+
+
+def wrapped(model, compile):
+    return compile(model)
+
+
+def in_place(model, compile):
+    model.compile(**compile.keywords)
+    return model
+
+
+@pytest.mark.parametrize("how", [wrapped, in_place])
+def test_a_model_that_is_sharded_after_its_compile_is_one_graph(how):
+    """As accelerate does it: blocks, a list of modules, and last what ``torch.compile`` has returned."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with fake_mesh(4) as mesh:
+        model = nn.Sequential(Block(), Block(), nn.LayerNorm(8), nn.Linear(8, 4))
+        compiled = how(model, functools.partial(torch.compile, backend=backend, fullgraph=True))
+        for block in model[:2]:
+            fully_shard(block, mesh=mesh)
+        fully_shard([*model[2:]], mesh=mesh, reshard_after_forward=False)
+        fully_shard(compiled, mesh=mesh)
+        for _ in range(2):
+            compiled(torch.ones(2, 8)).sum().backward()
+    assert len(graphs) == 1
+
+
+def test_blocks_compiled_before_they_are_sharded_stay_compiled_below_an_eager_root():
+    with fake_mesh(4) as mesh:
+        model = nn.Sequential(Block(), Block())
+        for block in model:
+            block.compile(backend="eager", fullgraph=True)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model(torch.ones(2, 8)).sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 
 
 def test_modules_that_are_sharded_later_recompile_nothing(compiled):
