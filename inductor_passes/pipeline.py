@@ -36,6 +36,7 @@ from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
 from inductor_passes.reporting.pass_log import PassLog
 from inductor_passes.rewrite.bucket_averages import BucketAverages
+from inductor_passes.rewrite.bucket_gathers import BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.graph.follow import FollowPlan
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
@@ -127,7 +128,8 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
         p
         for p in passes
         if not isinstance(
-            p, (BucketAverages, MergeTiny, SplitRegions, ChunkProducts, SecondChannels)
+            p,
+            (BucketAverages, BucketGathers, MergeTiny, SplitRegions, ChunkProducts, SecondChannels),
         )
     ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))

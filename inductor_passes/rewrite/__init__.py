@@ -2,6 +2,7 @@
 
 from inductor_passes.rewrite.all_reduce_slice import AllReduceSlice as AllReduceSlice
 from inductor_passes.rewrite.bucket_averages import BucketAverages as BucketAverages
+from inductor_passes.rewrite.bucket_gathers import BucketGathers as BucketGathers
 from inductor_passes.rewrite.compose_redistributes import (
     ComposeRedistributes as ComposeRedistributes,
 )
@@ -27,6 +28,7 @@ REWRITES = (
     ShareLaunches,
     GatherWithoutCopy,
     BucketAverages,
+    BucketGathers,
     MergeTiny,
     ScatterByExchange,
 )

@@ -44,7 +44,7 @@ def made(monkeypatch):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_one_graph_one_model(made):
     torch._dynamo.reset()
-    options = {"topology": "h100x8"}
+    options = {"topology": "h100x8", "disable": ["bucket_gathers"]}
     with fake_group(8), torch.no_grad(), graph_passes_only():
         compiled = torch.compile(step, backend=compile_with_passes, options=options)
         # Torch 2.11 cannot run a graph that is pinned without lowering it.
