@@ -146,7 +146,7 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
     return ddp.require_forward_param_sync
 
 
-def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
+def on_eager_ddp_forward(note: Callable[[Any], None]) -> list[Change]:
     """Call ``note(ddp)`` when a forward begins in eager mode."""
 
     def before(stock: Any) -> Any:

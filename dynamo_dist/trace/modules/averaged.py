@@ -47,7 +47,7 @@ class _Averaged:
         # As Dynamo reads them.
         self.leaves = self.averaging.leaves
         self.used = [leaf for _, leaf in self.averaging.used]
-        self._hooks = whole_parameters.ModuleHooks(module.modules())
+        self._hooks = whole_parameters.HookVersions(module.modules())
 
     def settings(self) -> tuple[Any, ...]:
         """What a program may change between calls, as far as a graph depends on it."""
@@ -327,4 +327,4 @@ def ddp_answers() -> dict[Any, Callable[..., Any]]:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for eager calls of DDP modules."""
-    return ddp.on_eager_forward(whole_parameters.ran_eagerly)
+    return ddp.on_eager_ddp_forward(whole_parameters.ran_eagerly)

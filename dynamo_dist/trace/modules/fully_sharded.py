@@ -63,7 +63,7 @@ class _Sharded:
         self.unhooked: list[torch.Tensor] = []
         self._places: dict[Any, int] = {}
         modules = [each for owner in fsdp.modules(state) for each in owner.modules()]
-        self.hooks = whole_parameters.ModuleHooks(modules)
+        self.hooks = whole_parameters.HookVersions(modules)
         KEEPERS[key] = self
 
     def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:

@@ -89,7 +89,7 @@ def begin(wrapper: Any) -> None:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class ModuleHooks:
+class HookVersions:
     """The hooks of modules inside a wrapper: a program may add some after the first step, which stock does not guard."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

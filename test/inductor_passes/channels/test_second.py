@@ -75,8 +75,12 @@ def used(graph):
 def test_gathers_or_reductions_go_on_the_second_channel_and_the_step_is_shorter(ranks):
     channels.add("0", ranks)
     graph, other = traced(), traced()
-    record = passed(graph, disable=("merge_tiny",))
-    one = run_passes(other, PassOptions(disable=("merge_tiny",)), cost=Floors())
+    record = passed(graph, disable=("bucket_averages", "bucket_gathers", "merge_tiny"))
+    one = run_passes(
+        other,
+        PassOptions(disable=("bucket_averages", "bucket_gathers", "merge_tiny")),
+        cost=Floors(),
+    )
     assert set(used(graph)) == {1, 2}
     assert record.after.makespan_us < 0.99 * one.after.makespan_us
     kinds = {str(n.target) for n in launches(graph) if channels.number(n) == 2}
@@ -87,7 +91,7 @@ def test_gathers_or_reductions_go_on_the_second_channel_and_the_step_is_shorter(
 def test_numbers_stay(ranks):
     channels.add("0", ranks)
     graph, whole = traced(), traced()
-    passed(graph, disable=("merge_tiny",))
+    passed(graph, disable=("bucket_averages", "bucket_gathers", "merge_tiny"))
     assert 2 in used(graph)
     given = [[torch.randn(32, 32), *(torch.randn(8, 32) for _ in range(4))] for _ in range(RANKS)]
     groups = {"0": range(RANKS), ranks: range(RANKS)}
@@ -128,7 +132,7 @@ def numbered():
 def test_another_rank_follows_the_channels_of_a_plan(ranks):
     channels.add("0", ranks)
     graph = numbered()
-    passed(graph, disable=("merge_tiny",))
+    passed(graph, disable=("bucket_averages", "bucket_gathers", "merge_tiny"))
     plan = LaunchPlan.of(plan_of(graph).text)
     other = numbered()
     run_passes(other, PassOptions(channels=2), cost=FixedCost(launch=1, mm=1), follow=plan)
