@@ -5,7 +5,8 @@
     python tools/fuzz_ranks.py --seed 5041 --programs 1 --stock   # does stock run what failed?
 
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
-them, functions that one alone compiles, other caches. Each program is drawn from its number alone. The passes,
+them, functions that one alone compiles, other caches. Models train with DDP, FSDP2 or ``data_parallel``, with
+micro-batches and evaluation between, some in eager mode. Each program is drawn from its number alone. The passes,
 Inductor's lowering and its generated modules run; kernels are Python, so that no program needs a compiler.
 Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums, and under ``open`` the
 programs that have failed and not run well since.
@@ -27,7 +28,7 @@ from fuzzing import runs
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.job import OPTIONS
 from fuzzing.unlike.pool import Pool
-from fuzzing.unlike.program import Program
+from fuzzing.unlike.program import Event, Program
 from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
 
 from inductor_passes.pass_options import COMPILES
@@ -125,10 +126,14 @@ def show(program: Program) -> str:
     for rank, steps in enumerate(program.events):
         text.append(f"rank {rank}")
         text += [
-            f"  {at}: {', '.join(f'{e.what} {e.name} {e.rows or str()}{chr(33) * e.loud}' for e in step)}"
-            for at, step in enumerate(steps)
+            f"  {at}: {', '.join(_words(each) for each in step)}" for at, step in enumerate(steps)
         ]
     return "\n".join(text)
+
+
+def _words(event: Event) -> str:
+    text = f"{event.what} {event.name} {event.rows or ''}{chr(33) * event.loud}"
+    return " ".join([text, *event.how, *(["other head"] if event.head else [])])
 
 
 def _write(program: Program, verdict: Verdict, log: str, folder: Path) -> None:

@@ -28,7 +28,17 @@ def test_a_program_is_its_number():
 def test_all_kinds_of_unlike_ranks_are_drawn():
     notes = {note for seed in range(300) for note in draw(seed, MESHES).notes}
     wanted = {"break later", "break first", "break uniform", "lengths last", "aside both"}
+    wanted |= {"model ddp", "model fsdp2", "heads by rank", "heads by step", "local", "eager"}
+    wanted |= {"autocast", "outside", "outside on one rank", "hook"}
     assert wanted | {"reset", "second job", "model replicate", "agreeing"} <= notes
+
+
+def test_one_rank_evaluates_alone_only_what_launches_nothing():
+    for seed in range(300):
+        program = draw(seed, MESHES)
+        for step in zip(*program.events, strict=True):
+            forwards = {[event.what for event in events].count("forward") for events in step}
+            assert len(forwards) == 1 or {"model ddp", "model replicate"} & set(program.notes)
 
 
 def test_only_a_batch_differs_between_ranks_that_match():
@@ -94,8 +104,8 @@ def _raised(name, text):
         ("break no", {"late": [0]}, "hang"),
         ("break no", {"died": [1]}, "crash"),
         ("break no", {"idle_s": 29.0}, "stall"),
-        ("break no", {"errors": _raised("RanksDifferError", "cannot follow")}, "error"),
-        ("break later", {"errors": _raised("RanksDifferError", "cannot follow")}, "cannot_follow"),
+        ("break no", {"errors": _raised("CannotFollowError", "")}, "error"),
+        ("break later", {"errors": _raised("CannotFollowError", "")}, "cannot_follow"),
         ("break later", {"errors": _raised("RanksDifferError", "differ")}, "error"),
         ("break no", {"late": [0], "last": {0: "eager, step 1"}}, "refused"),
     ],

@@ -235,7 +235,7 @@ def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
         key = id(state), param.path
         gather = _gather(param, state)
         registered = _registered(state, source, param.path)
-        if fsdp.sharded(state, param.path)._backward_hooks and not gather.keeps:
+        if fsdp.sharded(state, param.path)._backward_hooks:
             registered = _leaf(sharded, "unhooked", sharded.place_of_unhooked(param.path))
         kept = None
         if gather.keeps:

@@ -241,6 +241,18 @@ def parameter_hook(side: Side):
 
 
 @program("fsdp2")
+def parameter_hook_synchronized_last(side: Side):
+    """`register_hook` on a parameter whose gradient waits: not called either, not even with None."""
+
+    def wrap(model):
+        model = sharded()(model)
+        model.blocks[0].up.weight.register_hook(lambda grad: grad * 2)
+        return model
+
+    accumulate(side, wrap)
+
+
+@program("fsdp2")
 def post_accumulate_hook(side: Side):
     """`register_post_accumulate_grad_hook`: called on the reduced gradient."""
     model, call, optimizer = side.make(Net, sharded())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from fuzzing.unlike.blocks import draw_block
-from fuzzing.unlike.models import draw_model
-from fuzzing.unlike.program import Event, Function, Program
+from fuzzing.unlike.models import Model, draw_model
+from fuzzing.unlike.program import HOW, Event, Function, Program
 
 _METRICS = """\
 def metrics(x, loud=False):
@@ -38,12 +38,18 @@ class _Draw:
 
     def program(self) -> Program:
         choose = self.choose
-        self.model = choose.random() < 0.25
+        self.accumulate = choose.choice((1, 1, 2, 3))
+        self.model: Model | None = None
+        self.traits: dict[str, tuple[frozenset[int], tuple[int, ...]]] = {}
+        has_model = choose.random() < 0.6
         condition = self._breaks()
-        if self.model:
-            layout, source = draw_model(choose, self.two_dims, condition)
+        if has_model:
+            self.model = draw_model(choose, self.two_dims, condition)
+            source, layout = self.model.source, self.model.layout
             self.notes.append(f"model {layout}")
             self.agreeing |= self.two_dims and layout.startswith(("tensor", "both"))
+            if self.model.wrapper:
+                self._traits(self.model)
             functions: tuple[Function, ...] = ()
         else:
             groups = {"WORLD": self.ranks, "ALT": self.ranks, "DP": self.mesh[0]}
@@ -139,6 +145,52 @@ class _Draw:
         if any(len(set(rows)) >= _LONGEST for rows in self.rows):
             self.notes.append("many lengths")
 
+    def _traits(self, model: Model) -> None:
+        """``self.traits[word]``: steps and ranks that train a wrapped model so; see ``HOW``."""
+        choose = self.choose
+        before_last = frozenset(s for s in range(self.steps) if not self._updates(s))
+        if before_last and choose.random() < 0.6:
+            self.traits["local"] = before_last, tuple(range(self.ranks))
+            self.notes.append("local")
+        for word, chance in (("eager", 0.25), ("autocast", 0.2), ("outside", 0.3)):
+            if choose.random() < chance:
+                steps = frozenset(step for step in range(self.steps) if choose.random() < 0.5)
+                is_alone = word == "outside" and model.wrapper == "ddp" and choose.random() < 0.4
+                ranks = (self.one,) if is_alone else tuple(range(self.ranks))
+                self.traits[word] = steps, ranks
+                self.notes.append(f"{word} on one rank" if is_alone else word)
+        if choose.random() < 0.25:
+            self.traits["hook"] = frozenset([choose.randrange(self.steps - 1)]), (self.one,)
+            self.notes.append("hook")
+        if model.heads:
+            self.notes.append(f"heads by {model.heads}")
+
+    def _updates(self, step: int) -> bool:
+        return (step + 1) % self.accumulate == 0
+
+    def _trained(self, model: Model, rank: int, step: int) -> list[Event]:
+        """A micro-batch, and an update behind the last one."""
+        words = [
+            word for word, (steps, ranks) in self.traits.items() if step in steps and rank in ranks
+        ]
+        train = Event(
+            "train",
+            rows=self.rows[rank][step],
+            loud=self.loud[rank][step],
+            head={"": 0, "step": step % 2, "rank": (step + rank) % 2}[model.heads],
+            how=tuple(word for word in words if word in HOW),
+        )
+        hooks = [Event("hook")] if "hook" in words else []
+        return [*hooks, train, *([Event("update")] if self._updates(step) else [])]
+
+    def _evaluated(self, model: Model, rank: int, step: int) -> list[Event]:
+        """Forwards without gradients: on one rank where they launch nothing, else on all."""
+        forward = Event("forward", rows=self.rows[rank][step] + 1)
+        is_alone = model.wrapper == "ddp" or model.layout == "replicate"
+        # The first one behind training broadcasts DDP's buffers.
+        on_all = [forward] if model.broadcasts or model.wrapper == "fsdp2" else []
+        return [*on_all, *([forward] if is_alone and rank == self.one else [])]
+
     def _events(self, functions: tuple[Function, ...]) -> tuple[tuple[tuple[Event, ...], ...], ...]:
         choose = self.choose
         aside = choose.choice(("no", "metrics", "evaluate", "noted", "both"))
@@ -146,7 +198,6 @@ class _Draw:
         reset = choose.randrange(1, self.steps) if choose.random() < 0.12 else None
         if reset is not None:
             self.notes.append("reset")
-        accumulate = choose.choice((1, 1, 2, 3))
         silent = choose.random() < 0.3  # phases without gradients, on all ranks
         found = []
         for rank in range(self.ranks):
@@ -161,13 +212,12 @@ class _Draw:
                 if aside in ("noted", "both") and step < 2:
                     events.append(Event("call", "noted", rows))
                 if self.model:
-                    quiet = silent and step % 3 == 1
-                    events.append(Event("forward" if quiet else "train", rows=rows, loud=loud))
-                    if (step + 1) % accumulate == 0 and not quiet:
-                        events.append(Event("update"))
-                    alone = aside == "evaluate" and rank == self.one and step in (0, 3)
-                    if alone and "model replicate" in self.notes:
-                        events.append(Event("forward", rows=rows + 1))
+                    if silent and step % 3 == 1:
+                        events.append(Event("forward", rows=rows, loud=loud))
+                    else:
+                        events += self._trained(self.model, rank, step)
+                    if aside == "evaluate" and step in (0, 3):
+                        events += self._evaluated(self.model, rank, step)
                 else:
                     quiet = silent and step % 3 == 1
                     events += [

@@ -76,7 +76,7 @@ def take_part(
             )
             found = _all(steps, beat, stage)
         part.compiled.append(by_group(launched))
-        part.mismatch = part.mismatch or _difference(expected, found, stage)
+        part.mismatch = part.mismatch or _difference(expected, found, stage, program.tolerance)
         part.scheduled |= any(record.schedule is not None for record in records)
         part.cut |= any(record.split and record.split.parts > 1 for record in records)
         now = [each for each in launched if each.kind != "barrier"]
@@ -113,7 +113,7 @@ def _moved(record: GraphRecord) -> bool:
     return any(each.changed and each.name != "sink_waits" for each in record.passes)
 
 
-def _difference(expected: Seen, found: Seen, stage: str) -> str:
+def _difference(expected: Seen, found: Seen, stage: str, tolerance: float) -> str:
     for name in sorted({*expected, *found}):
         if name not in expected and "gradient" in name and not found[name].any():
             continue  # what nothing reads behind a graph break has a gradient of zeros, in stock torch too
@@ -124,7 +124,6 @@ def _difference(expected: Seen, found: Seen, stage: str) -> str:
         if theirs.shape != mine.shape or theirs.dtype != mine.dtype:
             says = f"{tuple(mine.shape)} {mine.dtype}, eager {tuple(theirs.shape)} {theirs.dtype}"
             return f"{stage}, {name}: {says}"
-        # Numbers that went through a float32 sum are as good as that, whatever their dtype.
-        if problem := how_far(mine, theirs, 1e-4):
+        if problem := how_far(mine, theirs, tolerance):
             return f"{stage}, {name}: {problem}"
     return ""

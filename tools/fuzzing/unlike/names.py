@@ -11,12 +11,14 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from fuzzing.unlike.program import Program
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 
 import dynamo_dist
 
@@ -28,6 +30,7 @@ def names_of(program: Program, rank: int) -> dict[str, Any]:
     whole = init_device_mesh("cpu", (program.ranks,)) if len(dims) > 1 else mesh
     names: dict[str, Any] = {
         "ColwiseParallel": ColwiseParallel,
+        "DDP": DistributedDataParallel,
         "DTensor": DTensor,
         "MESH": mesh,
         "Partial": Partial,
@@ -41,6 +44,7 @@ def names_of(program: Program, rank: int) -> dict[str, Any]:
         "data_parallel": dynamo_dist.data_parallel,
         "dist": dist,
         "fc": fc,
+        "fully_shard": fully_shard,
         "log": logging.getLogger("program"),
         "parallelize_module": parallelize_module,
         "torch": torch,

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WIDTH = 16  # of every activation
+HOW = {
+    "local": "gradients are not synchronized: a micro-batch before the last one",
+    "eager": "the forward is not compiled",
+    "autocast": "the forward runs under autocast",
+    "outside": "the loss reads a weight too",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,15 @@ class Function:
 @dataclass(frozen=True, slots=True)
 class Event:
     """What a rank does: ``call`` a function on a batch of ``rows``, or ``quiet``ly, without gradients; ``train``
-    the model, run its ``forward`` without gradients, ``update`` its parameters; ``reset`` Dynamo."""
+    the model, run its ``forward`` without gradients, ``update`` its parameters, put a ``hook`` on one of them;
+    ``reset`` Dynamo. ``head``: which head of the model is used. ``how``: words of ``HOW``."""
 
     what: str
     name: str = ""
     rows: int = 0
     loud: bool = False
+    head: int = 0
+    how: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +72,11 @@ class Program:
     @property
     def ranks(self) -> int:
         return len(self.events)
+
+    @property
+    def tolerance(self) -> float:
+        """Of numbers beside eager's. Those that went through a float32 sum are as good as that, whatever their dtype."""
+        return 5e-2 if "autocast" in self.notes else 1e-4
 
     @property
     def may_not_follow(self) -> bool:

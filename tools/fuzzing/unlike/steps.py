@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as fc
 from fuzzing.unlike.program import WIDTH, Event, Function, Program, Weight
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 Seen = dict[str, torch.Tensor]
 
@@ -37,6 +39,7 @@ class Steps:
         self.model: Any = names["build"]() if "build" in names else None
         if self.model is not None:
             self.forward = wrap(self.model)
+            self.net = getattr(self.model, "module", self.model)  # without DDP around it
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, foreach=False)
 
     def run(self, step: int) -> None:
@@ -54,17 +57,46 @@ class Steps:
                 self._call(self.functions[event.name], event, step, where)
         elif event.what == "forward":
             with torch.no_grad():
-                self._keep(where, [self.forward(self._batch(event, step), event.loud)])
+                self._keep(where, [self._forward(event, step)])
         elif event.what == "train":
-            loss = self.forward(self._batch(event, step), event.loud).square().mean()
-            loss.backward()
-            self._keep(where, [loss])
+            self._keep(where, [self._train(event, step)])
+        elif event.what == "hook":
+            self.net.up0.weight.register_hook(self._watch)
         else:
             gradients = [p.grad for p in self.model.parameters()]
             self._keep(f"{where} gradient", gradients)
             self.optimizer.step()
             self.optimizer.zero_grad()
             self._keep(f"{where} parameter", list(self.model.parameters()))
+            self._keep(f"{where} buffer", list(self.model.buffers()))
+
+    def _forward(self, event: Event, step: int) -> torch.Tensor:
+        forward = self.model if "eager" in event.how else self.forward
+        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in event.how):
+            found: torch.Tensor = forward(self._batch(event, step), event.loud, event.head)
+        return found
+
+    def _train(self, event: Event, step: int) -> torch.Tensor:
+        is_local = "local" in event.how
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(not is_local)
+        with self.model.no_sync() if self._is_ddp and is_local else contextlib.nullcontext():
+            loss = self._forward(event, step).double().square().mean()
+            if "outside" in event.how:
+                # What only the root of FSDP2 holds stays gathered behind the forward.
+                read = self.net.up0 if self._is_ddp else self.net.head0
+                loss = loss + 0.1 * read.weight.double().square().sum()
+            loss.backward()
+        return loss
+
+    @property
+    def _is_ddp(self) -> bool:
+        return isinstance(self.model, DistributedDataParallel)
+
+    def _watch(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A parameter's hook that keeps the gradient and replaces it."""
+        self._keep(f"hook {len(self.seen)}", [gradient])
+        return gradient * 1.5
 
     def _call(self, function: Function, event: Event, step: int, where: str) -> None:
         weights = self.weights[function.name]

@@ -79,10 +79,7 @@ def _failed(program: Program, answers: Answers) -> Verdict:
     }
     if not causes and answers.died:
         return Verdict("crash", f"ranks {answers.died} died in {answers.last}")
-    follows = [
-        "RanksDifferError" in names and "cannot follow" in message
-        for names, message, _ in causes.values()
-    ]
+    follows = ["CannotFollowError" in names for names, _, _ in causes.values()]
     if follows and all(follows) and program.may_not_follow:
         return Verdict("cannot_follow", _error(answers))
     return Verdict("error", _error(answers))
