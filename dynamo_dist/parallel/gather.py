@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,7 +58,7 @@ class Gather:
     evenly. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
     ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter is gathered with: WHOLE
     before any reduction, PARTIAL behind the reduce-scatter. ``takes`` (both words, or one): what was kept so before is added
-    to it where it was left, as ``key`` finds it.
+    to it where it was left, as ``key`` finds it. ``group`` names those that FSDP2 gathers together.
     """
 
     rows: int
@@ -74,6 +73,7 @@ class Gather:
     keeps: str = ""
     takes: str = ""
     key: str = ""
+    group: str = ""
 
     def __call__(self, param: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
         """The whole parameter, in ``param_dtype``; a DTensor if it was one before data parallel.
@@ -115,6 +115,7 @@ class Gather:
             self.keeps,
             self.takes,
             self.key,
+            self.group,
         )
 
     def whole(self, local: torch.Tensor) -> torch.Tensor:
@@ -205,9 +206,10 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if ctx.gather.keeps:
-            return None, ctx.gather.reduced(grad), None
-        return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None, None
+        with wrappers.gathered(ctx.gather.group, again=False):
+            if ctx.gather.keeps:
+                return None, ctx.gather.reduced(grad), None
+            return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None, None
 
 
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
@@ -240,7 +242,7 @@ _library = torch.library.Library("dynamo_dist_parallel", "DEF")
 _library.define(
     "gather(Tensor local, Tensor? kept, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"
     " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, float? divide,"
-    " str keeps, str takes, str key) -> Tensor"
+    " str keeps, str takes, str key, str group) -> Tensor"
 )
 _library.define(
     "with_kept(Tensor grad, str key, str what) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,)
@@ -263,6 +265,7 @@ def _gather(
     keeps: str,
     takes: str,
     key: str,
+    group: str,
 ) -> torch.Tensor:
     gather = Gather(
         rows,
@@ -277,9 +280,10 @@ def _gather(
         keeps,
         takes,
         key,
+        group,
     )
     again = gather.shard is not None and reshard_after_forward
-    with wrappers.recomputed() if again else contextlib.nullcontext():
+    with wrappers.gathered(group, again=again):
         whole: torch.Tensor = _Whole.apply(local, kept, gather)
     return whole
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch.fx.traceback as _traceback
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,6 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy
+
+from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
 
 OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
 
@@ -26,15 +29,26 @@ def strided_shard(dim: int, split_factor: int) -> _StridedShard:
 
 
 @contextlib.contextmanager
-def recomputed() -> Iterator[None]:
-    """What AOTAutograd traces in the block is not kept for backward, which computes it again, as in a checkpoint."""
+def traced_with(**marks: Any) -> Iterator[None]:
+    """What AOTAutograd traces in the block has these in its nodes' metadata."""
     known = _traceback.get_current_meta()
-    before = known.get("recompute")
-    known["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    before = {name: known[name] for name in marks if name in known}
+    known.update(marks)
     try:
         yield
     finally:
-        if before is None:
-            known.pop("recompute", None)
-        else:
-            known["recompute"] = before
+        for name in marks:
+            known.pop(name, None)
+        known.update(before)
+
+
+def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[None]:
+    """Mark what AOTAutograd traces in the block as the gather of a parameter of ``group``, or the reduction of its gradient.
+
+    ``again``: its result is not kept for backward, which computes it again, as in a checkpoint.
+    """
+    marks: dict[str, Any] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
+    if group:
+        custom = _traceback.get_current_meta().get("custom") or {}
+        marks["custom"] = {**custom, GATHERED_FOR: group}
+    return traced_with(**marks)

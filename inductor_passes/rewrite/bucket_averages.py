@@ -11,6 +11,7 @@ from inductor_passes.base import Numerics, PassStats
 from inductor_passes.graph.collectives import launches, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, static_shape, tensor
 from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
 from inductor_passes.rewrite.merge_tiny import merge
 
 c10d = torch.ops._c10d_functional
@@ -19,9 +20,9 @@ _PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
 
 
 class BucketAverages(Rewrite):
-    """All-reduces and reduce-scatters whose results are only returned, or read elementwise on the way, are one for each 25 MiB.
+    """All-reduces, and reduce-scatters marked for one module, whose results are only returned are one for each 25 MiB.
 
-    So are gradients. Their buckets are DistributedDataParallel's: filled in the order in which the program launches, the
+    So are gradients; elementwise operators on the way do not matter. Their buckets are DistributedDataParallel's: filled in the order in which the program launches, the
     first of 1 MiB, so that it leaves early. A topology by which a start costs little does not change that: a start takes
     time of the processor that no topology knows, and nobody waits for a gradient before the others. The scheduler may
     merge buckets further.
@@ -56,12 +57,18 @@ class BucketAverages(Rewrite):
         open_buckets: dict[object, list[fx.Node]] = {}
         caps: dict[object, int] = {}
         returned = _only_returned(graph)
+        # Averages over shards may go on to one over copies.
+        summed = _only_returned(graph, through=(c10d.all_reduce.default, c10d.wait_tensor.default))
         for launch in launches(graph):
-            if not _is_average(launch) or waits_of(launch)[0] not in returned:
+            ends = summed if launch.target is c10d.reduce_scatter_tensor.default else returned
+            if not _is_average(launch) or waits_of(launch)[0] not in ends:
                 continue
             value = tensor(launch.args[0])
             assert value is not None
-            key = (launch.target, str(launch.args[1:]), value.dtype, value.device)
+            marked = (launch.meta.get("custom") or {}).get(GATHERED_FOR)
+            if marked is None and launch.target is c10d.reduce_scatter_tensor.default:
+                continue  # whole gradients would wait for one another in memory
+            key = (marked, launch.target, str(launch.args[1:]), value.dtype, value.device)
             bucket = open_buckets.setdefault(key, [])
             if not bucket:
                 found.append(bucket)
@@ -81,12 +88,14 @@ def _is_average(launch: fx.Node) -> bool:
     )
 
 
-def _only_returned(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes whose values reach nothing but results of the graph, through elementwise operators and views."""
+def _only_returned(graph: fx.Graph, through: tuple[object, ...] = ()) -> set[fx.Node]:
+    """Nodes whose values reach nothing but results of the graph, by elementwise operators, views and ``through``."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if all(
-            user.op == "output" or (user in found and _is_elementwise(user)) for user in node.users
+            user.op == "output"
+            or (user in found and (_is_elementwise(user) or user.target in through))
+            for user in node.users
         ):
             found.add(node)
     return found

@@ -12,15 +12,17 @@ from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.merge_tiny import merge
 
 c10d = torch.ops._c10d_functional
+# In a node's ``custom`` metadata: the name of what is gathered together with it.
+GATHERED_FOR = "gathered_for"
 _FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 
 
 class BucketGathers(Rewrite):
-    """All-gathers of inputs that follow each other on one group are one, up to ``held_bytes`` of what they gather.
+    """All-gathers of inputs that are marked for one module are one, up to ``held_bytes`` of what they gather.
 
     A start takes time of the processor that no topology knows, and FSDP2 itself has one for a module. What is gathered
-    stays in memory until the last of the bucket has been read: shards that are large by themselves stay alone, and the
-    scheduler decides about them.
+    stays in memory until the last of the bucket has been read, as with FSDP2. Shards that are large by themselves stay
+    alone, and the scheduler decides about them.
 
     Requires: a functional graph; static shapes.
     Ensures:  the same values, to the bit; a second run changes nothing.
@@ -52,7 +54,8 @@ class BucketGathers(Rewrite):
             value = tensor(launch.args[0]) if _gathers_input(launch) else None
             if value is None:
                 continue
-            key = (str(launch.args[1:]), value.dtype, value.device)
+            marked = launch.meta["custom"][GATHERED_FOR]
+            key = (marked, str(launch.args[1:]), value.dtype, value.device)
             bucket = open_buckets.get(key)
             held = sum(map(output_bytes, bucket or ())) + output_bytes(launch)
             if bucket is None or held > self.held_bytes:
@@ -65,6 +68,7 @@ class BucketGathers(Rewrite):
 def _gathers_input(launch: fx.Node) -> bool:
     return (
         launch.target is c10d.all_gather_into_tensor.default
+        and GATHERED_FOR in (launch.meta.get("custom") or {})
         and len(waits_of(launch)) == 1
         and bool(static_shape(launch.args[0]))
         and output_bytes(launch) > 0

@@ -342,6 +342,7 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         keeps=keeps,
         takes=takes,
         key="/".join(map(str, (_sharded(state).key, *param.path))) if takes else "",
+        group=f"{_sharded(state).key}/{param.path[0]}",
     )
 
 

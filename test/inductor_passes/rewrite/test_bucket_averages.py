@@ -7,6 +7,7 @@ from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.rewrite import BucketAverages
+from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
 from inductor_passes.testing import dump, trace
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten
@@ -38,7 +39,11 @@ def test_buckets_are_filled_in_order_and_the_first_is_smaller(on_all_ranks):
 def test_ragged_shards_of_gradients_are_bucketed_too(on_all_ranks):
     def scattered(rank, *xs):
         padded = [torch.nn.functional.pad(x, [0, 0, 0, 1]) for x in xs]
-        found = [c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", 4, "0")) for x in padded]
+        with (
+            torch.fx.traceback.preserve_node_meta(),
+            torch.fx.traceback.annotate({GATHERED_FOR: "m"}),
+        ):
+            found = [c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", 4, "0")) for x in padded]
         return [x[: 1 if rank == 3 else 2] / 4 for x in found]
 
     _, graph, moved = on_all_ranks(BucketAverages(), scattered, *[[7, 8]] * 4)

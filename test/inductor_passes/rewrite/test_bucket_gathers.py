@@ -5,14 +5,19 @@ import torch
 
 from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.rewrite import BucketGathers
+from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
 from inductor_passes.testing import dump, trace
 
 c10d = torch.ops._c10d_functional
 KIB = 1 << 10
 
 
-def gather(x, group="0"):
-    return c10d.wait_tensor(c10d.all_gather_into_tensor(x, 4, group))
+def gather(x, group="0", module="block"):
+    with (
+        torch.fx.traceback.preserve_node_meta(),
+        torch.fx.traceback.annotate({GATHERED_FOR: module}),
+    ):
+        return c10d.wait_tensor(c10d.all_gather_into_tensor(x, 4, group))
 
 
 def payloads(graph):
@@ -48,6 +53,7 @@ def test_padded_shards_are_gathered_together(on_all_ranks):
         lambda x, y: (gather(x), gather(y, "1")),
         lambda x, y: (gather(x), gather(y.double())),
         lambda x, y: (gather(x), gather(torch.sin(y))),  # computed first
+        lambda x, y: (gather(x), gather(y, module="another")),
     ],
 )
 def test_others_stay_alone(program):

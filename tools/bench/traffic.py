@@ -1,0 +1,125 @@
+"""Question: what does a training step of 1, 4 or 8 micro-batches launch and send, in eager mode, compiled by blocks, and whole?
+
+    python tools/bench/traffic.py --write tools/bench/results/traffic.json
+
+Real gloo ranks: two for DDP and FSDP2, four (two copies of two shards) for HSDP. All but the last micro-batch run within ``no_sync()`` or
+``set_requires_gradient_sync(False)``. Collectives and bytes (what is gathered, or what is reduced) of the third step of rank 0; nothing is
+timed. "blocks" is torch's own way: each block compiled by itself, the wrapper in eager mode. Graph passes run, kernels do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "e2e" / "wrapped"))
+from beside_eager import Launches
+from launch_counts import VOCABULARY, Model
+from preloaded import run_ranks
+
+import dynamo_dist
+from inductor_passes.attach.compile import graph_passes_only
+
+RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
+HOW = ("eager", "blocks", "whole")
+MICRO_BATCHES = (1, 4, 8)
+STEPS = 3
+
+
+def wrapped(parallel: str, by_blocks: bool) -> nn.Module:
+    """The same model on all ranks, under DDP, FSDP2 or HSDP."""
+    torch.manual_seed(0)
+    model = Model(4)
+    if by_blocks:
+        for block in model.blocks:
+            block.compile(backend="aot_eager")
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    shape = (2, 2) if parallel == "hsdp" else (RANKS[parallel],)
+    names = ("replicate", "shard") if parallel == "hsdp" else ("shard",)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def of_rank(parallel: str, micro_batches: int, how: str, out: Path) -> None:
+    """Count on this rank; rank 0 writes."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    tokens = torch.randint(0, VOCABULARY, (2, 32))
+    if how == "whole":
+        dynamo_dist.enable()
+    model: Any = wrapped(parallel, how == "blocks")
+    call: Any = torch.compile(model, backend="dynamo_dist") if how == "whole" else model
+    with graph_passes_only() if how == "whole" else contextlib.nullcontext():
+        for step in range(STEPS):
+            is_counted = step == STEPS - 1
+            with Launches() if is_counted else contextlib.nullcontext() as seen:
+                model.zero_grad()
+                for number in range(micro_batches):
+                    is_last = number == micro_batches - 1
+                    waits = contextlib.nullcontext()
+                    if parallel == "ddp":
+                        waits = waits if is_last else model.no_sync()
+                    else:
+                        model.set_requires_gradient_sync(is_last)
+                    with waits:
+                        call(tokens).square().mean().backward()
+    if dist.get_rank() == 0:
+        kinds = {kind: [count, seen.bytes[kind]] for kind, count in sorted(seen.counts.items())}
+        total = [sum(column) for column in zip(*kinds.values(), strict=True)]
+        out.write_text(json.dumps({"launches": total[0], "bytes": total[1], "by_kind": kinds}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Start a job for each case, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", type=Path, metavar="FILE")
+    parser.add_argument("--of-rank", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.of_rank:
+        parallel, micro_batches, how, out = given.of_rank
+        of_rank(parallel, int(micro_batches), how, Path(out))
+        return 0
+    rows = []
+    for parallel, micro_batches in itertools.product(RANKS, MICRO_BATCHES):
+        row: dict[str, Any] = {"parallel": parallel, "micro_batches": micro_batches}
+        for how in HOW:
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder) / "found.json"
+                arguments = ("--of-rank", parallel, str(micro_batches), how, str(out))
+                well, said = run_ranks(
+                    Path(__file__), RANKS[parallel], arguments, folder=Path(folder), timeout_s=300
+                )
+                if not well:
+                    print(said, file=sys.stderr)
+                    return 1
+                row[how] = json.loads(out.read_text())
+        told = ", ".join(f"{h} {row[h]['launches']} ({row[h]['bytes']:,} bytes)" for h in HOW)
+        print(f"{parallel}, {micro_batches} micro-batches: {told}", flush=True)
+        rows.append(row)
+    if given.write:
+        result = {"question": __doc__.split("\n")[0], "torch": torch.__version__, "rows": rows}
+        given.write.write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
