@@ -23,7 +23,7 @@ class BucketAverages(Rewrite):
     """All-reduces, and reduce-scatters marked for one module, whose results are only returned are one for each 25 MiB.
 
     So are gradients; elementwise operators on the way do not matter. Their buckets are DistributedDataParallel's: filled in the order in which the program launches, the
-    first of 1 MiB, so that it leaves early. A topology by which a start costs little does not change that: a start takes
+    first of 1 MiB, so that it leaves early; FSDP2 has one launch for a module. A topology by which a start costs little does not change that: a start takes
     time of the processor that no topology knows, and nobody waits for a gradient before the others. The scheduler may
     merge buckets further.
 
@@ -73,7 +73,8 @@ class BucketAverages(Rewrite):
             if not bucket:
                 found.append(bucket)
             bucket.append(launch)
-            if sum(map(payload_bytes, bucket)) >= caps.get(key, self.first_bytes):
+            first = self.first_bytes if marked is None else self.bucket_bytes
+            if sum(map(payload_bytes, bucket)) >= caps.get(key, first):
                 caps[key] = self.bucket_bytes
                 del open_buckets[key]
         return found
