@@ -7,25 +7,24 @@ import operator
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics, PassStats
+from inductor_passes.base import Numerics
 from inductor_passes.graph.collectives import launches, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, static_shape, tensor
-from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
-from inductor_passes.rewrite.merge_tiny import merge
+from inductor_passes.rewrite.merge_tiny import Merging
 
 c10d = torch.ops._c10d_functional
 MIB = 1 << 20
 _PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
 
 
-class BucketAverages(Rewrite):
+class BucketAverages(Merging):
     """All-reduces, and reduce-scatters marked for one module, whose results are only returned are one for each 25 MiB.
 
-    So are gradients; elementwise operators on the way do not matter. Their buckets are DistributedDataParallel's: filled in the order in which the program launches, the
-    first of 1 MiB, so that it leaves early; FSDP2 has one launch for a module. A topology by which a start costs little does not change that: a start takes
-    time of the processor that no topology knows, and nobody waits for a gradient before the others. The scheduler may
-    merge buckets further.
+    So are gradients; elementwise operators on the way do not matter. Buckets are DistributedDataParallel's: filled in
+    the order in which the program launches, the first of 1 MiB, so that it leaves early. FSDP2 has one launch for a
+    module. A topology by which a start costs little changes nothing: a start takes time of the processor that no
+    topology knows, and nobody waits for a gradient before the others. The scheduler may merge buckets further.
 
     Requires: a functional graph; static shapes.
     Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload elsewhere; a second
@@ -45,14 +44,7 @@ class BucketAverages(Rewrite):
     def digest(self) -> str:
         return f"{self.first_bytes} {self.bucket_bytes}"
 
-    def run(self, graph: fx.Graph) -> PassStats:
-        found = [bucket for bucket in self._buckets(graph) if len(bucket) > 1]
-        for bucket in found:
-            merge(graph, bucket, self.name)
-        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
-        return PassStats(bool(found), counters)
-
-    def _buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+    def buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
         found: list[list[fx.Node]] = []
         open_buckets: dict[object, list[fx.Node]] = {}
         caps: dict[object, int] = {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics, PassStats
+from inductor_passes.base import Numerics
 from inductor_passes.graph.collectives import launches, output_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, chain_above, static_shape, tensor
-from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.merge_tiny import merge
+from inductor_passes.rewrite.merge_tiny import Merging
 
 c10d = torch.ops._c10d_functional
 # In a node's ``custom`` metadata: the name of what is gathered together with it.
@@ -17,7 +16,7 @@ GATHERED_FOR = "gathered_for"
 _FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 
 
-class BucketGathers(Rewrite):
+class BucketGathers(Merging):
     """All-gathers of inputs that are marked for one module are one, up to ``held_bytes`` of what they gather.
 
     A start takes time of the processor that no topology knows, and FSDP2 itself has one for a module. What is gathered
@@ -40,14 +39,7 @@ class BucketGathers(Rewrite):
     def digest(self) -> str:
         return f"{self.held_bytes}"
 
-    def run(self, graph: fx.Graph) -> PassStats:
-        found = [bucket for bucket in self._buckets(graph) if len(bucket) > 1]
-        for bucket in found:
-            merge(graph, bucket, self.name)
-        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
-        return PassStats(bool(found), counters)
-
-    def _buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+    def buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
         found: list[list[fx.Node]] = []
         open_buckets: dict[object, list[fx.Node]] = {}
         for launch in launches(graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import heapq
 import math
 import operator
@@ -32,7 +33,25 @@ _MERGED = (
 )
 
 
-class MergeTiny(Rewrite):
+class Merging(Rewrite):
+    """Rewrites that make one launch of several; which, each says for itself.
+
+    Stats: ``launches_before``, ``launches_after`` (of those merged).
+    """
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        found = [bucket for bucket in self.buckets(graph) if len(bucket) > 1]
+        for bucket in found:
+            merge(graph, bucket, self.name)
+        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
+        return PassStats(bool(found), counters)
+
+    @abc.abstractmethod
+    def buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+        """Launches that may become one, together; those that stay alone may be left out."""
+
+
+class MergeTiny(Merging):
     """Launches of at most ``tiny_bytes``, and four times as many gathered, on one group, none of which needs another, are one launch.
 
     Their payloads are flattened and put side by side: a dozen norms and losses cost one start instead
@@ -57,14 +76,7 @@ class MergeTiny(Rewrite):
     def digest(self) -> str:
         return f"{self.tiny_bytes} {self.most}"
 
-    def run(self, graph: fx.Graph) -> PassStats:
-        found = self._buckets(graph)
-        for bucket in found:
-            merge(graph, bucket, self.name)
-        counters = {"launches_before": sum(map(len, found)), "launches_after": len(found)}
-        return PassStats(bool(found), counters)
-
-    def _buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
+    def buckets(self, graph: fx.Graph) -> list[list[fx.Node]]:
         """Tiny launches that may become one: same op, group and type, and none needs another."""
         tiny = [launch for launch in launches(graph) if self._is_tiny(launch)]
         if len(tiny) < 2:
@@ -84,7 +96,7 @@ class MergeTiny(Rewrite):
                 found.append(bucket)
             bucket.append(launch)
             bucket_of[launch] = bucket
-        return [bucket for bucket in found if len(bucket) > 1]
+        return found
 
     def _is_tiny(self, launch: fx.Node) -> bool:
         if launch.target not in _MERGED or len(waits_of(launch)) != 1:
