@@ -59,7 +59,7 @@ class _Averaged:
             ddp.averaging_settings(wrapper),
             self.averaging.refresh(),
             self._hooks.version(),
-            whole_parameters.is_broken(wrapper),
+            whole_parameters.is_broken(wrapper, ddp.synchronizes(wrapper)),
         )
 
     def follow(self, wrapper: DistributedDataParallel) -> None:
@@ -174,7 +174,7 @@ def _read(averaged: _Averaged, origin: nn.Module) -> tuple[Any, ...]:
         for place, owner, name in ddp.averaged_parameters(wrapper, module)
     )
     asked = ddp.input_device(wrapper), ddp.custom_averaging(wrapper), ddp.may_differ(wrapper)
-    is_broken = whole_parameters.is_broken(wrapper)
+    is_broken = whole_parameters.is_broken(wrapper, ddp.synchronizes(wrapper))
     return table, asked, averaged.averaging.key, averaged.averaging.buckets, is_broken
 
 
@@ -300,7 +300,7 @@ def _refuse(wrapper: Any) -> None:
     custom = ddp.custom_averaging(wrapper)
     if custom:
         _break(f"A graph has no counterpart of its {custom}.")
-    if whole_parameters.is_broken(wrapper):
+    if whole_parameters.is_broken(wrapper, ddp.synchronizes(wrapper)):
         _break(f"{whole_parameters.BROKEN} Its averages may not be parted from it.")
     params = ddp.parameters(wrapper)
     if any(param._post_accumulate_grad_hooks for param in params):
@@ -320,6 +320,11 @@ def _break(why: str) -> None:
     )
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _ran_eagerly(wrapper: DistributedDataParallel) -> None:
+    whole_parameters.ran_eagerly(wrapper, ddp.synchronizes(wrapper))
+
+
 def ddp_answers() -> dict[Any, Callable[..., Any]]:
     """What is traced in place of DDP's forward and the hooks of ``replicate``, by function."""
     return {ddp.FORWARD: _forward, ddp.PRE_FORWARD: _pre_forward, ddp.POST_FORWARD: _post_forward}
@@ -327,4 +332,4 @@ def ddp_answers() -> dict[Any, Callable[..., Any]]:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for eager calls of DDP modules."""
-    return ddp.on_eager_ddp_forward(whole_parameters.ran_eagerly)
+    return ddp.on_eager_ddp_forward(_ran_eagerly)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ class Reads:
 
     ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and graph.
     ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced, outermost first; ``entered``: all that were,
-    and ``outermost``: those of them that launch. ``run``: of a wrapper for several modules, by id, those that have run since.
+    ``outermost``: those of them that no other wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for several modules, by id, those that have run since.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)
@@ -56,6 +56,7 @@ class Reads:
     inside: list[Any] = field(default_factory=list)
     entered: list[Any] = field(default_factory=list)
     outermost: list[Any] = field(default_factory=list)
+    quiet: set[int] = field(default_factory=set)
     run: dict[int, set[int]] = field(default_factory=dict)
 
 
@@ -71,9 +72,12 @@ def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Seq
     if wrapper in known.inside:
         return
     new = dict(table)
-    if not known.inside and ranks:
-        known.outermost.append(wrapper)
+    if not known.inside:
         _begun.add(wrapper)
+        if ranks:
+            known.outermost.append(wrapper)
+    if not ranks:
+        known.quiet.add(id(wrapper))
     known.inside.append(wrapper)
     known.entered.append(wrapper)
     known.whole.update(new)
@@ -82,7 +86,7 @@ def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Seq
 def begin(wrapper: Any) -> None:
     """As ``enter`` and the end of a trace, for a frame that was traced in another process. Raises CannotKeep where ranks run it eagerly."""
     if is_broken(wrapper) or not one_way.is_whole(wrapper, True):
-        _broken.add(wrapper)
+        _mark_broken(wrapper)
         raise CannotKeep(BROKEN)
 
 
@@ -183,23 +187,35 @@ def _gathered(tx: Any, read: Read) -> Any:
     return known.gathered[key]
 
 
-# A forward that holds a graph break runs in eager mode as a whole, on all ranks: no graph may end between its hooks.
-_broken: WeakSet[Any] = WeakSet()
+# A forward that holds a graph break runs in eager mode as a whole: no graph may end between its hooks. Where it launches
+# collectives it does so on all ranks; one that launches none (DDP's, in evaluation and under ``no_sync()``) is this rank's
+# own affair, and says nothing of those that launch.
+_broken: WeakKeyDictionary[Any, set[bool]] = WeakKeyDictionary()  # by whether the forward launches
 _begun: WeakSet[Any] = WeakSet()  # whose forward a trace has entered and not left
 BROKEN = "A graph break lies inside its forward, on this rank or another."
 
 
-def is_broken(wrapper: Any) -> bool:
+def is_broken(wrapper: Any, launches: bool = True) -> bool:
     """Return whether the forward of a wrapper runs in eager mode, because of a graph break inside."""
-    return wrapper in _broken
+    return launches in _broken.get(wrapper, ())
+
+
+def _mark_broken(wrapper: Any, launches: bool = True) -> None:
+    _broken.setdefault(wrapper, set()).add(launches)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # with all that it calls
-def ran_eagerly(wrapper: Any) -> None:
+def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
     """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all ranks."""
-    if wrapper in _begun:
-        _begun.discard(wrapper)
-        _broken.add(wrapper)
+    given_up = wrapper in _begun
+    _begun.discard(wrapper)
+    if given_up:
+        _mark_broken(wrapper, launches)
+    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it traces no other either.
+    elif launches and is_broken(wrapper, False) and not is_broken(wrapper):
+        given_up = True
+        _mark_broken(wrapper)
+    if given_up and launches:
         one_way.is_whole(wrapper, False)
 
 
@@ -211,7 +227,8 @@ def _ends(tx: Any, breaks: bool) -> bool:
     calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
     cannot = {id(each) for each in known.inside} if breaks else set()
     left = [each for each in known.outermost if not one_way.is_whole(each, id(each) not in cannot)]
-    _broken.update([*left, *(known.inside if breaks else [])])
+    for each in [*left, *(known.inside if breaks else [])]:
+        _mark_broken(each, id(each) not in known.quiet)
     return bool(left or cannot)
 
 

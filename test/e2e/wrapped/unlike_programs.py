@@ -1,6 +1,7 @@
 """Ranks that are unlike each other inside a wrapped forward: one way for all, or an error on the one that leaves it."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import CannotFollowError
 
 
@@ -70,6 +72,23 @@ def one_rank_logs_under_fsdp2():
 @program(2)
 def one_rank_logs_under_ddp():
     trained(DistributedDataParallel, on_first_rank(0))
+
+
+@program(2)
+def one_rank_logs_where_ddp_launches_nothing():
+    """Such a break leaves no rank waiting for a vote of this one, though Dynamo may skip the frame ever after."""
+    for quiet in (lambda _: torch.no_grad(), lambda model: model.no_sync()):
+        for goes_on in (False, True):
+            torch._dynamo.reset()
+            began = time.monotonic()
+            model = DistributedDataParallel(Model())
+            compiled = torch.compile(model, backend="dynamo_dist")
+            log(model, dist.get_rank() == 0)
+            with quiet(model):
+                compiled(batch(0))
+            log(model, goes_on and dist.get_rank() == 0)
+            compiled(batch(1)).sum().backward()
+            assert time.monotonic() - began < agreement_seconds()
 
 
 @program(2, sweep=True)
