@@ -147,7 +147,7 @@ class Gather:
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
         if WHOLE in self.takes:
-            grad = torch.ops.dynamo_dist_parallel.with_kept(grad, self.key, WHOLE)
+            grad = _with_kept(grad, self.key, WHOLE)
         if self.keeps == WHOLE:
             return grad
         before, behind_shard, behind_all = self._divisors(grad.dtype)
@@ -160,7 +160,7 @@ class Gather:
             scattered = _ops.reduce_scatter_tensor(padded, "sum", self.shard.size, self.shard.name)
             grad = _divided(_ops.wait_tensor(scattered), behind_shard)
         if PARTIAL in self.takes:
-            grad = torch.ops.dynamo_dist_parallel.with_kept(grad, self.key, PARTIAL)
+            grad = _with_kept(grad, self.key, PARTIAL)
         if self.keeps == PARTIAL:
             return grad
         if self.replicate is not None:
@@ -212,6 +212,13 @@ class _Whole(torch.autograd.Function):
             return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None, None
 
 
+def _with_kept(grad: torch.Tensor, key: str, what: str) -> torch.Tensor:
+    # In place, of a copy that Inductor leaves out where it can: mostly there is nothing to add.
+    grad = grad.clone(memory_format=torch.contiguous_format)
+    torch.ops.dynamo_dist_parallel.add_kept_(grad, key, what)
+    return grad
+
+
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
     return tensor if by == 1 else tensor / by
 
@@ -245,7 +252,7 @@ _library.define(
     " str keeps, str takes, str key, str group) -> Tensor"
 )
 _library.define(
-    "with_kept(Tensor grad, str key, str what) -> Tensor", tags=(torch.Tag.cudagraph_unsafe,)
+    "add_kept_(Tensor(a!) grad, str key, str what) -> ()", tags=(torch.Tag.cudagraph_unsafe,)
 )
 
 
@@ -292,13 +299,14 @@ _library.impl("gather", _gather, "CompositeImplicitAutograd")
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _with_kept(grad: torch.Tensor, key: str, what: str) -> torch.Tensor:
+def _add_kept(grad: torch.Tensor, key: str, what: str) -> None:
     keeper, *path = key.rsplit("/", 2)
     kept = KEEPERS[keeper].take((int(path[0]), int(path[1])), what)
-    return grad.clone() if kept is None else grad + kept.reshape(grad.shape)
+    if kept is not None:
+        grad += kept.reshape(grad.shape)
 
 
-_library.impl("with_kept", _with_kept, "CompositeExplicitAutograd")
+_library.impl("add_kept_", _add_kept, "CompositeExplicitAutograd")
 torch.library.register_fake(
-    "dynamo_dist_parallel::with_kept", lambda grad, key, what: torch.empty_like(grad), lib=_library
+    "dynamo_dist_parallel::add_kept_", lambda grad, key, what: None, lib=_library
 )

@@ -20,6 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
 )
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo as _Replicated
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo as _Sharded
+from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState as _ShardedState
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
 from torch.distributed.tensor import DTensor, Placement
 
@@ -302,6 +303,28 @@ def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
     if not inner:
         return None
     return inner[0] if len(inner) == 1 else inner[0] + inner[1]
+
+
+def leave_unsharded(state: FSDPState, path: tuple[int, int], whole: torch.Tensor) -> nn.Parameter:
+    """Register a gathered parameter in place of its shard, as FSDP2 does until ``reshard``; return it."""
+    group = groups(state)[path[0]]
+    param = group.fsdp_params[path[1]]
+    found = nn.Parameter(whole, requires_grad=param.sharded_param.requires_grad)
+    param._setattr_on_modules(found)
+    param.sharded_state = group._sharded_state = _ShardedState.UNSHARDED
+    return found
+
+
+def is_registered(state: FSDPState, path: tuple[int, int], param: nn.Parameter | None) -> bool:
+    """Return whether modules hold this tensor for a parameter of a state."""
+    info = groups(state)[path[0]].fsdp_params[path[1]]._module_info
+    return param is not None and info.module._parameters.get(info.param_name) is param
+
+
+def reshard(state: FSDPState) -> None:
+    """Register the shards again; nothing is launched."""
+    for group in groups(state):
+        group._to_sharded()
 
 
 def _place_in_flat(group: Any, number: int) -> int:

@@ -99,6 +99,11 @@ def build_dict(tx: Any, items: Mapping[str, Any]) -> Any:
     return made
 
 
+def set_after_graph(tx: Any, tracker: Any, name: str, value: Any) -> None:
+    """Have the compiled function set ``object.name`` when its graph has run; a property's setter is called then."""
+    tx.output.side_effects.store_attr(tracker, name, value)
+
+
 def build_callable(answer: Callable[..., Any]) -> Any:
     """A tracker that answers a call with ``answer(*args, **kwargs)``."""
     return LambdaVariable(answer)

@@ -32,6 +32,7 @@ from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.aot import gradients
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
+from dynamo_dist.torch_compat.dynamo.gradients import is_asked_for
 from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
@@ -64,6 +65,9 @@ class _Sharded:
         self._places: dict[Any, int] = {}
         modules = [each for owner in fsdp.modules(state) for each in owner.modules()]
         self.hooks = whole_parameters.HookVersions(modules)
+        self._left: dict[
+            tuple[int, int], Any
+        ] = {}  # weak references to what ``unsharded`` registered
         KEEPERS[key] = self
 
     def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:
@@ -75,7 +79,7 @@ class _Sharded:
             leaf = torch.zeros(1, dtype=dtype, device=shard.device).expand(size).detach()
             keep = fsdp.keep_whole if gather.keeps == WHOLE else fsdp.keep_partial
             leaf.requires_grad_().register_post_accumulate_grad_hook(
-                functools.partial(_keep, self.state, param.path, keep)
+                functools.partial(_keep, self.key, param.path, keep)
             )
             self._places[kind] = len(self.kept)
             self.kept.append(leaf)
@@ -92,19 +96,56 @@ class _Sharded:
             self.unhooked.append(leaf)
         return self._places[kind]
 
-    def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
-        """What was kept of a parameter's gradient in former backwards."""
+    @property
+    def unsharded(self) -> list[torch.Tensor]:
+        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set behind the graph.
+
+        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those accumulate waits for
+        the reduction of the graph's backward.
+        """
+        raise AttributeError("unsharded")
+
+    @unsharded.setter
+    def unsharded(self, wholes: list[torch.Tensor]) -> None:
         state = self.state()
+        for param, whole in zip(left_unsharded(state), wholes, strict=True):
+            leaf = fsdp.leave_unsharded(state, param.path, whole)
+            self._left[param.path] = ref(leaf)
+            if leaf.requires_grad:
+                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_whole)
+                leaf.register_post_accumulate_grad_hook(keep)
+
+    def reshard_after_backward(self) -> None:
+        """``reshard`` when the backward has run that is under way."""
+        if self._left:
+            gradients.call_after_backward(self.reshard)
+
+    def reshard(self) -> None:
+        """Free what a graph has left unsharded."""
+        state = self.state()
+        if any(fsdp.is_registered(state, path, leaf()) for path, leaf in self._left.items()):
+            fsdp.reshard(state)
+        self._left.clear()
+
+    def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
+        """What was kept of a parameter's gradient in former backwards, or by uses outside of the forward."""
+        state = self.state()
+        self.reshard_after_backward()
         if what == WHOLE:
             return fsdp.take_whole(state, path)
         gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
         return fsdp.partial(state, path)
 
 
-def _keep(state: Any, path: tuple[int, int], keep: Callable[..., None], leaf: torch.Tensor) -> None:
+def _keep(key: str, path: tuple[int, int], keep: Callable[..., None], leaf: torch.Tensor) -> None:
+    owner: Any = KEEPERS[key]
+    if any(
+        leaf is each for each in owner.kept
+    ):  # by a graph's backward, not by a use outside of it
+        owner.reshard_after_backward()
     if leaf.grad is not None:
         grad, leaf.grad = leaf.grad, None
-        keep(state(), path, grad)
+        keep(owner.state(), path, grad)
 
 
 def _hand_over(param: Any, leaf: torch.Tensor) -> None:
@@ -167,6 +208,7 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
         run.clear()
         whole_parameters.leave(tx, state, _table(tx, state))
         _refuse_unread(tx, state)
+        _leave_unsharded(tx, state)
     _, _, dtype = fsdp.sharded_moves(state)
     if dtype is None:
         return output
@@ -179,7 +221,7 @@ def _refuse_unread(tx: Any, state: Any) -> None:
     for param in fsdp.sharded_parameters(state):
         if (id(state), param.path) in read:
             continue
-        if _gather(param, state).takes:
+        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(param, state).takes:
             why = "waits for the reduction of its gradient"
         elif param.kept and fsdp.is_root(state):
             why = "stays gathered behind the forward, for uses outside of it"
@@ -191,6 +233,30 @@ def _refuse_unread(tx: Any, state: Any) -> None:
             f"Its parameter {param.owners[0][1]!r} {why}, and the forward does not read it.",
             _FIX,
         )
+
+
+def left_unsharded(state: Any) -> list[fsdp.ShardedParameter]:
+    """The parameters that FSDP2 leaves unsharded behind the root's forward."""
+    if not fsdp.is_root(state):
+        return []
+    return [param for param in fsdp.sharded_parameters(state) if param.kept]
+
+
+def _leave_unsharded(tx: Any, state: Any) -> None:
+    params = left_unsharded(state)
+    trained = [param for param in params if fsdp.sharded(state, param.path).requires_grad]
+    # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
+    if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
+        return
+    gathered = whole_parameters.reads(tx).gathered
+    wholes = [gathered[(id(state), param.path), calls.current_tracer(tx)] for param in params]
+    detached = building.call_traced(tx, _detached, [building.build_list(tx, wholes)], {})
+    tracker = building.build_by_weakref(tx, _sharded(state))
+    building.set_after_graph(tx, tracker, "unsharded", detached)
+
+
+def _detached(wholes: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.detach() for each in wholes]
 
 
 def _given(
@@ -327,7 +393,10 @@ def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
         keeps = PARTIAL if reduces and not all_reduces else "" if reduces else WHOLE
         words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
         # What is left as it is adds up where it is kept; only what goes further is taken.
-        takes = " ".join(each for each, is_kept in words if is_kept and _is_behind(keeps, each))
+        waits = [each for each, is_kept in words if is_kept]
+        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not is_asked_for():
+            waits.append(WHOLE)  # of uses behind the forward
+        takes = " ".join(each for each in waits if _is_behind(keeps, each))
     return Gather(
         rows=param.size[param.dim],
         # FSDP2 launches nothing in a group of one rank.
@@ -369,6 +438,13 @@ def _refuse_method(name: str) -> Callable[..., Any]:
     return refuse
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _ran_eagerly(state: Any) -> None:
+    whole_parameters.ran_eagerly(state)
+    if state in _known:
+        _known[state].reshard()
+
+
 def fsdp_answers() -> dict[Any, Callable[..., Any]]:
     """What is traced in place of FSDP2's hooks and methods, by function."""
     return {
@@ -382,6 +458,6 @@ def fsdp_answers() -> dict[Any, Callable[..., Any]]:
 def changes() -> list[Change]:
     """List the changes that enabling makes for sharding, and for eager calls of sharded modules."""
     return [
-        *fsdp.on_eager_forward(whole_parameters.ran_eagerly),
+        *fsdp.on_eager_forward(_ran_eagerly),
         *fsdp.on_sharding(refuse_managed),
     ]

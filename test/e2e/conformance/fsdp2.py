@@ -325,6 +325,17 @@ def weight_outside_alone(side: Side):
         optimizer.step()
 
 
+@program("fsdp2")
+def weight_inside_and_outside(side: Side):
+    """A parameter of the root that forward and loss read: its gradient is of both."""
+    model, call, optimizer = side.make(Net, sharded())
+    for i in side.steps():
+        optimizer.zero_grad()
+        out = call(side.batch(i))
+        side.backward(out.square().mean() + model.head.weight.pow(3).mean())
+        optimizer.step()
+
+
 @program("fsdp2", fewer=False)
 def two_forwards(side: Side):
     """Two forwards, and one backward of both losses."""

@@ -47,6 +47,23 @@ def a_loss_of_two_forwards():
     train(sharded(), calls=calls, dtype=torch.float64)
 
 
+@program(2)
+def a_loss_that_reads_what_the_forward_reads():
+    """A root's parameters stay unsharded until backward; in the third step the loss alone has a gradient."""
+
+    def step(side, x, i):
+        side.optimizer.zero_grad()
+        out = side.call(x)
+        weight = side.model.head.weight
+        loss = (out.detach() if i == 2 else out).square().mean() + weight.pow(3).mean()
+        loss.backward()
+        if side.model.head.weight.grad is not None:
+            side.optimizer.step()
+        return loss
+
+    train(sharded(), step=step, unequal=True, mixed=(3,))
+
+
 @program(2, sweep=True)
 def nested_blocks():
     class Outer(nn.Module):
