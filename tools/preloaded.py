@@ -64,15 +64,16 @@ def run_ranks(
     *,
     folder: Path,
     timeout_s: float,
+    again: bool = True,
 ) -> tuple[bool, str]:
     """Run a script on ranks of this host, as ``torchrun`` would; return whether all ended well, and what they said.
 
     ``variables`` are set over this process's own. What a rank writes is kept in ``folder``. Once a rank fails, or
     the time is over, the others are ended. A rank that gloo's heap ended (``bench/gloo_race.py``) says nothing of the
-    script: all run once more then, and once only.
+    script: all run once more then (``again``), and once only.
     """
     well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)
-    if not well and "exit status -6\n" in said and SPOILT_HEAP.search(said):
+    if again and not well and "exit status -6\n" in said and SPOILT_HEAP.search(said):
         print(f"{worker.name}: a rank's heap was spoilt, as gloo does; once more", file=sys.stderr)
         well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)
     return well, said
