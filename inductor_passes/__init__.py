@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from inductor_passes import moved
-
 if TYPE_CHECKING:
     from inductor_passes.attach.graph_module import communication_pass as communication_pass
     from inductor_passes.attach.installed import install as install
@@ -50,8 +48,6 @@ _HOME = {
 }
 
 __all__ = sorted(_HOME)
-
-moved.install()
 
 
 def __getattr__(name: str) -> object:

@@ -14,9 +14,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-# Names of plugins, separated by commas, that are not loaded. The second name is that of versions up to 0.1.
+# Names of plugins, separated by commas, that are not loaded.
 OFF = "INDUCTOR_PASSES_PLUGINS_OFF"
-_OFF_BEFORE = "DYNAMO_DIST_PLUGINS_OFF"
 
 
 def load_plugins(
@@ -27,8 +26,7 @@ def load_plugins(
     ``save`` notes what is registered and returns the way back to it: nothing stays of a plugin that
     failed half-way.
     """
-    given = f"{os.environ.get(OFF, '')},{os.environ.get(_OFF_BEFORE, '')}"
-    off = {name.strip() for name in given.split(",")}
+    off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
     failures = {}
     for entry in sorted(importlib.metadata.entry_points(group=group)):
         if entry.name in off:
