@@ -135,11 +135,9 @@ def disable() -> None:
     if not is_enabled():
         return
 
-    from dynamo_dist.inductor import forget_second_channels
     from dynamo_dist.torch_compat.dynamo import compiler
 
     with compiler.compile_lock:
-        forget_second_channels()
         if failures := switch.undo():
             raise ActivationError(
                 f"disable() could not undo {', '.join(failures)}.",

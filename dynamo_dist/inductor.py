@@ -64,10 +64,3 @@ def _take(options: Mapping[str, Any] | None) -> None:
     part = None if options is None else installed.Part(options, compiling.compile_frame)
     installed.put(_OWNER, part)
     _taken = options
-
-
-def forget_second_channels() -> None:
-    """Let no later compile use the groups that ``inductor_passes.clone_groups`` has made."""
-    from inductor_passes.graph import channels
-
-    channels.forget()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from inductor_passes.base import Numerics as Numerics
     from inductor_passes.base import PassContext as PassContext
     from inductor_passes.base import PassStats as PassStats
-    from inductor_passes.channels.clone import clone_groups as clone_groups
     from inductor_passes.machine.topology.topology import register_topology as register_topology
     from inductor_passes.pass_options import PassOptions as PassOptions
     from inductor_passes.pipeline import run_passes as run_passes
@@ -34,7 +33,6 @@ _HOME = {
     "PassContext": "base",
     "PassOptions": "pass_options",
     "PassStats": "base",
-    "clone_groups": "channels.clone",
     "communication_pass": "attach.graph_module",
     "install": "attach.installed",
     "options": "attach.options",

@@ -45,7 +45,7 @@ class PassContext:
 
     ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
     ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``split``: parts to cut
-    graphs into, ``auto`` or ``off``. ``channels``: that launches of one group may go on.
+    graphs into, ``auto`` or ``off``.
     """
 
     cost: CostModel
@@ -53,7 +53,6 @@ class PassContext:
     exact: bool = False
     ranks_differ: bool = False
     split: int | str = "off"
-    channels: int = 1
 
 
 class GraphPass(abc.ABC):

@@ -15,7 +15,6 @@ from inductor_passes.torch_compat import config
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
-CHANNELS = (1, 2)
 COSTS = ("model", "measured")
 COMPILES = ("each", "shared")
 ON_PASS_ERROR = ("raise", "skip")
@@ -48,8 +47,6 @@ class PassOptions:
         and waits only, ``off`` to leave order to Inductor.
     split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
-    channels: 1, or 2: the second one of each group that ``inductor_passes.clone_groups`` has cloned is used too, where that
-        is predicted to pay.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
     costs: ``model``, by the topology; or ``measured``: by what steps took, of this job or of one before on the same machine.
@@ -67,7 +64,6 @@ class PassOptions:
     report: str | None = None
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
     split: int | str = "off"
-    channels: int = 1
     plan: str = "off"
     costs: str = "model"
     compile: str = "each"
@@ -82,10 +78,6 @@ class PassOptions:
         if not isinstance(self.schedule, ScheduleOptions):
             _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
         _check_split(self.split, self.schedule)
-        if isinstance(self.channels, bool):
-            _one_of("channels", str(self.channels), CHANNELS)
-        _one_of("channels", self.channels, CHANNELS)
-        _check_channels(self.channels, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
         _one_of("costs", self.costs, COSTS)
@@ -176,13 +168,4 @@ def _check_split(split: int | str, schedule: ScheduleOptions | str) -> None:
             f"Option 'split' is {split!r}, and 'schedule' is {schedule!r}.",
             "Parts gain by the order that the global scheduler gives them, and by nothing else.",
             "Leave 'schedule' out, or set 'split' to 'off'.",
-        )
-
-
-def _check_channels(channels: int, schedule: ScheduleOptions | str) -> None:
-    if channels != 1 and not isinstance(schedule, ScheduleOptions):
-        raise OptionError(
-            f"Option 'channels' is {channels!r}, and 'schedule' is {schedule!r}.",
-            "Which launch goes on which channel is the global scheduler's choice.",
-            "Leave 'schedule' out, or set 'channels' to 1.",
         )

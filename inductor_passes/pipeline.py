@@ -13,7 +13,6 @@ from torch import fx
 from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.channels.second import SecondChannels
 from inductor_passes.collector import without_cycle_collection
 from inductor_passes.errors import (
     CannotFollowError,
@@ -129,7 +128,7 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
         for p in passes
         if not isinstance(
             p,
-            (BucketAverages, BucketGathers, MergeTiny, SplitRegions, ChunkProducts, SecondChannels),
+            (BucketAverages, BucketGathers, MergeTiny, SplitRegions, ChunkProducts),
         )
     ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
@@ -148,7 +147,6 @@ def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> P
         options.exact,
         ranks_differ,
         options.split,
-        options.channels,
     )
 
 
@@ -162,8 +160,6 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
         if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
         if isinstance(pass_, (SplitRegions, ChunkProducts)) and options.split == "off":
-            continue
-        if isinstance(pass_, SecondChannels) and options.channels == 1:
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
-from inductor_passes.channels.second import SecondChannels
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
@@ -23,7 +22,6 @@ DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
     ChunkProducts,
-    SecondChannels,
     ScheduleGraph,
     SinkWaits,
     HoistLaunches,

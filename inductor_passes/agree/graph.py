@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.agree.plan import SECOND, LaunchPlan, Planned
+from inductor_passes.agree.plan import LaunchPlan, Planned
 from inductor_passes.agree.stream import Group, Launch, Stream, digest
-from inductor_passes.graph import channels
 from inductor_passes.graph.collectives import (
     group_name,
     input_tensors,
@@ -96,7 +95,7 @@ def place_of(traced: fx.Graph) -> str:
 
 
 def what(launch: fx.Node) -> str:
-    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type, channel."""
+    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
         parts.append(op)
@@ -104,7 +103,7 @@ def what(launch: fx.Node) -> str:
     if is_coalesced(launch):
         parts.append(f"coalesced of {len(tensors)}")
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "nothing"
-    return " ".join([*parts, dtype, *([SECOND] if channels.number(launch) > 1 else [])])
+    return " ".join([*parts, dtype])
 
 
 def plan_of(graph: fx.Graph) -> LaunchPlan:

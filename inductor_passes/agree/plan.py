@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from inductor_passes.agree.stream import Stream
 from inductor_passes.graph.numbers import CHUNKS, launch_in_parts
 
-SECOND = "on the second channel"  # ends what a launch does that goes on a clone of its group
 PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
 
 
@@ -21,11 +20,6 @@ class Planned:
 
     members: tuple[int | str, ...]
     what: str
-
-    @property
-    def on_second_channel(self) -> bool:
-        """Return whether it goes on the clone of its group."""
-        return self.what.endswith(SECOND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,17 +123,6 @@ def argument(node: fx.Node, name: str) -> object:
     return None
 
 
-def set_group(launch: fx.Node, name: str) -> None:
-    """Let a launch go on another group, given by name."""
-    op = _op(launch)
-    assert op is not None
-    at = next(i for i, arg in enumerate(op._schema.arguments) if arg.name == "group_name")
-    if at < len(launch.args):
-        launch.update_arg(at, name)
-    else:
-        launch.update_kwarg("group_name", name)
-
-
 def group_name(node: fx.Node) -> str:
     """The process group's name. Under compile-on-one-rank the group is a node: its name stands in."""
     group = argument(node, "group_name")

@@ -1,7 +1,6 @@
 """Execution of a program given as plain numbers: when each entry runs and what waiting costs.
 
-The rules: one compute stream, in order. One channel per process group, first in, first out, in order; those of a
-group and of its clone share one link (``links.py``).
+The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
 A launch starts when all compute before it has finished and its channel is free; it takes no compute
 time. While a channel is busy, compute takes its ``stretch`` times as long, the largest of those that are busy. A wait blocks the compute stream
 until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from inductor_passes.simulate.links import SharedLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +23,6 @@ class Program:
     ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a collective
     that blocks.
     ``stretch``: how many times as long compute takes beside a collective; ``stretches``: on a channel of its own.
-    ``shared``: the link of each channel that shares one with another. ``startup_us[i]``: of a launch there, the part of
-    ``link_us[i]`` in which it moves no bytes.
     """
 
     compute_us: list[float]
@@ -36,8 +31,6 @@ class Program:
     awaits: list[Sequence[int]]
     stretch: float = 1.0
     stretches: Mapping[str, float] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-    startup_us: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +60,24 @@ def execute(program: Program) -> Execution:
     blocked, exposed = [0.0] * count, [0.0] * count
     clock, computed = 0.0, 0.0
     free: dict[str, float] = {}
-    links = {name: SharedLink() for name in program.shared.values()}
     launches = []
     for i in range(count):
         channel = program.channel[i]
         if channel:
             launches.append(i)
-        if channel in program.shared:
-            startup = program.startup_us.get(i, 0.0)
-            links[program.shared[channel]].launch(
-                i, channel, clock, startup, program.link_us[i] - startup
-            )
-        elif channel:
             start[i] = max(clock, free.get(channel, 0.0))
             end[i] = free[channel] = start[i] + program.link_us[i]
         for launch in program.awaits[i]:
-            if program.channel[launch] in program.shared:
-                end[launch] = links[program.shared[program.channel[launch]]].end_of(launch)
             if end[launch] > clock:
                 blocked[i] += end[launch] - clock
                 exposed[launch] += end[launch] - clock
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            took = _took(program, program.compute_us[i], clock, free, links)
+            took = _took(program, program.compute_us[i], clock, free)
             clock += took
             computed += took
             end[i] = clock
-    for link in links.values():
-        link.drain()
-        for i, at in link.start.items():
-            start[i], end[i] = at, link.end[i]
     makespan = clock
     for launch in sorted(launches, key=end.__getitem__):
         if end[launch] > makespan:
@@ -115,24 +95,14 @@ def execute(program: Program) -> Execution:
     )
 
 
-def _took(
-    program: Program,
-    us: float,
-    clock: float,
-    free: Mapping[str, float],
-    links: Mapping[str, SharedLink],
-) -> float:
+def _took(program: Program, us: float, clock: float, free: Mapping[str, float]) -> float:
     """Time of ``us`` of compute that starts at ``clock``, beside what was launched before."""
     if program.stretch <= 1.0 and not program.stretches:
         return us
     if not program.stretches:
-        idle = [*free.values(), *(link.idle_at() for link in links.values())]
-        return stretched(us, max(idle, default=0.0) - clock, program.stretch)
-    factor = {c: program.stretches.get(c, program.stretch) for c in (*free, *program.shared)}
-    busy = [(until - clock, factor[channel]) for channel, until in free.items()]
-    for name, link in links.items():
-        most = max(factor[channel] for channel, of in program.shared.items() if of == name)
-        busy.append((link.idle_at() - clock, most))
+        return stretched(us, max(free.values(), default=0.0) - clock, program.stretch)
+    own = program.stretches
+    busy = [(until - clock, own.get(channel, program.stretch)) for channel, until in free.items()]
     return stretched_by(us, busy)
 
 

@@ -7,24 +7,18 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes.graph.channels import link_of
 from inductor_passes.graph.collectives import (
     blocking_kind,
     group_name,
-    is_coalesced,
     kind,
-    payload_bytes,
     role,
 )
 from inductor_passes.machine.prices.model import CostModel, stretch_beside
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
-from inductor_passes.simulate.links import startup_us
 from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
 
 COMPUTE_LANE = "compute"
-_PRICED_BY_SIZE = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
-_SIZES = tuple(2**i for i in range(10, 35))  # bytes at which prices are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +91,6 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
     launch. A wait on a value launched outside the graph waits for nothing.
     """
     count = len(nodes)
-    groups = {group_name(node) for node in nodes if role(node) in ("launch", "blocking")}
-    shared = {name: link for name in sorted(groups) if (link := link_of(name)) != name}
-    links = {**shared, **{link: link for link in shared.values()}}
-    startups: dict[int, float] = {}
     stretches: dict[str, float] = {}
     program = Program(
         [0.0] * count,
@@ -109,8 +99,6 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
         [()] * count,
         stretch=cost.compute_stretch,
         stretches=stretches,
-        shared={f"group {name}": link for name, link in links.items()},
-        startup_us=startups,
     )
     launch_into: dict[int, int] = {}
     for i, node in enumerate(nodes):
@@ -121,8 +109,6 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
             stretches[program.channel[i]] = stretch_beside(cost, node)
             program.link_us[i] = cost.launch_us(node)
             program.awaits[i] = (i,) if does == "blocking" else ()
-            if group_name(node) in links and does == "launch":
-                startups[i] = _startup_us(node, cost, program.link_us[i])
         elif does == "wait":
             program.awaits[i] = (launch_into[owners[i]],) if owners[i] in launch_into else ()
         else:
@@ -130,14 +116,6 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
     if not set(stretches.values()) - {cost.compute_stretch}:
         stretches.clear()  # all links are alike
     return program
-
-
-def _startup_us(launch: fx.Node, cost: CostModel, us: float) -> float:
-    """The part of a launch's time in which it moves no bytes; 0 where other sizes have no price."""
-    if kind(launch) not in _PRICED_BY_SIZE or is_coalesced(launch):
-        return 0.0
-    points = [(float(size), cost.link_us(launch, [size])) for size in _SIZES]
-    return startup_us(points, payload_bytes(launch), us)
 
 
 def _curve(

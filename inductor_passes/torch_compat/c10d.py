@@ -265,22 +265,3 @@ def init_fake_group(world_size: int, rank: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-
-
-def new_group_like(name: str) -> str:
-    """Make another group of the ranks and backends of a registered one; return its name. A collective of its ranks.
-
-    ``_resolve_process_group`` and ``get_backend_config`` were seen in 2.11 to 2.15.
-    """
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
-    group = c10d._resolve_process_group(name)
-    made: Any = dist.new_group(
-        dist.get_process_group_ranks(group),
-        backend=c10d.get_backend_config(group),
-        use_local_synchronization=True,
-        group_desc=f"second channel of {name}",
-    )
-    return str(made.group_name)

@@ -12,7 +12,7 @@ from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.testing import dump, fake_group, trace
 
 c10d = torch.ops._c10d_functional
-ON_REQUEST = ("split_regions", "chunk_products", "second_channels")  # off unless asked for
+ON_REQUEST = ("split_regions", "chunk_products")  # off unless asked for
 
 
 def gathered_weight(x, w):
@@ -147,7 +147,6 @@ def test_numerics_decide_what_runs(registered):
     assert ran() == [*(p.name for p in own), "sums"]
     assert ran(exact=True) == ran(exact=True, split=2) == [p.name for p in exact]
     assert "split_regions" in ran(split=2)
-    assert "second_channels" in ran(channels=2)
     assert ran(passes=("rounds", "sums")) == ["sums", "rounds"]
     assert ran(schedule="off") == [*(p.name for p in rewrites), "sums"]
 

@@ -14,7 +14,6 @@ from typing import Any
 from torch import fx
 
 from inductor_passes.graph.aliasing import mutated_inputs
-from inductor_passes.graph.channels import link_of
 from inductor_passes.graph.collectives import (
     argument,
     group_name,
@@ -126,7 +125,6 @@ def extract(
             group_size={group_name(launch): max(1, group_size(launch)) for launch in launches},
             compute_stretch=cost.compute_stretch,
             group_stretch=_stretches(launches, cost),
-            shared=_shared(launches),
         ),
         tuple(stands_for),
     )
@@ -136,12 +134,6 @@ def _stretches(launches: Sequence[fx.Node], cost: CostModel) -> dict[str, float]
     """Stretch beside each group's collectives; empty where all are alike."""
     found = {group_name(launch): stretch_beside(cost, launch) for launch in launches}
     return found if set(found.values()) - {cost.compute_stretch} else {}
-
-
-def _shared(launches: Sequence[fx.Node]) -> dict[str, str]:
-    """Clones that are launched on, and the groups whose links they share."""
-    names = {group_name(launch) for launch in launches}
-    return {name: link for name in sorted(names) if (link := link_of(name)) != name}
 
 
 def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:

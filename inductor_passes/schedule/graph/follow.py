@@ -12,8 +12,7 @@ from inductor_passes.agree.graph import what
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import CannotFollowError
-from inductor_passes.graph import channels
-from inductor_passes.graph.collectives import argument, group_name, is_launch, set_group, waits_of
+from inductor_passes.graph.collectives import argument, group_name, is_launch, waits_of
 from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.apply import apply, read_sizes_of_inputs
@@ -46,7 +45,6 @@ class FollowPlan(GraphPass):
     def run(self, graph: fx.Graph) -> PassStats:
         read_sizes_of_inputs(graph)
         wanted = self._nodes(graph)
-        self._put_on_channels(wanted)
         extracted = extract(graph, self.cost)
         buckets = [members for members in wanted if len(members) > 1]
         order = _order(extracted, wanted)
@@ -60,16 +58,6 @@ class FollowPlan(GraphPass):
         check(before, graph, made, self.name)
         counters = {"launches": len(wanted), "merged": sum(map(len, buckets))}
         return PassStats(True, counters)
-
-    def _put_on_channels(self, wanted: Sequence[Sequence[fx.Node]]) -> None:
-        for planned, members in zip(self.plan.launches, wanted, strict=True):
-            for node in members if planned.on_second_channel else ():
-                clone = channels.second(group_name(node))
-                if clone is None:
-                    raise CannotFollowError(
-                        f"The plan puts a launch on a second channel of group {group_name(node)}, which this rank has not."
-                    )
-                set_group(node, clone)
 
     def _nodes(self, graph: fx.Graph) -> list[list[fx.Node]]:
         """The nodes of each launch of the plan."""

@@ -1,6 +1,6 @@
 """A lower bound on the makespan of every schedule of a problem, whatever its order and buckets.
 
-One machine at a time: the compute stream, and each group's link, which its clone shares. Every job on it has a head (the
+One machine at a time: the compute stream, and each group's link. Every job on it has a head (the
 longest path of work that must come before), a body and a tail (what must come after). Run with
 preemption by longest tail, the jobs end no later than in any schedule (J. R. Jackson, "Scheduling a
 production line to minimize maximum tardiness", 1955; J. Carlier, "The one-machine sequencing problem",
@@ -46,8 +46,7 @@ def lower_bound(problem: Problem) -> Bound:
             if key not in slopes:
                 slopes[key] = least_us_per_mib(problem.link_table(*key))
             body = slopes[key] * node.payload / MIB
-            link = problem.link_of(node.group)
-            jobs.setdefault(f"group {link}", []).append((head[i], body, tail[i]))
+            jobs.setdefault(f"group {node.group}", []).append((head[i], body, tail[i]))
     by_resource = {name: one_machine_bound(listed) for name, listed in sorted(jobs.items())}
     by_resource["path"] = path
     return Bound(max(by_resource.values()), by_resource)

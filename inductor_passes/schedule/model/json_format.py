@@ -2,8 +2,7 @@
 
 A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
 kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
-``group_size`` and, if they are not 1, ``compute_stretch`` and ``group_stretch`` (by group); ``shared`` names the group that each clone shares a
-link with. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+``group_size`` and, if they are not 1, ``compute_stretch`` and ``group_stretch`` (by group). A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ PROBLEM = Form(
                 "type": "object",
                 "additionalProperties": {"type": "number", "minimum": 1},
             },
-            "shared": {"type": "object", "additionalProperties": _TEXT},
         },
         "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
     },
@@ -101,7 +99,6 @@ def problem_of(data: dict[str, Any], file: str = "") -> Problem:
         group_size=data["group_size"],
         compute_stretch=float(data.get("compute_stretch", 1.0)),
         group_stretch=data.get("group_stretch", {}),
-        shared=data.get("shared", {}),
     )
     check_problem(problem)
     return problem

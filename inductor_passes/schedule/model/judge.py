@@ -106,14 +106,10 @@ class _Entries:
         self._packed: dict[int, int] = {}  # bucket -> the entry that holds its copy
         self._waited: dict[int, int] = {}  # bucket -> the entry of its last wait so far
         self._entry = [0] * len(problem.nodes)  # node -> the entry that stands in its place
-        shared = {**problem.shared, **{group: group for group in problem.shared.values()}}
-        self._startup_us: dict[int, float] = {}
         self.program = Program(
             *([], [], [], []),
             stretch=problem.compute_stretch,
             stretches=problem.group_stretch,
-            shared=shared,
-            startup_us=self._startup_us,
         )
         self.fresh: list[int] = []
         self.runs_at = [0] * len(problem.nodes)
@@ -183,8 +179,6 @@ class _Entries:
         node = self._problem.nodes[i]
         counted = node.kind not in ("input", "output") and node.alias is None
         entry = self._add(compute_us, node.bytes if counted else 0, channel, link_us, awaits)
-        if channel in self.program.shared and node.kind == "launch":
-            self._startup_us[entry] = self._problem.startup_us(i, link_us)
         self._entry[i] = self.runs_at[i] = entry
         self.node_at[entry] = i
 

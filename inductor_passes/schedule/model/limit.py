@@ -19,6 +19,6 @@ def limit_us(problem: Problem) -> float:
             key = node.group, node.op
             if key not in rates:
                 rates[key] = least_us_per_mib(problem.link_table(*key))
-            link = f"group {problem.link_of(node.group)}"
+            link = f"group {node.group}"
             busy[link] = busy.get(link, 0.0) + rates[key] * node.payload / MIB
     return max(busy.values())

@@ -46,7 +46,7 @@ def own_bound(tasks: Tasks, effort: str) -> Certificate:
     tail = _heads(tasks, tasks.succs, duration, body, nearest, -1)
     jobs: dict[str, list[Job]] = {}
     for t, us in enumerate(body):
-        name = f"group {tasks.link[t]}" if tasks.launch[t] >= 0 else "compute"
+        name = f"group {tasks.group[t]}" if tasks.launch[t] >= 0 else "compute"
         jobs.setdefault(name, []).append((head[t], us, tail[t]))
         jobs.setdefault("compute", []).append((0.0, early[t], duration[t] + tail[t]))
     bounds = {name: one_machine_bound(listed) for name, listed in jobs.items()}
@@ -98,7 +98,7 @@ def _heads(
                 break
             p = -direction * heappop(queue)
             if body[p]:
-                jobs.setdefault(tasks.link[p], []).append((head[p], body[p], way[p]))
+                jobs.setdefault(tasks.group[p], []).append((head[p], body[p], way[p]))
             for q in before[p]:
                 if q not in way:
                     way[q] = 0.0

@@ -19,8 +19,6 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inductor_passes.simulate.links import startup_us
-
 KINDS = ("compute", "launch", "wait", "input", "output")
 MERGED_OPS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 UNPACKED_OPS = ("all_gather", "all_to_all")
@@ -76,7 +74,6 @@ class Problem:
     ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes written.
     ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes beside a
     collective; at least 1. ``group_stretch``: beside one of this group, where links are not alike.
-    ``shared``: clone of a group -> the group, whose link both share (``simulate/links.py``).
     """
 
     name: str
@@ -86,17 +83,6 @@ class Problem:
     group_size: Mapping[str, int]
     compute_stretch: float = 1.0
     group_stretch: Mapping[str, float] = field(default_factory=dict)
-    shared: Mapping[str, str] = field(default_factory=dict)
-
-    def link_of(self, group: str) -> str:
-        """The group whose link a group uses: itself, or what it is a clone of."""
-        return self.shared.get(group, group)
-
-    def startup_us(self, launch: int, us: float) -> float:
-        """The part of the time ``us`` of a launch, or of a bucket that it is first in, in which it moves no bytes."""
-        node = self.nodes[launch]
-        table = self.link_table(node.group, node.op)
-        return startup_us(table, node.payload / MIB, min(us, self.launch_us(launch)))
 
     def link_table(self, group: str, op: str) -> LinkTable:
         """The points that price ``op`` on ``group``."""

@@ -20,7 +20,7 @@ class Tasks:
     stream in task t, in order; for a launch, ahead of it. ``launch[t]``: node id of its launch, or -1.
     ``behind[t]``: of a launch, its waits and views of them. ``us[t]``: compute time.
     ``link_us[t]``: time of the launch alone. ``blocks[t]``: the group whose channel its compute holds, or "".
-    ``link[t]``: the group whose link its launch uses. ``preds[t]``, ``succs[t]``: tasks.
+    ``preds[t]``, ``succs[t]``: tasks.
     ``alloc[t]``: bytes that outlive the task. ``transient[t]``: most bytes above what was live before.
     ``uses[t]``: values it makes or reads; ``kept[t]``: of a launch, those of them that its wait names and that
     so live until then, and ``kept_inside[t]``, bytes of such values that no other task holds.
@@ -52,7 +52,6 @@ class Tasks:
         self.link_us = [problem.launch_us(i) if i >= 0 else 0.0 for i in self.launch]
         self.payload = [problem.nodes[i].payload if i >= 0 else 0 for i in self.launch]
         self.group = [problem.nodes[i].group if i >= 0 else "" for i in self.launch]
-        self.link = [problem.link_of(group) if group else "" for group in self.group]
         held = [[problem.nodes[i].group for i in nodes] for nodes in self.before]
         self.blocks = ["".join(groups) for groups in held]  # it is a task of its own, with views
         self._link()

@@ -48,7 +48,6 @@ def test_other_arguments_are_another_solution(solved, changes):
         ("group_size", {"a": 2, "b": 3}),
         ("links", {}),
         ("group_stretch", {"a": 1.5}),
-        ("shared", {"b": "a"}),
     ],
 )
 def test_another_price_is_another_problem(field, value):

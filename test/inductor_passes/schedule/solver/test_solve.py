@@ -179,7 +179,7 @@ def test_sums_that_queue_on_a_channel_go_together():
     check(of, solution)
     # One by one they would hold either channel for 80 us.
     assert {len(bucket) for bucket in solution.buckets} == {7}
-    assert solution.makespan_us == pytest.approx(31)  # one, then seven; on the second channel, too
+    assert solution.makespan_us == pytest.approx(31)  # one, then seven
 
 
 def test_inputs_that_are_kept_until_the_wait_count_for_the_cap():
