@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tools" / "bench" / "results"
 # What a machine, a day or a version decides, by the last name on the way to a figure.
 OF_THE_RUN = re.compile(r"(_s|seconds|^ms|date|machine|load_average|command|torch|triton)$")
-MODELLED_MS = re.compile(r"(communication|model_\w+|step|program|formula)_ms$")
+MODELLED_MS = re.compile(r"(communication|model_\w+|step|program)_ms$")
 RELATIVE = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""``python -m inductor_passes costs``: formulas, measuring, measured times, and ``import FILE...`` into a topology file.
+"""``python -m inductor_passes costs``: measuring, measured times, and ``import FILE...`` into a topology file.
 
 Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
 gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from inductor_passes import files
-from inductor_passes.cli import formula as formula_command
 from inductor_passes.cli import measure as measure_command
 from inductor_passes.cli import times as times_command
 from inductor_passes.errors import PassesError, TopologyError
@@ -26,8 +25,6 @@ from inductor_passes.machine.topology.topology import Topology, built, load_topo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
     actions = parser.add_subparsers(dest="action", required=True)
-    summary = "trace a script, and print the time of its step as a formula in ranks and sizes"
-    formula_command.add_arguments(actions.add_parser("formula", help=summary, description=summary))
     summary = "measure this machine, or under torchrun this job, and write a topology file"
     measure_command.add_arguments(actions.add_parser("measure", help=summary, description=summary))
     summary = "measured times of a job's steps beside predicted ones, worst first"
@@ -53,8 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, write, print; 0, or 2 after a one-line error."""
-    if arguments.action == "formula":
-        return formula_command.run(arguments)
     if arguments.action == "measure":
         return measure_command.run(arguments)
     if arguments.action == "show":

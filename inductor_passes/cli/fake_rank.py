@@ -23,18 +23,8 @@ from inductor_passes.attach.compile import compile_with_passes, graph_passes_onl
 from inductor_passes.torch_compat import c10d
 
 
-def run_script(
-    script: str,
-    arguments: Sequence[str],
-    rank: int,
-    world_size: int,
-    *,
-    dynamic: bool | None = None,
-) -> str:
-    """Run ``script`` as one rank of ``world_size``; what stopped it, or "".
-
-    ``dynamic`` is torch.compile's, where the script does not say. Call it in a process of its own.
-    """
+def run_script(script: str, arguments: Sequence[str], rank: int, world_size: int) -> str:
+    """Run ``script`` as one rank of ``world_size``; what stopped it, or "". Call it in a process of its own."""
     variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -48,7 +38,7 @@ def run_script(
             mock.patch.dict(os.environ, variables),
             mock.patch.object(sys, "argv", [script, *arguments]),
             mock.patch.object(dist, "init_process_group", _init_fake(rank, world_size)),
-            mock.patch.object(torch, "compile", _with_passes(torch.compile, dynamic)),
+            mock.patch.object(torch, "compile", _with_passes(torch.compile)),
             graph_passes_only(),
         ):
             runpy.run_path(script, run_name="__main__")
@@ -72,12 +62,11 @@ def _init_fake(rank: int, world_size: int) -> Callable[..., None]:
     return init
 
 
-def _with_passes(stock: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+def _with_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``torch.compile`` whose default backend runs these passes."""
 
     @functools.wraps(stock)
     def compile_(model: Any = None, *, backend: Any = "inductor", **kwargs: Any) -> Any:
-        kwargs.setdefault("dynamic", dynamic)
         if model is None:
             return lambda decorated: compile_(decorated, backend=backend, **kwargs)
         if backend == "inductor":

@@ -1,22 +1,14 @@
-"""Sizes of traced tensors: hints of symbols, and where a symbol comes from."""
+"""Sizes of traced tensors: hints of symbols, and what is expected of them."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 
-# Called with a symbolic size's expression, its hint and where its symbols are from, in place of the hint.
-SizeReader = Callable[[Any, int, Mapping[Any, str]], Any]
-
-
 # Of the symbols of a ShapeEnv that have no hint: the value that is expected.
 _expected: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
-_size_reader: ContextVar[SizeReader | None] = ContextVar("size_reader", default=None)
 
 
 def size_hint(size: int | torch.SymInt) -> int:
@@ -27,12 +19,7 @@ def size_hint(size: int | torch.SymInt) -> int:
     if isinstance(size, int):
         return size
     hint = getattr(size.node, "hint", None)
-    value = int(hint) if hint is not None else _expected_of(size)
-    read = _size_reader.get()
-    if read is None:
-        return value
-    expr = size.node.expr
-    return cast(int, read(expr, value, {s: _source_of_symbol(size, s) for s in expr.free_symbols}))
+    return int(hint) if hint is not None else _expected_of(size)
 
 
 def expect(size: object, value: int) -> None:
@@ -50,25 +37,6 @@ def _expected_of(size: torch.SymInt) -> int:
         return 1
     expr = size.node.expr
     return int(expr.xreplace({symbol: known.get(symbol, 1) for symbol in expr.free_symbols}))
-
-
-def _source_of_symbol(size: torch.SymInt, symbol: Any) -> str:
-    """``L['x'].size()[0]``, or "" where torch does not say. Seen in torch 2.11 to 2.15."""
-    known = getattr(getattr(size.node, "shape_env", None), "var_to_sources", {})
-    for source in known.get(symbol, ()):
-        name = source.name
-        return str(name() if callable(name) else name)
-    return ""
-
-
-@contextlib.contextmanager
-def sizes_read_by(read: SizeReader) -> Iterator[None]:
-    """Within it, ``size_hint`` of a symbolic size is what ``read`` makes of it: a number of its own kind."""
-    token = _size_reader.set(read)
-    try:
-        yield
-    finally:
-        _size_reader.reset(token)
 
 
 def new_symbols(value: object) -> Any:

@@ -8,9 +8,9 @@ is this rank's input; rates are per rank and direction.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from inductor_passes.machine.prices.amount import ceiling, largest, log2, smallest
 from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.machine.topology.topology import LinkProtocol, Topology
 
@@ -51,7 +51,7 @@ def collective_us(
     own = topology.all_reduce_in_node
     if kind == "all_reduce" and own is not None and not group.crosses_nodes:
         times.append(own.launch_us + payload_bytes / (own.gb_per_s * 1e3))
-    return smallest(*times)
+    return min(times)
 
 
 def _plans(
@@ -68,17 +68,17 @@ def _plans(
         plans = [_ring(2, traffic, group)]
         if k > 1:
             # A double tree between nodes over a chain in each: log2(k) network hops, not k - 1.
-            hops = 2 * (group.ranks_per_node - 1), 2 * ceiling(log2(k))
+            hops = 2 * (group.ranks_per_node - 1), 2 * math.ceil(math.log2(k))
             plans.append(_Plan(*hops, traffic, traffic / group.ranks_per_node))
         return plans
     if kind == "broadcast" or kind == "reduce":
-        hops = ceiling(log2(group.ranks_per_node)), ceiling(log2(k))
+        hops = math.ceil(math.log2(group.ranks_per_node)), math.ceil(math.log2(k))
         return [_Plan(*hops, payload, payload / group.ranks_per_node)]
     if kind == "all_to_all":
         # Every pair at once; each rank has its own network link, which others cannot help with.
         local = group.ranks_per_node - 1
         outside = n - 1 - local
-        return [_Plan(1, smallest(1, outside), local / n * payload, outside / n * payload)]
+        return [_Plan(1, min(1, outside), local / n * payload, outside / n * payload)]
     if kind in ("permute", "send", "recv", "isend", "irecv", "batch_p2p"):
         return [_Plan(0, 1, 0.0, payload) if k > 1 else _Plan(1, 0, payload, 0.0)]
     raise ValueError(f"no cost formula for collectives of kind {kind!r}")
@@ -98,5 +98,5 @@ def _us(plan: _Plan, protocol: LinkProtocol, group: GroupShape, topology: Topolo
         transfer = plan.intra_bytes / (topology.intra_gb_per_s * 1e3 * protocol.intra_share)
     if group.crosses_nodes:
         inter = plan.inter_bytes / (topology.inter_gb_per_s * 1e3 * protocol.inter_share)
-        transfer = largest(transfer, inter)
+        transfer = max(transfer, inter)
     return protocol.launch_us + steps + transfer

@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.kinds import loop_of
-from inductor_passes.machine.prices.amount import Amount, largest, smallest
 from inductor_passes.torch_compat.sizes import size_hint
 
 log = logging.getLogger(__name__)
@@ -62,24 +61,7 @@ def flops(node: fx.Node) -> float:
         return 0
     if is_attention(node):
         count = count * _causal_share(node)
-    return count if isinstance(count, Amount) else int(count)
-
-
-class Shape(tuple[Any, ...]):
-    """A shape that formulas may take for a tensor: what they ask of one."""
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """Itself."""
-        return self
-
-    def dim(self) -> int:
-        """Number of dimensions."""
-        return len(self)
-
-    def numel(self) -> Any:
-        """Number of elements."""
-        return math.prod(self)
+    return int(count)
 
 
 def _registry() -> dict[Any, Callable[..., Any]]:
@@ -90,16 +72,11 @@ def _registry() -> dict[Any, Callable[..., Any]]:
 
 
 def concrete(value: Any) -> Any:
-    """Nodes as their values, symbolic sizes as their hints, tensors as meta tensors.
-
-    Where sizes are read as amounts, a tensor is its shape.
-    """
+    """Nodes as their values, symbolic sizes as their hints, tensors as meta tensors."""
     if isinstance(value, fx.Node):
         return concrete(value.meta.get("val"))
     if isinstance(value, torch.Tensor):
-        shape = Shape(size_hint(size) for size in value.shape)
-        if any(isinstance(size, Amount) for size in shape):
-            return shape
+        shape = [size_hint(size) for size in value.shape]
         return torch.empty(shape, dtype=value.dtype, device="meta")
     if isinstance(value, torch.SymInt):
         return size_hint(value)
@@ -130,8 +107,8 @@ def _causal_share(node: fx.Node) -> float:
     if "is_causal" not in tensors or query is None or key is None or query.dim() != 4:
         return 1.0
     rows, columns = query.shape[-2], key.shape[-2]
-    full = smallest(rows, columns)
-    seen = full * (full + 1) / 2 + largest(0, rows - columns) * columns
+    full = min(rows, columns)
+    seen = full * (full + 1) / 2 + max(0, rows - columns) * columns
     return seen / (rows * columns) if rows and columns else 1.0
 
 

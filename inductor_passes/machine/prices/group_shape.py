@@ -6,13 +6,13 @@ mesh dimension this process is in, so all ranks of a homogeneous mesh get one an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
 from inductor_passes.graph.collectives import argument
-from inductor_passes.machine.prices.amount import ceiling
 from inductor_passes.torch_compat.c10d import group_ranks, world_size
 
 
@@ -24,9 +24,9 @@ class GroupShape:
     nodes: int
 
     @property
-    def ranks_per_node(self) -> float:
+    def ranks_per_node(self) -> int:
         """Ranks of this group that share a node."""
-        return ceiling(self.size / self.nodes)
+        return math.ceil(self.size / self.nodes)
 
     @property
     def crosses_nodes(self) -> bool:

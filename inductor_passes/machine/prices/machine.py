@@ -1,7 +1,7 @@
 """Durations on one machine: the one place where work becomes microseconds.
 
 The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for operations on
-shards, the fusions and formulas for what they would put in a graph: each knows its work in bytes, operations
+shards, the fusions for what they would put in a graph: each knows its work in bytes, operations
 and payloads, and all get the same answer for the same work.
 """
 
@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 
 from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.amount import largest
 from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.machine.prices.shown import topology_of
 from inductor_passes.machine.times.times import Times
@@ -85,7 +84,7 @@ class Machine:
             per_us = rate.flops_per_us
             if attention:
                 per_us = rate.peak_tflops * self.topology.attention_efficiency * 1e6
-            us = largest(operations / per_us, us)
+            us = max(operations / per_us, us)
         return us + (self.kernel_start_us if starts else 0.0)
 
     def product_us(self, dtype: str, shape: Product, moved_bytes: float) -> float:
