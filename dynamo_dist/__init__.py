@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from dynamo_dist.reporting import explain
     from dynamo_dist.saved import load, save
     from dynamo_dist.switch import is_enabled
-    from dynamo_dist.tuning import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "localize",
     "localized_dtensors",
     "save",
-    "tune",
     "verify",
 ]
 
@@ -47,7 +45,6 @@ _HOME = {
     "localize": "dynamo_dist.parallel",
     "localized_dtensors": "dynamo_dist.parallel",
     "save": "dynamo_dist.saved",
-    "tune": "dynamo_dist.tuning",
     "verify": "dynamo_dist.numerics",
 }
 

@@ -94,7 +94,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.trace.modules import registry as modules
     from dynamo_dist.trace.randomness import registry as randomness
     from dynamo_dist.trace.trackers import hooks, registry
-    from dynamo_dist.tuning import codes
 
     return [
         compiler.BackendEntryPoint(BACKEND),
@@ -108,7 +107,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *recompiles.changes(),
         *wrapping.changes(),
         *gradients.changes(),
-        *codes.changes(),
         *below_autograd.changes(),
         *sharding.changes(config),
         *registration.changes(),

@@ -122,7 +122,7 @@ def _compile_repaired(
         gm,
         inputs,
         compile_,
-        prices_of(own.topology, inputs, own.costs),
+        prices_of(own.topology, inputs),
         f"{digest(DistConfig.from_env())} {compiler.cache_key_tag()}",
         None if own.plan == "repair" else own.plan,
     )

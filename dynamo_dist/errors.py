@@ -59,9 +59,5 @@ class StrategyError(DistError):
     """An operator on DTensors without a right way to run it so; names it, placements and a way out."""
 
 
-class TuneError(DistError, ValueError):
-    """A step that cannot be timed, or a job without ranks to agree with; schedules are left as they were."""
-
-
 class VerifyError(DistError):
     """A model whose step cannot be compared with one device."""

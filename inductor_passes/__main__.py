@@ -17,7 +17,7 @@ COMMANDS = {
     ),
     "costs": (
         "inductor_passes.cli.costs",
-        "a step's time as a formula; measured times into a topology file",
+        "measured times into a topology file",
     ),
     "kernels": ("inductor_passes.cli.kernels", "fused kernels, what they need, what runs here"),
 }

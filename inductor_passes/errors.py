@@ -25,10 +25,6 @@ class TopologyError(PassesError, ValueError):
     """A topology file that is missing, unreadable, incomplete or physically impossible."""
 
 
-class TimesError(PassesError, ValueError):
-    """A table of measured times that cannot be read, or that is none of this version."""
-
-
 class CalibrationError(PassesError):
     """A machine that cannot be measured: a device or a library is not there, or ranks did not come."""
 

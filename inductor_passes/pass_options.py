@@ -15,7 +15,6 @@ from inductor_passes.torch_compat import config
 
 SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
-COSTS = ("model", "measured")
 COMPILES = ("each", "shared")
 ON_PASS_ERROR = ("raise", "skip")
 # What ``disable`` takes beside passes.
@@ -49,9 +48,6 @@ class PassOptions:
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
-    costs: ``model``, by the topology; or ``measured``: by what steps took, of this job or of one before on the same machine.
-        Where none has been timed, some steps behind the first are (``backend="dynamo_dist"``, CPU), and graphs are compiled
-        once more, or twice if their steps became slower; until then the topology counts.
     compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same one compiles, and the
         others load what it made, from their common cache folder or through the job's store.
     exact: only passes that keep every bit.
@@ -65,7 +61,6 @@ class PassOptions:
     schedule: ScheduleOptions | str = field(default_factory=ScheduleOptions)
     split: int | str = "off"
     plan: str = "off"
-    costs: str = "model"
     compile: str = "each"
     exact: bool = False
     on_pass_error: str = "raise"
@@ -80,7 +75,6 @@ class PassOptions:
         _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
-        _one_of("costs", self.costs, COSTS)
         _one_of("compile", self.compile, COMPILES)
         _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:

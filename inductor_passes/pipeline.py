@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -25,11 +24,9 @@ from inductor_passes.fuse.base import Fusion
 from inductor_passes.graph.collectives import input_tensors, is_launch
 from inductor_passes.graph.exchanged import expect_even_exchanges
 from inductor_passes.graph.hazards import differs_by_numbers, launches_show_that_ranks_differ
-from inductor_passes.graph.identity import digest_of_graph, operator_of, value_of
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.source_lines import user_line
 from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
-from inductor_passes.machine.times.times import Times
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
@@ -88,7 +85,6 @@ def run_passes(
     alike = not (ranks_differ or ragged) and not differs_by_numbers(graph)
     expect_even_exchanges(graph)
     before = simulate(graph, cost)
-    original, digest = {n.name: operator_of(n) for n in graph.nodes}, digest_of_graph(graph)
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
@@ -105,20 +101,9 @@ def run_passes(
         told.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
-    record = describe(
-        graph,
-        cost,
-        before=before,
-        after=after,
-        passes=records,
-        phase=phase,
-        graph_id=graph_id,
-        original=original,
-        digest=digest,
+    return describe(
+        graph, cost, before=before, after=after, passes=records, phase=phase, graph_id=graph_id
     )
-    if not isinstance(cost, TopologyCostModel) or cost.untimed is cost:
-        return record
-    return dataclasses.replace(record, predicted=simulate(graph, cost.untimed).record())
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
@@ -169,31 +154,9 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
     return allowed
 
 
-def cost_model(
-    graph: fx.Graph, options: PassOptions, times: Times | None = None
-) -> TopologyCostModel:
-    """The model of the topology asked for, or of the default for the device that communicates.
-
-    ``times``: what steps of the job took. They count for the graphs that they are of; another graph is priced by the
-    topology alone, and a line says so.
-    """
-    topology = load_topology(topology_name(graph, options))
-    if times is None:
-        return TopologyCostModel(topology)
-    digest = digest_of_graph(graph)
-    timed = times.graphs.get(digest)
-    untimed = TopologyCostModel(topology)
-    other = ""
-    if timed is None or not timed.fits({n.name: operator_of(n) for n in graph.nodes}):
-        other = "graphs"
-    elif times.machine != untimed.machine_name:
-        other = f"machines ({times.machine}, and this is {untimed.machine_name})"
-    if other:
-        log.warning(
-            "Measured times are not used for graph %s: they are of other %s.", digest, other
-        )
-        return untimed
-    return TopologyCostModel(topology, times, digest, {n.name: value_of(n) for n in graph.nodes})
+def cost_model(graph: fx.Graph, options: PassOptions) -> TopologyCostModel:
+    """The model of the topology asked for, or of the default for the device that communicates."""
+    return TopologyCostModel(load_topology(topology_name(graph, options)))
 
 
 def topology_name(graph: fx.Graph, options: PassOptions) -> str:

@@ -244,27 +244,6 @@ class FigureRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """A node of the final graph that takes time, launches or waits.
-
-    ``event``: ``compute``, ``kernel`` for one that has a kernel of its own, ``launch`` or ``wait``. ``number``: of the
-    launch, counted in the graph's order, and of the one waited for; -1 for others. ``original``: whether the node was
-    there before the passes. ``product``: batch, m, k and n of a matrix product of ``dtype``; empty for others.
-    ``hosts``: on which the group of a launch lies, as the topology has it; 0 for others.
-    """
-
-    name: str
-    event: str
-    operator: str
-    predicted_us: float = 0.0
-    number: int = -1
-    original: bool = True
-    dtype: str = ""
-    product: tuple[int, ...] = ()
-    hosts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class CacheRecord:
     """Where a graph's passes were looked for: ``status`` is ``hit``, ``miss`` or ``off``.
 
@@ -278,20 +257,12 @@ class CacheRecord:
         return f"{self.status}: {', '.join(self.why)}" if self.why else self.status
 
 
-# Behind a topology's name where measured times count.
-MEASURED = ", measured"
-
-
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
 
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
     them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
-    ``graph``: a digest of the graph before its passes (``graph/identity.py``), ``place``: of where it stands in the
-    program; "" where ranks settle nothing. ``machine``: the topology's name and figures, and the device, as tables of
-    measured times name them. ``nodes``: in the order in which the passes left them. ``predicted``: the same order by the
-    topology alone, where ``before`` and ``after`` stand on measured times; else None.
     """
 
     graph_id: str
@@ -307,21 +278,11 @@ class GraphRecord:
     warnings: tuple[str, ...] = ()
     figures: tuple[FigureRecord, ...] = ()
     cache: CacheRecord | None = None
-    graph: str = ""
-    place: str = ""
-    machine: str = ""
-    nodes: tuple[NodeRecord, ...] = ()
-    predicted: TimelineRecord | None = None
 
     @property
     def key(self) -> str:
         """Which graph this is: a later record of the same key replaces an earlier one."""
         return self.graph_id
-
-    @property
-    def is_measured(self) -> bool:
-        """Return whether it was scheduled by what steps of a job took."""
-        return self.topology.endswith(MEASURED)
 
     @property
     def schedule(self) -> ScheduleRecord | None:

@@ -58,7 +58,6 @@ def test_dynamo_dist_meets_inductor_passes_in_few_places():
         "run/recompiles.py",
         "trace/lowering/ops.py",
         "sharding/plan",
-        "tuning",
         "saved",
         "sharding/registration.py",  # a hash of sources, as of plugins
         "torch_compat/wrappers.py",  # the name of a mark that a pass reads

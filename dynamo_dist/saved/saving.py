@@ -10,7 +10,6 @@ from dynamo_dist.saved import ahead, compiles, fingerprint, frames, owned
 from dynamo_dist.saved.manifest import Artefacts, Manifest, name_of
 from dynamo_dist.torch_compat.dynamo import compiler
 from dynamo_dist.torch_compat.inductor import saved
-from inductor_passes.attach import measured
 from inductor_passes.files.whole import TEMPORARY
 from inductor_passes.reporting import recorder
 
@@ -42,7 +41,7 @@ def written(path: str | os.PathLike[str]) -> Artefacts:
         entries = saved.recorded() if done else []
         if not entries:
             raise _nothing(bool(done))
-        entries += saved.files([*recorder.met(), *measured.in_use()])
+        entries += saved.files(recorder.met())
         kept = frames.kept()
         entries += [saved.Entry(saved.FRAME, each.name(), each.dumps()) for each in kept]
     prefix = name_of(facts["job"]["rank"], facts["job"]["world_size"])

@@ -16,10 +16,9 @@ from typing import TypeVar
 from inductor_passes.agree.decide import Decision, Offer, decide, leave_to_python
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.register import Register
-from inductor_passes.agree.settle import Settling
-from inductor_passes.agree.store import Steps, StoreFailedError, run
+from inductor_passes.agree.store import StoreFailedError, run
 from inductor_passes.agree.stream import Group, Stream
-from inductor_passes.errors import OptionError, RanksDifferError
+from inductor_passes.errors import OptionError
 from inductor_passes.torch_compat import c10d, dynamo
 from inductor_passes.torch_compat.c10d import Store
 
@@ -59,9 +58,7 @@ class Orders:
         self._store, self._rank = store, rank
         self._default_group = default_group
         self._register = Register()
-        self._prefix = PREFIX
         self._given_up = 0
-        self._lost = ""
         self._frames_unlike_python: set[int] = set()
         self._left_to_python: set[tuple[str, types.CodeType]] = set()
 
@@ -82,8 +79,6 @@ class Orders:
         return decision
 
     def _settle(self, stream: Stream, offer: Offer) -> Decision:
-        if self._lost:
-            raise RanksDifferError(self._lost)
         deadline_s = seconds()
         if self._store is None or deadline_s == 0:
             _say_once(
@@ -96,13 +91,8 @@ class Orders:
             stream = replace(stream, callers=dynamo.callers())
         steps = decide(self._rank, stream, offer, self._register, around)
         try:
-            decision = run(steps, self._store, self._prefix, deadline_s)
+            decision = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
-            if self._prefix != PREFIX:  # what was settled before held on all ranks, and is given up
-                self.lose(
-                    f"The job's store failed while ranks settled the launches of graph {stream.graph} anew ({error})."
-                )
-                raise RanksDifferError(self._lost) from error
             log.warning(
                 "The job's store failed while ranks settled the launches of graph %s (%s): it keeps the program's "
                 "order of launches. If other ranks do not, the job may hang.",
@@ -133,7 +123,7 @@ class Orders:
             return
         steps = leave_to_python(self._rank, root, dynamo.callers(), self._register, _groups())
         try:
-            given_up = run(steps, self._store, self._prefix, deadline_s)
+            given_up = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
             log.warning(
                 "The job's store failed while this rank left %s to Python (%s): if other ranks compile it, "
@@ -148,37 +138,6 @@ class Orders:
     def can_meet(self) -> bool:
         """Return whether this rank can settle anything with the others."""
         return self._store is not None and seconds() > 0
-
-    def lose(self, why: str) -> None:
-        """Launch nothing more from compiled graphs: this rank does not know in which order the others do.
-
-        The next call of each raises RanksDifferError with ``why``, as long as the job lasts.
-        """
-        self._lost = why
-        self._given_up += 1
-
-    def ask(self, steps: Steps[T]) -> T:
-        """Carry out steps of another protocol of the job's ranks. Raises StoreFailedError, also without a store."""
-        deadline_s = seconds()
-        if self._store is None or deadline_s == 0:
-            raise StoreFailedError("ranks cannot meet")
-        return run(steps, self._store, PREFIX, deadline_s)
-
-    def begin_anew(self, name: str) -> None:
-        """Settle all streams anew, under ``name``; what was compiled before is compiled again when it is called next.
-
-        All ranks do so at the same call, once all have come to it and by one word. Where ranks cut functions, and what
-        they run in Python, stays known. Raises StoreFailedError, having begun anew, if what others have left to Python since cannot be read.
-        """
-        here = Stream(tuple(_groups()), ())
-        try:
-            if self._store is not None:
-                steps = Settling(self._rank, here, "", self._register).look_around()
-                run(steps, self._store, self._prefix, seconds())
-        finally:  # a rank that stayed behind would run what was settled before, beside others that do not
-            self._register = self._register.successor()
-            self._prefix = f"{PREFIX}{name}/"
-            self._given_up += 1
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
         """Return whether this rank has left a function to Python, as its peers know for as long as the job lasts."""

@@ -46,13 +46,6 @@ class Register:
         self._in_python: set[str] = set()  # functions, as some rank runs them
         self._left_here: set[str] = set()  # as this rank does
 
-    def successor(self) -> Register:
-        """Return a register without streams, which knows as this one where ranks cut functions or run them in Python."""
-        made = Register()
-        made._cut, made._in_python = set(self._cut), set(self._in_python)
-        made._left_here = set(self._left_here)
-        return made
-
     def get(self, stream: Stream, key: str) -> Known | None:
         """Return the entry of this stream, or of the same one seen from elsewhere; None if it is not settled."""
         if (exact := self._known.get(key)) is not None:

@@ -173,11 +173,6 @@ class Settling:
         yield from _tell(self.key, self.peers)
         yield from self._note()
 
-    def look_around(self) -> Steps[None]:
-        """Learn what ended on all boards, and which functions other ranks run in Python."""
-        for group in self.boards:
-            yield from self._learn(_Board.unpack((yield from read(f"board/{group.id}"))))
-
     def _post(self, group: Group) -> Steps[_Board | None]:
         """Put the stream on a group's board as what is settled now, and learn what ended there.
 

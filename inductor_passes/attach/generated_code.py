@@ -39,18 +39,17 @@ def read_order(source: str) -> list[str]:
 
     ``launch KIND``, ``wait N`` (of the N-th launch) and ``kernel``.
     """
-    return [event for _, event, _ in events_by_line(source)]
+    return list(_events(source))
 
 
-def events_by_line(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Events with the lines that they stand on, counted from 1, and the variables that a launch writes into."""
+def _events(source: str) -> Iterator[str]:
     buffer_of: dict[str, int] = {}
     count = 0
-    for number, line in enumerate(source.splitlines(), 1):
+    for line in source.splitlines():
         call = _CALL.match(line)
         if call is None:
             if _is_kernel(line):
-                yield number, "kernel", ()
+                yield "kernel"
             alias = _ALIAS.match(line)
             if alias is not None and alias["old"] in buffer_of:
                 buffer_of[alias["new"]] = buffer_of[alias["old"]]
@@ -58,7 +57,7 @@ def events_by_line(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
         names = _NAME.findall(call["args"])
         if call["op"].startswith("wait_tensor"):
             if names and names[0] in buffer_of:
-                yield number, f"wait {buffer_of[names[0]]}", ()
+                yield f"wait {buffer_of[names[0]]}"
             continue
         kind = next((k for k in KINDS if call["op"].startswith(k)), "")
         if not kind:
@@ -66,7 +65,7 @@ def events_by_line(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
         outputs = _NAME.findall(call["out"] or "")
         in_place = call["op"].endswith(("_", "_out"))
         written = (*outputs, *(names if in_place or not outputs else ()))
-        yield number, f"launch {kind}", tuple(dict.fromkeys(written))
+        yield f"launch {kind}"
         for name in written:
             buffer_of[name] = count
         count += 1
@@ -84,7 +83,7 @@ def order_kept(expected: Sequence[str], source: str | None) -> bool | None:
     if not any(event.startswith("launch") for event in found):
         return None
     found, wanted = (
-        without_second_waits(events) for events in (found, map(_without_group, expected))
+        _without_second_waits(events) for events in (found, map(_without_group, expected))
     )
     if found.count("kernel") != wanted.count("kernel"):
         found = [event for event in found if event != "kernel"]
@@ -99,7 +98,7 @@ def _is_kernel(line: str) -> bool:
     return match["op"] is None or any(name in match["op"] for name in _OPERATORS)
 
 
-def without_second_waits(events: Iterable[str]) -> list[str]:
+def _without_second_waits(events: Iterable[str]) -> list[str]:
     """A launch that was waited for is there: to wait again does nothing."""
     kept: list[str] = []
     waited: set[str] = set()

@@ -26,7 +26,6 @@ from inductor_passes.graph.hazards import launches_show_that_ranks_differ
 from inductor_passes.kernels import availability, register_operators
 from inductor_passes.machine import CostModel, default_topology, load_topology
 from inductor_passes.machine.prices.roofline import digest_of
-from inductor_passes.machine.times.times import Times
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
@@ -54,8 +53,6 @@ class Attachment:
     uneven: bool = False
     # Where the graph stands in the program, if ranks settle its launches: they are known by that.
     place: str = ""
-    # What steps of the job took, the same on all ranks.
-    times: Times | None = None
     # Only looks, for somebody who explains a program: gives way to passes that are asked for.
     observes: bool = False
 
@@ -77,7 +74,7 @@ class Attachment:
             self.options,
             cost_model(graph, self.options),
             graph_id=f"{graph_ids.compile_id()}:joint",
-            told=f"{self.options.digest()} {self._measured()}".strip(),
+            told=self.options.digest(),
         )
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
@@ -103,11 +100,11 @@ class Attachment:
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
         graph_id = f"{graph_ids.compile_id()}:{phase}"
         looked_up = misses.why_missed(graph, self.key(), graph_id) if looks_up else None
-        cost = cost_model(graph, self.options, self.times)
+        cost = cost_model(graph, self.options)
         record = self._run(graph, phase, graph_id, cost)
         if record is None:
             return
-        record = dataclasses.replace(record, cache=looked_up, place=self.place)
+        record = dataclasses.replace(record, cache=looked_up)
         if lowers:
             self._pin(graph, cost)
         if recorder.compiled(record):
@@ -162,7 +159,7 @@ class Attachment:
             frame_of_graph(),
             phase=phase,
             graph_id=graph_id,
-            options=f"{self.options.digest()} {self._measured()} {narrowed_types(graph)}".strip(),
+            options=f"{self.options.digest()} {narrowed_types(graph)}".strip(),
         )
         if not stream.launches:
             return _told(run(graph, None, False), joint)
@@ -174,9 +171,6 @@ class Attachment:
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
-
-    def _measured(self) -> str:
-        return "" if self.times is None else self.times.digest
 
     def looks_only(self) -> bool:
         """Return whether no pass of these options can change what a graph launches."""
@@ -205,7 +199,6 @@ class Attachment:
             "reorder_for_locality": f"{self.locality} {self.locality_in_training}",
             "whether ranks differ": str(self.ranks_differ()),
             "place in the program": self.place,
-            "measured times": self._measured(),
             # Where fused kernels cannot run, the same graph compiles otherwise.
             "fused kernels": f"{availability.why_not_here()} {availability.ranks_per_host()}",
         }

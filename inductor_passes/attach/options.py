@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from inductor_passes.attach import measured
 from inductor_passes.attach.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.attach.owner import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
@@ -66,7 +65,6 @@ def config_patches(
         and bool(value("reorder_for_locality_in_training")),
         uneven=uneven,
         place=place,
-        times=measured.times_of(place, own.costs) if place else None,
     )
     pre, post = attach(attachment)
     if has_joint:

@@ -1,4 +1,4 @@
-"""``python -m inductor_passes costs``: measuring, measured times, and ``import FILE...`` into a topology file.
+"""``python -m inductor_passes costs``: measuring, and ``import FILE...`` into a topology file.
 
 Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
 gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from inductor_passes import files
 from inductor_passes.cli import measure as measure_command
-from inductor_passes.cli import times as times_command
 from inductor_passes.errors import PassesError, TopologyError
 from inductor_passes.machine.importing import kineto, nccl_tests
 from inductor_passes.machine.importing.errors import errors_as_text, errors_of
@@ -27,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     summary = "measure this machine, or under torchrun this job, and write a topology file"
     measure_command.add_arguments(actions.add_parser("measure", help=summary, description=summary))
-    summary = "measured times of a job's steps beside predicted ones, worst first"
-    times_command.add_arguments(actions.add_parser("show", help=summary, description=summary))
     importing = actions.add_parser(
         "import", help="add NCCL-tests output and profiles to a topology"
     )
@@ -52,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, write, print; 0, or 2 after a one-line error."""
     if arguments.action == "measure":
         return measure_command.run(arguments)
-    if arguments.action == "show":
-        return times_command.run(arguments)
     try:
         base = load_topology(arguments.topology)
         tables = [_read(Path(file), arguments, base) for file in arguments.files]

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
 from inductor_passes.graph import collectives as c
-from inductor_passes.graph.identity import operator_of
 from inductor_passes.graph.source_lines import cause, user_line
-from inductor_passes.machine import CostModel, TopologyCostModel
-from inductor_passes.machine.prices.flops import product_shape
-from inductor_passes.machine.prices.group_shape import shape_of
-from inductor_passes.machine.prices.roofline import dtype_name
+from inductor_passes.machine import CostModel
 from inductor_passes.pin import has_own_kernel
 from inductor_passes.records import (
     CollectiveRecord,
     GraphRecord,
-    NodeRecord,
     PassRecord,
     TimelineRecord,
 )
@@ -36,13 +31,8 @@ def describe(
     passes: Sequence[PassRecord],
     phase: str,
     graph_id: str,
-    original: Mapping[str, str],
-    digest: str,
 ) -> GraphRecord:
-    """The record of one graph, after its passes and before its order is pinned.
-
-    ``original``, ``digest``: of the graph before its passes, the operator of each node by its name, and its name.
-    """
+    """The record of one graph, after its passes and before its order is pinned."""
     warnings = [
         f"{p.name} failed and was left out: {p.reason}" for p in passes if p.status == "failed"
     ]
@@ -66,45 +56,7 @@ def describe(
         order=tuple(order_events(graph)),
         warnings=tuple(warnings),
         figures=figures_of(PlannedGraph(graph, cost, before, after)),
-        graph=digest,
-        machine=cost.machine_name if isinstance(cost, TopologyCostModel) else cost.name,
-        nodes=tuple(_nodes(graph, cost, original)),
     )
-
-
-def _nodes(graph: fx.Graph, cost: CostModel, original: Mapping[str, str]) -> Iterator[NodeRecord]:
-    """Nodes that take time, launch or wait; priced by the topology alone, to be held against measured times."""
-    if isinstance(cost, TopologyCostModel):
-        cost = cost.untimed
-    number: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        operator = operator_of(node)
-        us, which, product, hosts = 0.0, -1, None, 0
-        if c.is_launch(node):
-            event, us, which = "launch", cost.launch_us(node), len(number)
-            number[node] = which
-            if isinstance(cost, TopologyCostModel):
-                hosts = shape_of(node, cost.topology.ranks_per_node).nodes
-        elif c.is_wait(node):
-            launch = c.launch_of(node)
-            event, which = "wait", -1 if launch is None else number[launch]
-        else:
-            us = cost.compute_us(node)
-            event = "kernel" if has_own_kernel(node) else "compute"
-            if not us and event == "compute":
-                continue
-            product = product_shape(node)
-        yield NodeRecord(
-            name=node.name,
-            event=event,
-            operator=operator,
-            predicted_us=us,
-            number=which,
-            original=original.get(node.name) == operator,
-            dtype="" if product is None else dtype_name(node),
-            product=product or (),
-            hosts=hosts,
-        )
 
 
 def _with_reasons(timeline: TimelineRecord, why: Mapping[str, str]) -> TimelineRecord:

@@ -47,7 +47,6 @@ class _GraphView:
     ticks: list[float]
     height: int
     open: bool
-    predicted: Picture | None = None
 
 
 def page(
@@ -71,7 +70,7 @@ def _views(graphs: Sequence[GraphRecord]) -> list[_GraphView]:
 
 
 def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
-    drawn = [graph.before, graph.after, *([graph.predicted] if graph.predicted else [])]
+    drawn = [graph.before, graph.after]
     scale = max(timeline.makespan_us for timeline in drawn)
     spans = [span for timeline in drawn for span in timeline.spans]
     groups = tuple(dict.fromkeys(s.lane for s in spans if s.lane != COMPUTE_LANE))
@@ -85,7 +84,6 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
         record=graph,
         before=draw(graph.before, scale, groups),
         after=draw(graph.after, scale, groups),
-        predicted=draw(graph.predicted, scale, groups) if graph.predicted else None,
         lane_titles=lane_titles,
         collectives={c.name: c for c in graph.collectives},
         ticks=ticks(scale),

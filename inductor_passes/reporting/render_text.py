@@ -126,12 +126,6 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     for figure in graph.figures:
         said = units.fact_text(figure.value, figure.unit)
         line(console, f"  {figure.name}: {us_text(figure.value) if figure.unit == 'us' else said}")
-    if (alone := graph.predicted) is not None:
-        line(
-            console,
-            f"  by measured times {us_text(graph.after.makespan_us)}, exposed {us_text(graph.after.exposed_us)}; by the "
-            f"topology alone {us_text(alone.makespan_us)}, exposed {us_text(alone.exposed_us)}",
-        )
     for warning in graph.warnings:
         line(console, f"  warning: {warning}", "yellow")
     groups = alike(graph.collectives)

@@ -2,15 +2,15 @@
 
 The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
 A launch starts when all compute before it has finished and its channel is free; it takes no compute
-time. While a channel is busy, compute takes its ``stretch`` times as long, the largest of those that are busy. A wait blocks the compute stream
+time. While a channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream
 until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
 too, so that makespan = compute + exposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Program:
     ``link_us[i]``: time of that launch on its channel.
     ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a collective
     that blocks.
-    ``stretch``: how many times as long compute takes beside a collective; ``stretches``: on a channel of its own.
+    ``stretch``: how many times as long compute takes beside a collective.
     """
 
     compute_us: list[float]
@@ -30,7 +30,6 @@ class Program:
     link_us: list[float]
     awaits: list[Sequence[int]]
     stretch: float = 1.0
-    stretches: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,9 @@ def execute(program: Program) -> Execution:
                 clock = end[launch]
         if not channel:
             start[i] = clock
-            took = _took(program, program.compute_us[i], clock, free)
+            took = stretched(
+                program.compute_us[i], max(free.values(), default=0.0) - clock, program.stretch
+            )
             clock += took
             computed += took
             end[i] = clock
@@ -95,31 +96,8 @@ def execute(program: Program) -> Execution:
     )
 
 
-def _took(program: Program, us: float, clock: float, free: Mapping[str, float]) -> float:
-    """Time of ``us`` of compute that starts at ``clock``, beside what was launched before."""
-    if program.stretch <= 1.0 and not program.stretches:
-        return us
-    if not program.stretches:
-        return stretched(us, max(free.values(), default=0.0) - clock, program.stretch)
-    own = program.stretches
-    busy = [(until - clock, own.get(channel, program.stretch)) for channel, until in free.items()]
-    return stretched_by(us, busy)
-
-
 def stretched(us: float, busy_us: float, stretch: float) -> float:
     """Time of ``us`` of compute that starts while channels are busy for another ``busy_us``."""
-    if busy_us <= 0.0:
+    if busy_us <= 0.0 or stretch <= 1.0:
         return us
     return min(us * stretch, us + busy_us - busy_us / stretch)
-
-
-def stretched_by(us: float, busy: Sequence[tuple[float, float]]) -> float:
-    """As ``stretched``, beside several channels: for how long each is busy, and its stretch. The largest counts."""
-    clock, left = 0.0, us
-    for until in sorted({until for until, stretch in busy if until > 0.0 and stretch > 1.0}):
-        factor = max(stretch for other, stretch in busy if other >= until)
-        if left * factor <= until - clock:
-            return clock + left * factor
-        left -= (until - clock) / factor
-        clock = until
-    return clock + left

@@ -13,7 +13,7 @@ from inductor_passes.graph.collectives import (
     kind,
     role,
 )
-from inductor_passes.machine.prices.model import CostModel, stretch_beside
+from inductor_passes.machine.prices.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
 from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
@@ -91,14 +91,12 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
     launch. A wait on a value launched outside the graph waits for nothing.
     """
     count = len(nodes)
-    stretches: dict[str, float] = {}
     program = Program(
         [0.0] * count,
         [""] * count,
         [0.0] * count,
         [()] * count,
         stretch=cost.compute_stretch,
-        stretches=stretches,
     )
     launch_into: dict[int, int] = {}
     for i, node in enumerate(nodes):
@@ -106,15 +104,12 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
         if does in ("launch", "blocking"):
             launch_into[owners[i]] = i
             program.channel[i] = f"group {group_name(node)}"
-            stretches[program.channel[i]] = stretch_beside(cost, node)
             program.link_us[i] = cost.launch_us(node)
             program.awaits[i] = (i,) if does == "blocking" else ()
         elif does == "wait":
             program.awaits[i] = (launch_into[owners[i]],) if owners[i] in launch_into else ()
         else:
             program.compute_us[i] = cost.compute_us(node)
-    if not set(stretches.values()) - {cost.compute_stretch}:
-        stretches.clear()  # all links are alike
     return program
 
 

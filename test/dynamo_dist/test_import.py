@@ -31,7 +31,6 @@ def test_public_names_load_when_used():
         "localize",
         "localized_dtensors",
         "save",
-        "tune",
         "verify",
     ]
     assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)

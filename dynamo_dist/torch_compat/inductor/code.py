@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,48 +41,6 @@ def wrap_compiled_code(
         return post_compile
 
     return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
-
-
-def note_compiled_code(
-    note: Callable[[object, Callable[..., Any], str, Iterable[str], str], None],
-) -> list[Change]:
-    """Call ``note`` with each graph that Inductor has compiled or loaded, its function, source, counts and how it runs.
-
-    That is ``cpu`` where it runs on the CPU alone, ``cuda``, or ``cuda graph`` where a CUDA graph may replay it; graphs of
-    other devices are not noted. ``CompiledFxGraph.post_compile``, ``current_callable``, ``source_code``, ``device_types`` and
-    ``counter_deltas`` were seen in 2.11 to 2.15, its ``graph_kwargs["cudagraphs"]`` in 2.13: without it, ``cuda graph``.
-    """
-    from torch._inductor import config
-    from torch._inductor.output_code import CompiledFxGraph
-
-    if not hasattr(CompiledFxGraph, "post_compile"):
-        return []
-
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
-            source, call = getattr(self, "source_code", None), self.current_callable
-            stock(self, *args, **kwargs)
-            devices = set(getattr(self, "device_types", ("unknown",)))
-            runs = "cpu"
-            if "cuda" in devices:
-                runs = "cuda graph" if _is_replayed((*args, *kwargs.values())) else "cuda"
-            known = devices <= {"cpu", "cuda"}
-            if isinstance(source, str) and call and known and not config.cpp_wrapper:
-                counts = tuple(getattr(self, "counter_deltas", None) or ())
-                note(self, call, source, counts, runs)
-
-        return post_compile
-
-    return [WrapAttribute(CompiledFxGraph, "post_compile", changed)]
-
-
-def _is_replayed(arguments: Iterable[Any]) -> bool:
-    """Return whether ``post_compile`` with these has left a graph to CUDA graphs, as far as they say."""
-    for each in arguments:
-        if isinstance(each, Mapping) and "cudagraphs" in each:
-            return bool(each["cudagraphs"])
-    return True
 
 
 def cache_dir() -> str:

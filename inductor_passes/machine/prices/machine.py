@@ -12,23 +12,17 @@ from collections.abc import Sequence
 
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.prices.shown import topology_of
-from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.measured import Product
 from inductor_passes.machine.topology.topology import Topology
 
 
 class Machine:
-    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds.
+    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds."""
 
-    ``times``: what steps of the job took, which counts before the topology's figures; those become what ``times`` show.
-    """
+    __slots__ = ("topology",)
 
-    __slots__ = ("_products", "topology")
-
-    def __init__(self, topology: Topology, times: Times | None = None) -> None:
-        self.topology = topology if times is None else topology_of(topology, times)
-        self._products = {} if times is None else times.products()
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
 
     @property
     def compute_stretch(self) -> float:
@@ -92,8 +86,6 @@ class Machine:
 
         shape: batch, m, k and n of [m, k] x [k, n]. moved_bytes: of both operands and the result.
         """
-        if (known := self._products.get((dtype, shape))) is not None:
-            return known
         measured = self.topology.measured_product_us(dtype, shape, self.memory_us(moved_bytes))
         if measured is not None:
             return measured

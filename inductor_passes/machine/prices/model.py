@@ -45,12 +45,6 @@ class CostModel(Protocol):
         """A stable hash of everything that changes a prediction; part of the cache key."""
 
 
-def stretch_beside(cost: CostModel, launch: fx.Node) -> float:
-    """Factor on a kernel's time while this collective is on its way: of its link, where a model tells links apart."""
-    of_link = getattr(cost, "stretch_beside", None)
-    return cost.compute_stretch if of_link is None else float(of_link(launch))
-
-
 def launching_us(cost: CostModel) -> float:
     """Processor time that each launch takes of what computes; 0 where a model has no such figure."""
     return float(getattr(cost, "launching_us", 0.0))

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
-import os
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import payloads, role
-from inductor_passes.graph.identity import operator_of, value_of
 from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
-from inductor_passes.machine.prices.group_shape import GroupShape, shape_of, shape_of_ranks
+from inductor_passes.machine.prices.group_shape import GroupShape, shape_of_ranks
 from inductor_passes.machine.prices.launches import node_us
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.machine.prices.traffic import Traffic, graph_traffic
-from inductor_passes.machine.times.times import Times
 from inductor_passes.machine.topology.topology import Topology
-from inductor_passes.records import MEASURED
 from inductor_passes.torch_compat.c10d import common_name, known_groups, world_size
 
 
@@ -36,51 +30,23 @@ class TopologyCostModel:
     takes what was measured, and others of its dtype what products of as many operations did: so tile and
     wave effects of small ones are seen where there are measurements, and nowhere else. A kernel
     beside a collective takes as many times as long as the topology says.
-
-    ``times``: what steps took; a node of the graph of that name counts as measured, and all else is priced by
-    the machine that they show. ``values``: of the graph that was measured, sizes and types by name: a part of a node, which
-    may bear its name, is not the node.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        times: Times | None = None,
-        graph: str = "",
-        values: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.values = values or {}
-        self.times = times
-        self.graph = graph
-        self.machine = Machine(topology, times)
-        self._timed = None if times is None else times.graphs.get(graph)
+        self.machine = Machine(topology)
         self._seen: _Analysis | None = None
         self._shapes: dict[object, GroupShape] = {}
 
     @property
     def name(self) -> str:
-        """The topology's name, and whether its figures or measured times count."""
-        return self.topology.name + (MEASURED if self.times is not None else "")
-
-    @functools.cached_property
-    def machine_name(self) -> str:
-        """The topology's name and figures, and this host's processor: tables of measured times are of one machine."""
-        figures = dataclasses.asdict(self.topology)
-        del figures["sources"]
-        digest = hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()[:8]
-        host = f"{platform.machine()} of {os.cpu_count()} cores"
-        return f"{self.topology.name} {digest} on {host}"
-
-    @functools.cached_property
-    def untimed(self) -> TopologyCostModel:
-        """The model of the topology alone."""
-        return self if self.times is None else TopologyCostModel(self.topology)
+        """The topology's name."""
+        return self.topology.name
 
     def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Any, ...]]:
         # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
         # was analysed belongs to a graph of this process and stays behind.
-        return type(self), (self.topology, self.times, self.graph, self.values)
+        return type(self), (self.topology,)
 
     def __repr__(self) -> str:
         return f"TopologyCostModel({self.name!r}, digest={self.digest()!r})"
@@ -95,10 +61,6 @@ class TopologyCostModel:
             return 0.0
         if PREDICTED_US in node.meta:
             return float(node.meta[PREDICTED_US])
-        if self._timed is not None:
-            measured = self._timed.node_us(node.name, operator_of(node))
-            if measured is not None and self.values.get(node.name) in (None, value_of(node)):
-                return measured
         if self._seen is None or not self._seen.holds_for(node):
             self._seen = _Analysis(node.graph, self.machine)
         return self._seen.us[node]
@@ -129,14 +91,8 @@ class TopologyCostModel:
         """Processor time that a launch takes of what computes."""
         return self.machine.launching_us
 
-    def stretch_beside(self, launch: fx.Node) -> float:
-        """Factor on a kernel's time while this collective is on its way: of the link that its group has."""
-        shape = shape_of(launch, self.topology.ranks_per_node)
-        return self.machine.topology.stretch_on(shape.nodes)
-
     def digest(self) -> str:
-        figures = digest_of(self.topology)
-        return figures if self.times is None else f"{figures} {self.times.digest}"
+        return digest_of(self.topology)
 
 
 def digest_of(topology: Topology) -> str:

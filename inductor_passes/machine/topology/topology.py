@@ -77,8 +77,7 @@ class Topology:
     launch but the first saves in a coalesced call; 0 where such a call runs one after another.
     ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops what is not this rank's.
     ``launching_us``: processor time that a launch takes of what computes; 0 where a device computes and the host runs ahead of it.
-    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured. ``inter_stretch``:
-    while it is one between nodes, where steps have shown it; None: the same.
+    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured.
     ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
     figure's path to where it is from.
     """
@@ -99,13 +98,7 @@ class Topology:
     collectives: tuple[MeasuredCollective, ...]
     products: tuple[MeasuredProducts, ...]
     sources: tuple[tuple[str, str], ...] = field(repr=False)
-    inter_stretch: float | None = None
     launching_us: float = 0.0
-
-    def stretch_on(self, nodes: int) -> float:
-        """How many times as long a kernel takes beside a collective of a group on so many nodes."""
-        own = self.inter_stretch if nodes > 1 else None
-        return self.compute_stretch if own is None else own
 
     def matmul_rate(self, dtype_name: str) -> MatmulRate:
         """Rate of a dtype; one that the file does not name is taken at float32's."""

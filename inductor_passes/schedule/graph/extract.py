@@ -28,7 +28,6 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.hazards import order_only
 from inductor_passes.machine import CostModel
-from inductor_passes.machine.prices.model import stretch_beside
 from inductor_passes.schedule.model.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
 from inductor_passes.simulate.memory import memory_owners, value_bytes
 
@@ -124,16 +123,9 @@ def extract(
             copy_bytes_per_us=cost.copy_bytes_per_us,
             group_size={group_name(launch): max(1, group_size(launch)) for launch in launches},
             compute_stretch=cost.compute_stretch,
-            group_stretch=_stretches(launches, cost),
         ),
         tuple(stands_for),
     )
-
-
-def _stretches(launches: Sequence[fx.Node], cost: CostModel) -> dict[str, float]:
-    """Stretch beside each group's collectives; empty where all are alike."""
-    found = {group_name(launch): stretch_beside(cost, launch) for launch in launches}
-    return found if set(found.values()) - {cost.compute_stretch} else {}
 
 
 def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:

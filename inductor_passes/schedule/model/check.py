@@ -36,9 +36,6 @@ def _check_tables(problem: Problem) -> None:
         )
     if not (math.isfinite(problem.compute_stretch) and problem.compute_stretch >= 1.0):
         raise ProblemError(f"compute_stretch is {problem.compute_stretch}, not a number from 1 on.")
-    for group, stretch in problem.group_stretch.items():
-        if not (math.isfinite(stretch) and stretch >= 1.0):
-            raise ProblemError(f"group_stretch of {group!r} is {stretch}, not a number from 1 on.")
     for group, size in problem.group_size.items():
         if size < 1:
             raise ProblemError(f"Group {group!r} has {size} ranks.")

@@ -2,7 +2,7 @@
 
 A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
 kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
-``group_size`` and, if they are not 1, ``compute_stretch`` and ``group_stretch`` (by group). A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
 """
 
 from __future__ import annotations
@@ -65,10 +65,6 @@ PROBLEM = Form(
                 "additionalProperties": {"type": "integer", "minimum": 1},
             },
             "compute_stretch": {"type": "number", "minimum": 1},
-            "group_stretch": {
-                "type": "object",
-                "additionalProperties": {"type": "number", "minimum": 1},
-            },
         },
         "required": ["name", "nodes", "links", "copy_bytes_per_us", "group_size"],
     },
@@ -98,7 +94,6 @@ def problem_of(data: dict[str, Any], file: str = "") -> Problem:
         copy_bytes_per_us=float(data["copy_bytes_per_us"]),
         group_size=data["group_size"],
         compute_stretch=float(data.get("compute_stretch", 1.0)),
-        group_stretch=data.get("group_stretch", {}),
     )
     check_problem(problem)
     return problem

@@ -109,7 +109,6 @@ class _Entries:
         self.program = Program(
             *([], [], [], []),
             stretch=problem.compute_stretch,
-            stretches=problem.group_stretch,
         )
         self.fresh: list[int] = []
         self.runs_at = [0] * len(problem.nodes)

@@ -6,8 +6,7 @@ holds. ``json_format.py`` reads and writes both as JSON.
 The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
 first out, in schedule order. A launch starts when all compute before it has finished and its channel is
 free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
-a channel is busy, compute takes ``compute_stretch`` times as long, or ``group_stretch`` on a channel that has its own; of several
-the largest counts. A collective that returns when it is
+a channel is busy, compute takes ``compute_stretch`` times as long. A collective that returns when it is
 done starts like a launch, and blocks the compute stream like a wait for itself.
 Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
 payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 KINDS = ("compute", "launch", "wait", "input", "output")
 MERGED_OPS = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
@@ -73,7 +72,7 @@ class Problem:
     point being the floor. An operation without a table of its own takes the first of its group's, by name.
     ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes written.
     ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes beside a
-    collective; at least 1. ``group_stretch``: beside one of this group, where links are not alike.
+    collective; at least 1.
     """
 
     name: str
@@ -82,7 +81,6 @@ class Problem:
     copy_bytes_per_us: float
     group_size: Mapping[str, int]
     compute_stretch: float = 1.0
-    group_stretch: Mapping[str, float] = field(default_factory=dict)
 
     def link_table(self, group: str, op: str) -> LinkTable:
         """The points that price ``op`` on ``group``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inductor_passes.schedule.model.tasks import Tasks
 from inductor_passes.schedule.solver.channels import Channels
 from inductor_passes.schedule.solver.expand import Step
-from inductor_passes.simulate.execution import stretched, stretched_by
+from inductor_passes.simulate.execution import stretched
 
 
 class History:
@@ -18,8 +18,6 @@ class History:
     def __init__(self, tasks: Tasks, channels: Channels) -> None:
         self._tasks, self._channels = tasks, channels
         self._stretch = tasks.problem.compute_stretch
-        own = tasks.problem.group_stretch
-        self._stretches = [own.get(g, self._stretch) for g in channels.number] if own else []
         self.now = self.late = 0.0
         self.steps: list[Step] = []
         self.stalls: dict[int, float] = {}
@@ -27,11 +25,6 @@ class History:
 
     def takes(self, us: float) -> float:
         """Time of ``us`` of compute from now on, beside what is on its way."""
-        if self._stretches:
-            free = self._channels.free
-            return stretched_by(
-                us, [(f - self.now, s) for f, s in zip(free, self._stretches, strict=True)]
-            )
         if self._stretch <= 1.0:
             return us
         return stretched(us, max(self._channels.free, default=0.0) - self.now, self._stretch)

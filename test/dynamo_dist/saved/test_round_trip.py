@@ -15,7 +15,6 @@ import dynamo_dist
 from dynamo_dist.errors import ArtefactError
 from dynamo_dist.saved import compiles, fingerprint, owned
 from dynamo_dist.torch_compat.inductor import saved
-from inductor_passes.attach import measured
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.reporting import recorder
 
@@ -270,20 +269,6 @@ def test_records_of_reports_go_along(tmp_path, process):
     dynamo_dist.load(tmp_path / "saved")
     assert json.loads(kept.read_text()) == {"a": 1}
     assert recorder._loaded["inductor_passes/records/abc.json"] == str(tmp_path / "saved")
-
-
-def test_tables_of_measured_times_go_along(tmp_path, process, monkeypatch):
-    monkeypatch.setitem(measured._kept, "place", object())
-    monkeypatch.setitem(measured._kept, "none was there", None)
-    table = Path(measured.path_of("place"))
-    table.parent.mkdir(parents=True)
-    table.write_text("times")
-    assert len(measured.in_use()) == 2  # its own, and the one of all places
-    dynamo_dist.save(tmp_path / "saved")
-    process()
-    table.unlink()
-    dynamo_dist.load(tmp_path / "saved")
-    assert table.read_text() == "times"
 
 
 def test_a_strategy_that_is_not_registered_is_named(folder, process, monkeypatch):

@@ -17,7 +17,7 @@ from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, 
 from inductor_passes.agree.offer import CachedOffer, GraphOffer
 from inductor_passes.agree.orders import Orders, seconds
 from inductor_passes.agree.plan import PROGRAM, LaunchPlan
-from inductor_passes.agree.store import Await, StoreFailedError, Swap, run
+from inductor_passes.agree.store import Await, Swap, run
 from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
@@ -343,30 +343,6 @@ def test_a_function_left_to_python_by_one_rank_alone_cannot_keep_the_order_of_al
         assert rank.decide(planned, CachedOffer("[[[1], 0], [[0], 0]]")).plan == PROGRAM
 
 
-def test_ranks_that_begin_anew_settle_anew_also_where_the_store_fails_meanwhile(monkeypatch):
-    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
-    orders.forget()
-    store = dist.HashStore()
-    ranks = [Orders(store, rank, None) for rank in range(2)]
-
-    def settled(plan):
-        with ThreadPoolExecutor(2) as pool:
-            offer = CachedOffer(plan)
-            decided = pool.map(lambda rank: rank.decide(stream("f:1", "f:2"), offer), ranks)
-            return {decision.plan for decision in decided}
-
-    first, second = "[[[1], 0], [[0], 0]]", "[[[0], 0], [[1], 0]]"
-    assert settled(first) == {first} == settled(second)
-    holds = [rank.still_holds() for rank in ranks]
-    ranks[0].begin_anew("tuned")
-    with monkeypatch.context() as patch:
-        patch.setattr(ranks[1], "_store", Failing())
-        with pytest.raises(StoreFailedError):
-            ranks[1].begin_anew("tuned")
-    assert not any(check() for check in holds)
-    assert settled(second) == {second}
-
-
 def test_cached_code_serves_only_where_its_lines_are():
     def place(lines):
         places = []
@@ -440,28 +416,6 @@ def test_equal_code_of_two_files_is_left_to_python_apart(job):
     own = job(dist.HashStore())
     own.leave_to_python(one)
     assert one == other and own.is_left_to_python(one) and not own.is_left_to_python(other)
-
-
-def test_a_rank_that_is_lost_launches_nothing_more(monkeypatch):
-    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
-    orders.forget()
-    rank = Orders(dist.HashStore(), 0, None)
-    holds = rank.still_holds()
-    rank.lose("It does not know what the others do.")
-    assert not holds()
-    with pytest.raises(RanksDifferError, match="does not know"):
-        rank.decide(stream("f:1"), CachedOffer(PROGRAM))
-
-
-def test_what_was_given_up_is_not_settled_by_a_store_that_fails(monkeypatch):
-    monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
-    orders.forget()
-    rank = Orders(dist.HashStore(), 0, None)
-    rank.begin_anew("tuned")
-    monkeypatch.setattr(rank, "_store", Failing())
-    for _ in range(2):
-        with pytest.raises(RanksDifferError, match="store failed while ranks settled"):
-            rank.decide(stream("f:1"), CachedOffer(PROGRAM))
 
 
 def test_a_store_that_fails_for_a_moment_is_asked_again(monkeypatch):

@@ -1,11 +1,10 @@
 import dataclasses
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate.execution import Program, execute, stretched, stretched_by
+from inductor_passes.simulate.execution import Program, execute
 
 
 def program(*entries):
@@ -115,15 +114,6 @@ class TestProperties(TestCase):
             program.awaits,
         )
         self.assertEqual(execute(scaled).makespan_us, execute(program).makespan_us * factor)
-
-
-def test_beside_several_channels_the_largest_stretch_counts():
-    assert stretched_by(10.0, [(5.0, 1.5)]) == pytest.approx(stretched(10.0, 5.0, 1.5))
-    # 4 us at half the pace, 4 more at 2 / 3 of it, the rest alone.
-    assert stretched_by(10.0, [(8.0, 1.5), (4.0, 2.0)]) == pytest.approx(8 + 10 - 2 - 4 / 1.5)
-    assert stretched_by(10.0, [(4.0, 1.5), (8.0, 2.0)]) == pytest.approx(8 + 10 - 4)
-    assert stretched_by(1.0, [(4.0, 2.0)]) == 2.0
-    assert stretched_by(3.0, [(-1.0, 2.0), (4.0, 1.0)]) == 3.0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from inductor_passes.machine import TopologyCostModel, load_topology
 from inductor_passes.machine.importing.errors import product_us
 from inductor_passes.machine.prices.group_shape import shape_of_ranks
 from inductor_passes.machine.prices.machine import Machine
-from inductor_passes.machine.times.times import GraphTimes, LaunchTime, NodeTime, Times
 from inductor_passes.machine.topology.measured import MeasuredProducts
 from inductor_passes.schedule.graph.extract import extract
 from inductor_passes.simulate import simulate
@@ -123,20 +122,6 @@ def test_all_who_ask_for_a_collective_get_one_answer():
     assert TopologyCostModel(PLAIN).launch_us(launch) == pytest.approx(expected)
     planner = TopologyPrices(PLAIN, 8)
     assert planner.collective_us("all_gather", 1024 * 64 * 2, range(8)) == pytest.approx(expected)
-
-
-def test_planner_and_scheduler_believe_the_same_measured_times():
-    node = NodeTime("mm", 900.0, 100.0, "bfloat16", (1, 64, 64, 64))
-    launch = LaunchTime("all_gather", 8, 1, 1 << 20, 5000.0, 100.0)
-    graphs = {"g": GraphTimes("forward", {"mm": node}, {"gather": launch})}
-    model = TopologyCostModel(PLAIN)
-    times = Times(model.machine_name, "t", 8, 20, graphs)
-    planner = TopologyPrices(PLAIN, 8, times)
-    assert planner.collective_us("all_gather", 1 << 20, range(8)) == pytest.approx(5000.0)
-    assert planner.product_us("bfloat16", (1, 64, 64, 64), 0.0) == 900.0
-    timed = TopologyCostModel(PLAIN, times).machine
-    assert planner.kernel_us(1e6) == timed.kernel_us(1e6) != model.machine.kernel_us(1e6)
-    assert planner.digest() != TopologyPrices(PLAIN, 8).digest()
 
 
 def test_what_moves_in_between_is_written_and_read():

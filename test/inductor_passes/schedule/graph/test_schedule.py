@@ -10,14 +10,10 @@ from programs import EVERY_KIND, GATHERS, RANKS, MergeAll, every_kind, gathers, 
 
 import inductor_passes as ip
 from inductor_passes.errors import OptionError
-from inductor_passes.graph.collectives import group_name
 from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_pass
 from inductor_passes.records import PassRecord, restored
-from inductor_passes.schedule.graph.extract import extract
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.problem import program_order
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
@@ -214,22 +210,3 @@ def test_the_hash_seed_decides_nothing(pytestconfig):
         for seed in ("1", "2")
     }
     assert len(shown) == 1
-
-
-def test_scheduler_and_timeline_know_links_apart():
-    def both(x, a, b):
-        first = wait(c10d.all_gather_into_tensor(a, 8, "0"))
-        second = wait(c10d.all_gather_into_tensor(b, 8, "1"))
-        return ((x @ x) @ first) @ (x @ second)
-
-    cost = FixedCost(launch=8, mm=10)
-    cost.stretch_beside = lambda launch: {"0": 1.25, "1": 2.0}[group_name(launch)]
-    graph = trace(both, [16, 16], [2, 16], [2, 16])
-    problem = extract(graph, cost).problem
-    assert problem.group_stretch == {"0": 1.25, "1": 2.0}
-    assert judge(problem, program_order(problem)).makespan_us == simulate(graph, cost).makespan_us
-    record = run_pass(ScheduleGraph(cost, ScheduleOptions(bucket=False)), graph).schedule
-    after = simulate(graph, cost)
-    assert record.makespan_after_us == pytest.approx(after.makespan_us)
-    # All of the first product is beside some collective: 8 us beside both, at the pace of the slower.
-    assert after.compute_us > 4 * 10 + 8 - 8 / 2.0 - 1e-6

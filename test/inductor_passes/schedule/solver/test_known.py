@@ -47,7 +47,6 @@ def test_other_arguments_are_another_solution(solved, changes):
         ("copy_bytes_per_us", 1.0),
         ("group_size", {"a": 2, "b": 3}),
         ("links", {}),
-        ("group_stretch", {"a": 1.5}),
     ],
 )
 def test_another_price_is_another_problem(field, value):

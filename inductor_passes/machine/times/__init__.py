@@ -1,1 +1,0 @@
-"""Times that steps of the job took, and the machine that they show: both count before any formula."""
