@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled
-    from dynamo_dist.benchmark import compare
-    from dynamo_dist.numerics import verify
+    from dynamo_dist.numerics import compare, verify
     from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
     from dynamo_dist.saved import load, save
@@ -38,7 +37,7 @@ _HOME = {
     "disable": "dynamo_dist.activation",
     "enabled": "dynamo_dist.activation",
     "is_enabled": "dynamo_dist.switch",
-    "compare": "dynamo_dist.benchmark",
+    "compare": "dynamo_dist.numerics",
     "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
     "load": "dynamo_dist.saved",

@@ -1,83 +1,114 @@
-"""The distance between two sets of tensors."""
+"""A comparison of two results: whether they are the same, and how far apart they are."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-# Relative and absolute: what a few hundred roundings in another order come to in each dtype. A
-# compiler may fuse and reassociate, so bitwise equality is not asked for; a wrong shard or a lost
-# collective is off by the size of the values.
-TOLERANCES: Mapping[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-9, 1e-10),
-    torch.float32: (1e-4, 1e-5),
-    torch.bfloat16: (3e-2, 1e-2),
-    torch.float16: (1e-2, 1e-3),
+from dynamo_dist.numerics.ranks import LayoutError, resolved, whole_tensor
+
+# Sums in another order: a few units in the last place for each of the numbers added up.
+TOLERANCES_OF_SUMS = {
+    torch.float64: 1e-8,
+    torch.complex128: 1e-8,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 2e-2,
+    torch.complex32: 2e-2,
+    torch.bfloat16: 1e-1,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Distance:
-    """Largest absolute difference, the tensor that has it, and whether all are within tolerance."""
+def difference_from_one_device(
+    found: Any,
+    expected: Any,
+    values: bool = True,
+    tolerance: float | None = None,
+    same_replicas: bool = True,
+) -> str:
+    """Tell what differs between a result on all ranks and that of one device; empty if nothing does.
 
-    largest: float = 0.0
-    worst: str = ""
-    within: bool = True
-
-
-def distance(
-    expected: Mapping[str, torch.Tensor],
-    actual: Mapping[str, torch.Tensor],
-    rtol: float | None = None,
-    atol: float | None = None,
-) -> Distance:
-    """Compare tensor by tensor. Tolerances default by dtype (``TOLERANCES``, exact for integers).
-
-    A tensor that is missing, or of another shape or dtype, is infinitely far; NaN equals NaN.
+    ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree. Without
+    ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest value; by default
+    it is that of the dtype. Replicas are the same to the last bit, unless ``same_replicas`` is False.
     """
-    total = Distance()
-    for name in sorted({*expected, *actual}):
-        one = _one(name, expected.get(name), actual.get(name), rtol, atol)
-        further = one.largest > total.largest
-        total = Distance(
-            largest=max(one.largest, total.largest),
-            worst=one.worst if further else total.worst,
-            within=total.within and one.within,
+    if not isinstance(expected, torch.Tensor):
+        if isinstance(found, torch.Tensor) or not values or _equal(found, expected):
+            return ""
+        return f"{found!r}, expected {expected!r}"
+    if found is None:
+        # No gradient where one device has a gradient of zeros means the same.
+        return "missing" if expected.count_nonzero() else ""
+    try:
+        whole = (
+            whole_tensor(found, values and same_replicas)
+            if isinstance(found, DTensor)
+            else same_on_all_ranks(found)
         )
-    return total
+    except LayoutError as error:
+        return str(error)
+    return difference(whole, expected, tolerance, values)
 
 
-def _one(
-    name: str,
+def difference(
+    found: torch.Tensor | None,
     expected: torch.Tensor | None,
-    actual: torch.Tensor | None,
-    rtol: float | None,
-    atol: float | None,
-) -> Distance:
-    if expected is None or actual is None:
-        return Distance(
-            math.inf, f"{name} (only in {'eager' if actual is None else 'this'})", False
-        )
-    if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        found = (
-            f"{actual.dtype} {list(actual.shape)}, expected {expected.dtype} {list(expected.shape)}"
-        )
-        return Distance(math.inf, f"{name} ({found})", False)
-    if expected.numel() == 0:
-        return Distance()
-    default_rtol, default_atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
-    wide = torch.complex128 if expected.is_complex() else torch.float64
-    a, b = expected.to(wide), actual.to(wide)
-    same = (a == b) | (a.isnan() & b.isnan())
-    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf)
-    allowed = (default_atol if atol is None else atol) + (
-        default_rtol if rtol is None else rtol
-    ) * a.abs()
-    return Distance(
-        largest=float(gap.max()),
-        worst=name,
-        within=bool((same | (gap <= allowed)).all()),
+    tolerance: float | None = None,
+    values: bool = True,
+) -> str:
+    """Tell how two plain tensors differ: one is missing, shape, dtype, or values; empty if they are close."""
+    if found is None or expected is None:
+        return "missing" if found is None else "not expected"
+    if found.shape != expected.shape:
+        return f"shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    if found.dtype != expected.dtype:
+        return f"{found.dtype}, expected {expected.dtype}"
+    return how_far(found, expected, tolerance) if values else ""
+
+
+def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The one value of a tensor that is no DTensor; raises LayoutError if ranks have different ones."""
+    reconcile = getattr(tensor, "reconcile", None)
+    if reconcile is None:
+        return tensor.detach()
+    try:
+        return reconcile().detach()
+    except AssertionError:
+        raise LayoutError("plain tensors differ from rank to rank") from None
+
+
+def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = None) -> str:
+    """Empty if close, for their dtype by default, else by how much they differ at most."""
+    one, other = resolved(one), resolved(other)
+    if one.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
+    allowed = TOLERANCES_OF_SUMS.get(one.dtype)
+    if allowed is None:
+        return "" if torch.equal(one, other) else f"{int((one != other).sum())} values differ"
+    if one.dtype is torch.complex32:  # few operators take it
+        one, other = one.to(torch.complex64), other.to(torch.complex64)
+    # Relative to the whole tensor: an element near zero may be a difference of large ones.
+    scale = other.abs().nan_to_num(0.0, 0.0, 0.0).max().item() if other.numel() else 0.0
+    allowed = allowed if tolerance is None else tolerance
+    close = torch.allclose(one, other, rtol=allowed, atol=allowed * max(1.0, scale), equal_nan=True)
+    if close:
+        return ""
+    return f"values differ by at most {(one - other).abs().max().item():.3g}"
+
+
+def tolerance_of(*tensors: object) -> float:
+    """The tolerance of the least precise among the tensors: what is computed from it is no better."""
+    return max(
+        (TOLERANCES_OF_SUMS.get(t.dtype, 0.0) for t in tensors if isinstance(t, torch.Tensor)),
+        default=0.0,
     )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        both_nan = one != one and other != other
+        return both_nan or math.isclose(one, other, rel_tol=1e-8, abs_tol=1e-8)
+    return bool(one == other)

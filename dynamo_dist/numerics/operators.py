@@ -13,7 +13,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamo_dist
-from dynamo_dist.numerics.compare import difference_from_one_device, same_on_all_ranks, tolerance_of
+from dynamo_dist.numerics.differences import (
+    difference_from_one_device,
+    same_on_all_ranks,
+    tolerance_of,
+)
 from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.torch_compat.dtensor import local_ranks
 

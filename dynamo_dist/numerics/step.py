@@ -1,10 +1,8 @@
-"""``verify``: a training step of a distributed model against the same step on one device."""
+"""One step of a model: its outputs, and the gradients of parameters and inputs, by name."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,137 +10,31 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.errors import VerifyError
-from dynamo_dist.numerics.compare import difference_from_one_device, tolerance_of
-from dynamo_dist.numerics.operators import Checked, Operators
-from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.torch_compat.dtensor import local_ranks
 
-Outputs = Any
+# Makes the scalar that the backward starts from, of the outputs; None where there is none.
+Loss = Callable[[Any], torch.Tensor | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The findings of ``verify``.
-
-    ``operators`` is each operator in each layout that the step used, in order; ``differences`` names
-    each output and each gradient that differs, and says how.
-    """
-
-    operators: tuple[Checked, ...]
-    differences: Mapping[str, str]
-
-    @property
-    def first(self) -> Checked | None:
-        """The first operator that computed something else than one device."""
-        return next((each for each in self.operators if each.problem), None)
-
-    @property
-    def ok(self) -> bool:
-        """Return whether every operator and the whole step are right."""
-        return self.first is None and not self.differences
-
-    def __str__(self) -> str:
-        layouts = len(self.operators)
-        kinds = len({each.op for each in self.operators})
-        if self.ok:
-            return f"right: {kinds} operators in {layouts} layouts, and the whole step"
-        lines = [f"wrong, of {kinds} operators in {layouts} layouts:"]
-        if self.first is not None:
-            where = f" at {self.first.line}" if self.first.line else " in the backward pass"
-            lines.append(
-                f"  first {self.first.op} on {self.first.layout}{where}: {self.first.problem}"
-            )
-        lines += [f"  {name}: {problem}" for name, problem in self.differences.items()]
-        return "\n".join(lines)
-
-
-def verify(
-    model: Callable[..., Outputs],
-    inputs: Sequence[Any],
-    *,
-    reference: Callable[..., Outputs] | None = None,
-) -> Report:
-    """Run one step of ``model(*inputs)``, forward and backward, and compare it with one device.
-
-    ``model`` has DTensor parameters, or takes DTensors. Every rank of its mesh calls ``verify``; or one
-    process does, inside ``verifying.ranks.all_ranks()``, for all of them. Every operator is compared
-    with the same operator on whole tensors, once for each layout; outputs and gradients are compared
-    with those of ``reference`` on whole inputs, by default a copy of the model with whole parameters,
-    without the hooks of a tensor-parallel plan. Parameters and gradients of ``model`` stay as they are.
-
-    Whole tensors are gathered for this: it is for a small configuration of the model. Raises VerifyError
-    if nothing is distributed, and for a model without a copy on one device.
-    """
-    tensors = [*_named(model).values(), *pytree.tree_leaves(list(inputs))]
-    if not any(isinstance(each, DTensor) for each in tensors):
-        raise VerifyError(
-            "verify() got a model and inputs without a DTensor.",
-            "There is nothing distributed to compare.",
-            "Distribute the model first, e.g. with parallelize_module.",
-        )
-    operators = Operators()
-    with operators:
-        found = _step(model, [_leaf(each) for each in inputs])
-    whole = on_one_device(model) if reference is None else reference
-    with local_ranks.one_device():
-        expected = _step(whole, [_leaf(_gathered(each)) for each in inputs])
-    allowed = max((tolerance_of(each) for each in expected.values()), default=0.0)
-    differences = {
-        name: problem
-        for name, value in expected.items()
-        if (problem := difference_from_one_device(found.get(name), value, tolerance=allowed))
-    }
-    return Report(tuple(operators.checked), differences)
-
-
-def on_one_device(model: Callable[..., Outputs]) -> Callable[..., Outputs]:
-    """A copy of a module with whole parameters and buffers, without hooks that distribute."""
-    if not isinstance(model, nn.Module):
-        return model
-    try:
-        copied = copy.deepcopy(model)
-    except Exception as error:
-        raise VerifyError(
-            f"verify() could not copy the model: {error}.",
-            "The same step on one device needs whole parameters.",
-            "Pass the model before it was distributed: verify(model, inputs, reference=...).",
-        ) from error
-    for module in copied.modules():
-        for table in (module._parameters, module._buffers):
-            for name, value in table.items():
-                if isinstance(value, DTensor):
-                    whole = _gathered(value)
-                    table[name] = (
-                        nn.Parameter(whole, value.requires_grad)
-                        if isinstance(value, nn.Parameter)
-                        else whole
-                    )
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if _distributes(hook)]:
-                del hooks[key]
-    return copied
-
-
-def _distributes(hook: Any) -> bool:
-    module = getattr(getattr(hook, "func", hook), "__module__", "") or ""
-    return module.startswith("torch.distributed.") or "tensor_parallel" in module
-
-
-def _step(model: Callable[..., Outputs], inputs: list[Any]) -> dict[str, Any]:
-    """Outputs, and gradients of parameters and inputs, by name."""
-    parameters = _named(model)
+def run_step(
+    run: Callable[..., Any],
+    parameters: Mapping[str, torch.Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    loss: Loss,
+) -> dict[str, torch.Tensor]:
+    """Run forward and backward. The parameters' gradients are then as they were."""
     before = {name: each.grad for name, each in parameters.items()}
     for each in parameters.values():
         each.grad = None
     try:
-        with torch.enable_grad():
-            outputs = [o for o in pytree.tree_leaves(model(*inputs)) if isinstance(o, torch.Tensor)]
-            wanted = [o for o in outputs if o.requires_grad]
-            if wanted:
-                sum((o * o).sum() for o in map(_replicated, wanted)).backward()  # type: ignore[union-attr]
-        found: dict[str, Any] = {f"output {at}": out.detach() for at, out in enumerate(outputs)}
-        named = {**parameters, **{f"input {at}": each for at, each in enumerate(inputs)}}
+        outputs = run(*args, **kwargs)
+        start = loss(outputs)
+        if start is not None and start.requires_grad:
+            start.backward()
+        found = {f"output {at}": out.detach() for at, out in enumerate(tensors_of(outputs))}
+        given = [*enumerate(args), *kwargs.items()]
+        named = {**parameters, **{f"input {name}": each for name, each in given}}
         for name, each in named.items():
             if isinstance(each, torch.Tensor) and each.grad is not None:
                 found[f"gradient of {name}"] = each.grad.detach()
@@ -152,15 +44,18 @@ def _step(model: Callable[..., Outputs], inputs: list[Any]) -> dict[str, Any]:
             each.grad = before[name]
 
 
-def _replicated(out: torch.Tensor) -> torch.Tensor:
-    return out.full_tensor() if isinstance(out, DTensor) else out
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors of a nested structure, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _named(model: Any) -> dict[str, torch.Tensor]:
+def parameters_of(model: Any) -> dict[str, torch.Tensor]:
+    """A module's parameters by name; none of a function."""
     return dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
 
 
-def _leaf(value: Any) -> Any:
+def new_leaf(value: Any) -> Any:
+    """A tensor of equal values that gradients end at, as they did before; other values as they are."""
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, DTensor):
@@ -169,16 +64,3 @@ def _leaf(value: Any) -> Any:
         mesh, grad = value.device_mesh, value.requires_grad
         return local_ranks.dtensor_of_ranks(local, mesh, value.placements, value, grad)
     return value.detach().clone().requires_grad_(value.requires_grad)
-
-
-def _gathered(value: Any) -> Any:
-    if not isinstance(value, DTensor):
-        return value
-    try:
-        return whole_tensor(value).clone().requires_grad_(value.requires_grad)
-    except LayoutError as error:
-        raise VerifyError(
-            f"verify() got a broken DTensor: {error}.",
-            "Its ranks do not hold what its placements say.",
-            "Make it with distribute_tensor, or correct what was given to DTensor.from_local.",
-        ) from error

@@ -8,9 +8,9 @@ import dynamo_dist
 import inductor_passes
 from dynamo_dist import autoload, changes, switch
 from dynamo_dist import inductor as inductor_backend
-from dynamo_dist.benchmark import variants
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ConfigError
+from dynamo_dist.numerics import comparison
 from dynamo_dist.torch_compat import first_compile
 from inductor_passes.errors import OptionError
 
@@ -167,10 +167,10 @@ def test_it_is_listed_with_the_changes():
 def test_stock_is_stock_in_a_comparison(stock):
     inductor_passes.install()
     with dynamo_dist.enabled(inductor={"exact": True}):
-        with variants.plugin_for("stock"):
+        with comparison.plugin_for("stock"):
             assert not dynamo_dist.is_enabled() and stock()
         assert inductor_backend.taken() == {"exact": True}
-        with variants.plugin_for("ours"):
+        with comparison.plugin_for("ours"):
             assert dynamo_dist.is_enabled()
     assert not dynamo_dist.is_enabled() and not stock()
 

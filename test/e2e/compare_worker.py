@@ -1,9 +1,4 @@
-"""One rank of ``test_compare.py``: compare a tensor-parallel MLP. ``die`` ends rank 1 on the way."""
-
-import datetime
-import json
-import os
-import sys
+"""One rank of ``test_compare.py``: a tensor-parallel MLP side by side; exits with 1 if anything is unexpected."""
 
 import torch
 import torch.distributed as dist
@@ -12,48 +7,42 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynamo_dist
-from dynamo_dist.errors import CompareError
-from dynamo_dist.job import rendezvous
+from inductor_passes.testing import leave_process
 
-STEPS = 2
-# Eager takes one for its numbers, two for its memory, one for its launches; the next is stock's.
-DIES_IN_STEP = 5
-rendezvous.GRACE_S = 5.0  # the test knows that nobody else is about to fail
-
-
-def main(out, die):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    rank = dist.get_rank()
-    torch.manual_seed(0)
-    mlp = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
-    mesh = init_device_mesh("cpu", (2,))
-    model = parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    before = [p.to_local().clone() for p in model.parameters()]
-    calls = []
-
-    def loss(outputs):
-        calls.append(1)
-        if die and rank == 1 and len(calls) == DIES_IN_STEP:
-            os._exit(3)
-        return outputs.square().mean()
-
-    x = torch.arange(64.0).view(4, 16) / 64
-    try:
-        found = dynamo_dist.compare(
-            model, x, steps=STEPS, loss=loss, topology="h100x8", timeout_s=180
-        )
-    except CompareError as error:
-        result = {"error": str(error)}
-    else:
-        same = all(
-            torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True)
-        )
-        result = {"same": same, "enabled": dynamo_dist.is_enabled(), **found.to_json()}
-    with open(f"{out}/{rank}.json", "w") as file:
-        json.dump(result, file)
-    # A peer that died cannot take part in an orderly end.
-    os._exit(0)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+mlp = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
+mesh = init_device_mesh("cpu", (2,))
+model = parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+before = [p.to_local().clone() for p in model.parameters()]
+x = torch.arange(64.0).view(4, 16) / 64
+BACKENDS = dynamo_dist.numerics.comparison.BACKENDS
 
 
-main(sys.argv[1], sys.argv[2] == "die")
+def compare():
+    return dynamo_dist.compare(
+        model, x, steps=2, loss=lambda y: y.square().mean(), options={"topology": "h100x8"}
+    )
+
+
+found = compare()
+assert found.ok and not dynamo_dist.is_enabled(), str(found)
+for name, result in found.variants.items():
+    assert not result.differences and len(result.step_ms) == 2
+    assert result.launches == {"all_reduce": 1}  # of partial outputs; the input needs no gradient
+    assert (result.graphs, result.graph_breaks) == (name != "eager", 0)
+exposed_before, exposed_after = found.variants["ours"].exposed_us
+assert 0 < exposed_after <= exposed_before
+assert all(torch.equal(p.to_local(), b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def wrong_on_one_rank(gm, inputs, **kwargs):
+    return lambda *args: [out + (rank == 1) for out in gm(*args)]
+
+
+dynamo_dist.numerics.comparison.BACKENDS = {"stock": "eager", "ours": wrong_on_one_rank}
+found = compare()
+assert not found.ok
+assert bool(found.variants["ours"].differences) == (rank == 1)
+leave_process()

@@ -21,7 +21,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.tensor import DTensor
 
 import dynamo_dist
-from dynamo_dist.benchmark.measure import launches_counted
+from dynamo_dist.numerics.comparison import launches_counted
 from inductor_passes.testing import leave_process
 
 CALLS = 2  # the second call runs what the first compiled

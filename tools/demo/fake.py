@@ -31,10 +31,10 @@ from torch.distributed.fsdp import fully_shard
 
 import dynamo_dist
 import inductor_passes
-from dynamo_dist.benchmark.variants import break_count, simulated
 from dynamo_dist.reporting import Fact, collect
 from dynamo_dist.reporting.write import write_report
 from inductor_passes.records import GraphRecord
+from inductor_passes.reporting.summary import totals
 from inductor_passes.testing import fake_group
 
 # Shapes as their makers publish them (config.json of the models).
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         with fake_group(world_size=args.world_size), collect() as collector:
             parameters = trace(args, progress)
             report = collector.report()
-        results = summarise(args, collector.graphs, break_count(collector), parameters)
+        breaks = sum(record.count for record in collector.breaks)
+        results = summarise(args, collector.graphs, breaks, parameters)
         progress.phase("writing the report")
         fact = Fact("tracing and passes", time.monotonic() - start, "s", "measured, CPU")
         report = dataclasses.replace(report, facts=(*report.facts, fact))
@@ -220,13 +221,11 @@ def summarise(
     args: argparse.Namespace, graphs: Sequence[GraphRecord], breaks: int, parameters: int
 ) -> dict[str, Any]:
     """The object that ``--json`` prints; exposed times in microseconds, simulated on ``topology``."""
-    predicted = simulated(list(graphs))
-    assert predicted is not None, "a sharded model has collectives"
-    kinds: Counter[str] = Counter()
+    assert graphs, "a sharded model has collectives"
+    predicted = totals(graphs)
     payload: Counter[str] = Counter()
     for graph in graphs:
         for collective in graph.collectives:
-            kinds[collective.kind] += 1
             payload[collective.kind] += collective.payload_bytes
     return {
         "ok": breaks == 0 and {graph.phase for graph in graphs} == {"forward", "backward"},
@@ -240,17 +239,17 @@ def summarise(
         "layers": MODELS[args.model]["num_hidden_layers"],
         "graph_breaks": breaks,
         "graphs": {graph.phase: graph.node_count for graph in graphs},
-        "launches": sum(kinds.values()),
-        "launches_by_kind": dict(kinds),
+        "launches": predicted.launches,
+        "launches_by_kind": dict(predicted.launches_by_kind),
         "payload_bytes_by_kind": dict(payload),
-        "topology": predicted.topology,
-        "exposed_us_before": predicted.exposed_us_before,
-        "exposed_us_after": predicted.exposed_us_after,
-        "makespan_us_before": sum(graph.before.makespan_us for graph in graphs),
-        "makespan_us_after": sum(graph.after.makespan_us for graph in graphs),
-        "communication_us": sum(graph.after.communication_us for graph in graphs),
-        "peak_bytes_before": predicted.peak_bytes_before,
-        "peak_bytes_after": predicted.peak_bytes_after,
+        "topology": graphs[0].topology,
+        "exposed_us_before": predicted.exposed_before_us,
+        "exposed_us_after": predicted.exposed_after_us,
+        "makespan_us_before": predicted.makespan_before_us,
+        "makespan_us_after": predicted.makespan_after_us,
+        "communication_us": predicted.communication_us,
+        "peak_bytes_before": predicted.peak_before_bytes,
+        "peak_bytes_after": predicted.peak_after_bytes,
     }
 
 

@@ -14,10 +14,9 @@ from figures import quartiles, ratios, slowest
 from rich.console import Console
 from rich.table import Table
 
-from dynamo_dist.benchmark import table as benchmark_table
-from dynamo_dist.benchmark.records import VariantResult, over_ranks
+from dynamo_dist.numerics import comparison
 
-TITLES = benchmark_table.TITLES | {
+TITLES = comparison.TITLES | {
     "stock_blocks": "stock, block by block",
     "data_parallel": "data_parallel",
     "split_auto": "in parts, auto",
@@ -36,36 +35,49 @@ def training_results(
     ``topology``); launches are those of one step of ours on one rank.
     """
     merged = {
-        name: over_ranks([VariantResult.from_json(rank["variants"][name]) for rank in ranks])
+        name: over_ranks([rank["variants"][name] for rank in ranks])
         for name in ranks[0]["variants"]
     }
     losses = {name: ranks[0]["variants"][name]["losses"] for name in merged}
     differences = {name: _loss_difference(ranks, name) for name in merged if name != "eager"}
     ours = merged["ours"]
-    exposed = ours.simulated
-    ok = differences["ours"] < TOLERANCE and ours.graph_breaks == 0
+    before_us, after_us = ours["exposed_us"]
+    ok = differences["ours"] < TOLERANCE and ours["graph_breaks"] == 0
     return {
         "ok": ok,
-        "graph_breaks": ours.graph_breaks,
-        "graph_breaks_stock": merged["stock"].graph_breaks,
-        "graphs": ours.graphs,
+        "graph_breaks": ours["graph_breaks"],
+        "graph_breaks_stock": merged["stock"]["graph_breaks"],
+        "graphs": ours["graphs"],
         "max_loss_diff": differences["ours"],
         "max_loss_diff_stock": differences["stock"],
-        "launches": sum(ours.launches.values()),
-        "launches_by_kind": {name: result.launches for name, result in merged.items()},
-        "exposed_us_before": exposed.exposed_us_before if exposed else None,
-        "exposed_us_after": exposed.exposed_us_after if exposed else None,
-        "topology": exposed.topology if exposed else None,
-        "step_ms": {name: result.step_ms_median for name, result in merged.items()},
-        "step_ms_spread": {name: list(r.step_ms_spread) for name, r in merged.items()},
+        "launches": sum(ours["launches"].values()),
+        "launches_by_kind": {name: result["launches"] for name, result in merged.items()},
+        "exposed_us_before": before_us,
+        "exposed_us_after": after_us,
+        "topology": ours["topology"],
+        "step_ms": {name: statistics.median(r["step_ms"]) for name, r in merged.items()},
+        "step_ms_spread": {
+            name: [min(r["step_ms"]), max(r["step_ms"])] for name, r in merged.items()
+        },
         **_ours_to_stock(ranks),
-        "first_step_s": {name: result.first_s for name, result in merged.items()},
+        "first_step_s": {name: result["first_s"] for name, result in merged.items()},
         "losses": losses,
         "model": str(sizes),
         "parameters": parameters,
         "ranks": len(ranks),
         "torch": torch.__version__,
         **paths(written),
+    }
+
+
+def over_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One variant over its ranks: the most graphs, breaks and exposed time, the steps of the slowest."""
+    kinds = sorted({kind for result in results for kind in result["launches"]})
+    return {
+        **max(results, key=lambda result: result["exposed_us"][1]),
+        **{key: max(r[key] for r in results) for key in ("graphs", "graph_breaks", "first_s")},
+        "launches": {kind: max(r["launches"].get(kind, 0) for r in results) for kind in kinds},
+        "step_ms": max((r["step_ms"] for r in results), key=statistics.median),
     }
 
 
@@ -145,7 +157,7 @@ def training(results: dict[str, Any]) -> None:
             *_only_ours(losses, f"{predicted['longer_alone_ms']:.1f}"),
         )
     table.add_row("first step, s", *(f"{results['first_step_s'][name]:.1f}" for name in losses))
-    if results["exposed_us_before"] is not None:
+    if results["topology"] is not None:
         where = f"simulated on {results['topology']}"
         table.add_row(
             f"exposed communication, us ({where}), before",

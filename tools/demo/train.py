@@ -24,11 +24,10 @@ from own_machine import Alone, write_topology
 from progress import Progress
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.benchmark.measure import launches_counted
-from dynamo_dist.benchmark.records import VARIANTS, VariantResult
-from dynamo_dist.benchmark.variants import compiled, plugin_for, simulated
+from dynamo_dist.numerics.comparison import TITLES, compiled, launches_counted, plugin_for
 from dynamo_dist.reporting import Fact, RunReport, collect
 from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
+from inductor_passes.reporting.summary import totals
 from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3
@@ -65,7 +64,7 @@ def main() -> None:
         beside = BESIDE.get(args.parallel, {}) if alone is not None else {}
         runs = {
             name: Run(name, whose, work / "checkpoint", {**options, **own}, args.parallel, mesh)
-            for name, (whose, own) in {**{v: (v, {}) for v in VARIANTS}, **beside}.items()
+            for name, (whose, own) in {**{v: (v, {}) for v in TITLES}, **beside}.items()
         }
         train(runs, batches, progress)
         data = {"rank": rank, "variants": {name: run.to_json() for name, run in runs.items()}}
@@ -178,17 +177,18 @@ class Run:
     def to_json(self) -> dict:
         """Losses, and what a comparison records; plain JSON types."""
         report = self.report
-        result = VariantResult(
-            self.variant,
-            graphs=self.graph_count,
-            graph_breaks=sum(item.count for item in report.breaks),
-            launches=self.launches,
-            first_s=self.times[0] / 1e3,
-            step_ms=self.warm(self.times),
-            simulated=simulated(list(report.graphs)),
-        )
-        gradients = list(self.warm(self.gradient_times))
-        return {"losses": self.losses, "forward_backward_ms": gradients, **result.to_json()}
+        simulated = totals(report.graphs)
+        return {
+            "losses": self.losses,
+            "forward_backward_ms": self.warm(self.gradient_times),
+            "graphs": self.graph_count,
+            "graph_breaks": sum(item.count for item in report.breaks),
+            "launches": self.launches,
+            "first_s": self.times[0] / 1e3,
+            "step_ms": self.warm(self.times),
+            "exposed_us": (simulated.exposed_before_us, simulated.exposed_after_us),
+            "topology": next((graph.topology for graph in report.graphs), None),
+        }
 
     def warm(self, times: list[float]) -> tuple[float, ...]:
         """Milliseconds of the steps that show the speed, of those of all.

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
-from dynamo_dist.numerics.compare import how_far
+from dynamo_dist.numerics.differences import how_far
 from inductor_passes.attach.compile import graph_passes_only
 
 NAMES = {

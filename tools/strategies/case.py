@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.numerics.compare import difference_from_one_device, tolerance_of
+from dynamo_dist.numerics.differences import difference_from_one_device, tolerance_of
 from dynamo_dist.numerics.operators import Operators
 from dynamo_dist.numerics.ranks import split
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 import torch._functorch.config

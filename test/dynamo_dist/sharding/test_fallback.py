@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import dynamo_dist
 from dynamo_dist import versions
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.numerics.compare import same_on_all_ranks
+from dynamo_dist.numerics.differences import same_on_all_ranks
 from dynamo_dist.numerics.ranks import split, whole_tensor
 
 pytestmark = pytest.mark.usefixtures("enabled")

@@ -20,7 +20,7 @@ from fuzzing.unlike.program import Program
 from fuzzing.unlike.steps import Seen, Steps
 
 import dynamo_dist
-from dynamo_dist.numerics.compare import how_far
+from dynamo_dist.numerics.differences import how_far
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
 

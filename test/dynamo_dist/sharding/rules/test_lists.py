@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from dynamo_dist.numerics.compare import same_on_all_ranks
+from dynamo_dist.numerics.differences import same_on_all_ranks
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
 

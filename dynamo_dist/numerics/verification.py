@@ -1,0 +1,153 @@
+"""``verify``: a training step of a distributed model against the same step on one device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.errors import VerifyError
+from dynamo_dist.numerics.differences import difference_from_one_device, tolerance_of
+from dynamo_dist.numerics.operators import Checked, Operators
+from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
+from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
+from dynamo_dist.torch_compat.dtensor import local_ranks
+
+Outputs = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The findings of ``verify``.
+
+    ``operators`` is each operator in each layout that the step used, in order; ``differences`` names
+    each output and each gradient that differs, and says how.
+    """
+
+    operators: tuple[Checked, ...]
+    differences: Mapping[str, str]
+
+    @property
+    def first(self) -> Checked | None:
+        """The first operator that computed something else than one device."""
+        return next((each for each in self.operators if each.problem), None)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether every operator and the whole step are right."""
+        return self.first is None and not self.differences
+
+    def __str__(self) -> str:
+        layouts = len(self.operators)
+        kinds = len({each.op for each in self.operators})
+        if self.ok:
+            return f"right: {kinds} operators in {layouts} layouts, and the whole step"
+        lines = [f"wrong, of {kinds} operators in {layouts} layouts:"]
+        if self.first is not None:
+            where = f" at {self.first.line}" if self.first.line else " in the backward pass"
+            lines.append(
+                f"  first {self.first.op} on {self.first.layout}{where}: {self.first.problem}"
+            )
+        lines += [f"  {name}: {problem}" for name, problem in self.differences.items()]
+        return "\n".join(lines)
+
+
+def verify(
+    model: Callable[..., Outputs],
+    inputs: Sequence[Any],
+    *,
+    reference: Callable[..., Outputs] | None = None,
+) -> Report:
+    """Run one step of ``model(*inputs)``, forward and backward, and compare it with one device.
+
+    ``model`` has DTensor parameters, or takes DTensors. Every rank of its mesh calls ``verify``; or one
+    process does, inside ``numerics.ranks.all_ranks()``, for all of them. Every operator is compared
+    with the same operator on whole tensors, once for each layout; outputs and gradients are compared
+    with those of ``reference`` on whole inputs, by default a copy of the model with whole parameters,
+    without the hooks of a tensor-parallel plan. Parameters and gradients of ``model`` stay as they are.
+
+    Whole tensors are gathered for this: it is for a small configuration of the model. Raises VerifyError
+    if nothing is distributed, and for a model without a copy on one device.
+    """
+    tensors = [*parameters_of(model).values(), *tensors_of(list(inputs))]
+    if not any(isinstance(each, DTensor) for each in tensors):
+        raise VerifyError(
+            "verify() got a model and inputs without a DTensor.",
+            "There is nothing distributed to compare.",
+            "Distribute the model first, e.g. with parallelize_module.",
+        )
+    operators = Operators()
+    with operators, torch.enable_grad():
+        given = [new_leaf(each) for each in inputs]
+        found = run_step(model, parameters_of(model), given, {}, _squares)
+    whole = on_one_device(model) if reference is None else reference
+    with local_ranks.one_device(), torch.enable_grad():
+        given = [new_leaf(_gathered(each)) for each in inputs]
+        expected = run_step(whole, parameters_of(whole), given, {}, _squares)
+    allowed = max((tolerance_of(each) for each in expected.values()), default=0.0)
+    differences = {
+        name: problem
+        for name, value in expected.items()
+        if (problem := difference_from_one_device(found.get(name), value, tolerance=allowed))
+    }
+    return Report(tuple(operators.checked), differences)
+
+
+def on_one_device(model: Callable[..., Outputs]) -> Callable[..., Outputs]:
+    """A copy of a module with whole parameters and buffers, without hooks that distribute."""
+    if not isinstance(model, nn.Module):
+        return model
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:
+        raise VerifyError(
+            f"verify() could not copy the model: {error}.",
+            "The same step on one device needs whole parameters.",
+            "Pass the model before it was distributed: verify(model, inputs, reference=...).",
+        ) from error
+    for module in copied.modules():
+        for table in (module._parameters, module._buffers):
+            for name, value in table.items():
+                if isinstance(value, DTensor):
+                    whole = _gathered(value)
+                    table[name] = (
+                        nn.Parameter(whole, value.requires_grad)
+                        if isinstance(value, nn.Parameter)
+                        else whole
+                    )
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if _distributes(hook)]:
+                del hooks[key]
+    return copied
+
+
+def _distributes(hook: Any) -> bool:
+    module = getattr(getattr(hook, "func", hook), "__module__", "") or ""
+    return module.startswith("torch.distributed.") or "tensor_parallel" in module
+
+
+def _squares(outputs: Outputs) -> torch.Tensor | None:
+    wanted = [_replicated(each) for each in tensors_of(outputs) if each.requires_grad]
+    return torch.stack([(each * each).sum() for each in wanted]).sum() if wanted else None
+
+
+def _replicated(out: torch.Tensor) -> torch.Tensor:
+    return out.full_tensor() if isinstance(out, DTensor) else out
+
+
+def _gathered(value: Any) -> Any:
+    if not isinstance(value, DTensor):
+        return value
+    try:
+        return whole_tensor(value).clone().requires_grad_(value.requires_grad)
+    except LayoutError as error:
+        raise VerifyError(
+            f"verify() got a broken DTensor: {error}.",
+            "Its ranks do not hold what its placements say.",
+            "Make it with distribute_tensor, or correct what was given to DTensor.from_local.",
+        ) from error
