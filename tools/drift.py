@@ -63,7 +63,6 @@ ALL = (
     ),
     Figures("scaling", ("tools/bench/scaling.py",)),
     Figures("split", ("tools/bench/split.py",)),
-    Figures("adopted_plans", ("tools/bench/adopted_plans.py",), "--json"),
 )
 
 

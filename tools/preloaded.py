@@ -69,7 +69,7 @@ def run_ranks(
     """Run a script on ranks of this host, as ``torchrun`` would; return whether all ended well, and what they said.
 
     ``variables`` are set over this process's own. What a rank writes is kept in ``folder``. Once a rank fails, or
-    the time is over, the others are ended. A rank that gloo's heap ended (``bench/gloo_race.py``) says nothing of the
+    the time is over, the others are ended. A rank that gloo's heap ended (``bench/soak.py``) says nothing of the
     script: all run once more then (``again``), and once only.
     """
     well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)

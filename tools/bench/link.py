@@ -100,7 +100,7 @@ def parallels(args: argparse.Namespace, rate: str) -> list[str]:
 def demo(*arguments: str) -> dict:
     """What the demo prints for these arguments; ``{"ok": False, "error": ...}`` if it fails.
 
-    A rank that gloo ended (``gloo_race.py``) says nothing about the plugin: the demo is run again then, and
+    A rank that gloo ended says nothing about the plugin: the demo is run again then, and
     ``aborted_in_gloo`` counts it.
     """
     for aborted in range(TRIES):

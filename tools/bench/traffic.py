@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,16 +29,52 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "e2e" / "wrapped"))
 from beside_eager import Launches
-from launch_counts import VOCABULARY, Model
 from preloaded import run_ranks
 
 import dynamo_dist
 from inductor_passes.attach.compile import graph_passes_only
 
 RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
+LAYERS, WIDTH, HEADS, VOCABULARY = 4, 256, 4, 128
 HOW = ("eager", "blocks", "whole")
 MICRO_BATCHES = (1, 4, 8)
 STEPS = 3
+
+
+class Block(nn.Module):
+    """Attention and a gated MLP behind norms, as in Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.gate, self.up = (nn.Linear(WIDTH, 2 * WIDTH, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norms[0](x)
+        q, k, v = (each(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Model(nn.Module):
+    """An embedding, blocks and a head of some classes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
 def wrapped(parallel: str, by_blocks: bool) -> nn.Module:

@@ -20,7 +20,7 @@ from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
 
 ROOT = Path(__file__).parents[4]
-TOOL = ROOT / "tools" / "calibrate.py"
+MEASURE = ("-m", "inductor_passes", "costs", "measure")
 
 
 def run(*command, timeout_s=120, **environment):
@@ -66,7 +66,7 @@ def test_a_device_alone():
 @pytest.mark.slow
 def test_two_ranks_of_this_host(tmp_path):
     out = tmp_path / "mine.json"
-    done = run(TOOL, "--out", out, "--seconds", 2, "--device", "cpu", "--json")
+    done = run(*MEASURE, "--out", out, "--seconds", 2, "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["topology"] == "mine"
@@ -110,7 +110,7 @@ def test_a_job_of_two_hosts_under_torchrun(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_in_one_line(tmp_path):
     job = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29731"}
-    done = run(TOOL, "--device", "cpu", "--timeout", 2, "--out", tmp_path / "x.json", **job)
+    done = run(*MEASURE, "--device", "cpu", "--timeout", 2, "--out", tmp_path / "x.json", **job)
     assert done.returncode == 1 and not (tmp_path / "x.json").exists()
     assert "The ranks of the job did not come together within 2 s." in done.stderr
     assert "Traceback" not in done.stderr
