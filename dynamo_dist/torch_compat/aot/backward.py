@@ -61,7 +61,7 @@ class _ReplicasOfAnySize(TorchDispatchMode):
 
 
 def replicas_in_backward() -> list[Change]:
-    """Let autograd's own formulas mix tensors that they make with the DTensors they are given.
+    """Let autograd's own formulas mix tensors that they make with the DTensors they are given, while they are traced.
 
     Formulas such as that of ``cummax`` start from zeros of the global shape, which are the same on
     every rank. Seen in 2.11 to 2.15, where two modules name the engine's entry.
@@ -71,8 +71,10 @@ def replicas_in_backward() -> list[Change]:
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
         mode = get_proxy_mode()
-        symbols = mode is not None and mode.tracer.sympy_expr_tracker
+        if mode is None:
+            return stock(*args, **kwargs)
         # No mode where every size is a number: what looks for modes takes another way with any.
+        symbols = mode.tracer.sympy_expr_tracker
         sizes = _ReplicasOfAnySize() if symbols else contextlib.nullcontext()
         with plain_tensors_are_replicas(), sizes:
             return stock(*args, **kwargs)
