@@ -59,6 +59,7 @@ OF_ANY_PART = (
     indexing.BESIDE,
     partial.ROWS,
     reduction.BESIDE,
+    views.ROWS,
 )
 WRAPPED = (
     embedding.WRAPPED,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dynamo_dist.sharding.rows import Call, P, Row, Rows, elements, is_even
+from dynamo_dist.sharding.rules.partial import AVERAGE
 from dynamo_dist.sharding.rules.reduction import WrapStrategy
 from dynamo_dist.torch_compat.dtensor import calls, types
 
@@ -66,13 +68,49 @@ def select_backward(call: Call) -> list[Row]:
     return [*rows, call.row([P], grad_output=P)]
 
 
-ROWS: dict[str, Rows] = {"aten.select_backward.default": select_backward}
-WRAPPED: dict[str, WrapStrategy] = dict.fromkeys(
-    (
-        "aten.view.default",
-        "aten._unsafe_view.default",
-        "aten.reshape.default",
-        "aten.view_copy.default",
+def slice_backward(call: Call) -> list[Row]:
+    """The gradient of a slice among zeros; that of all of a dimension, as ``x[:]`` is, is one without them."""
+    ndim = call.ndim("grad_output")
+    args = call.args
+    is_all = args["start"] in (None, 0) and is_end(args["end"]) and args["step"] == 1
+    cut = None if is_all else args["dim"] % ndim
+    rows = [call.row([Shard(d)], grad_output=Shard(d)) for d in range(ndim) if d != cut]
+    return [*rows, *(call.row([each], grad_output=each) for each in (P, AVERAGE))]
+
+
+def to_the_end(decide: calls.Strategy) -> calls.Strategy:
+    """As ``decide``, with an end like that of ``x[:]`` spelled as none.
+
+    Torch cannot tell whether it lies behind a symbolic size, and gathers a dimension that stays whole.
+    """
+
+    def spelled_out(schema: types.OpSchema) -> Any:
+        args = tuple(None if is_end(value) else value for value in schema.args_schema)
+        return decide(
+            types.OpSchema(schema.op, args, schema.kwargs_schema, schema_info=schema.schema_info)
+        )
+
+    return spelled_out
+
+
+def is_end(value: object) -> bool:
+    """Return whether it is the number that stands for the end of any dimension, and no symbol."""
+    return type(value) is int and value == sys.maxsize
+
+
+ROWS: dict[str, Rows] = {
+    "aten.select_backward.default": select_backward,
+    "aten.slice_backward.default": slice_backward,
+}
+WRAPPED: dict[str, WrapStrategy] = {
+    **dict.fromkeys(
+        (
+            "aten.view.default",
+            "aten._unsafe_view.default",
+            "aten.reshape.default",
+            "aten.view_copy.default",
+        ),
+        parts_match,
     ),
-    parts_match,
-)
+    "aten.slice.Tensor": to_the_end,
+}
