@@ -164,12 +164,11 @@ def _joined(group: list[torch.Tensor], placement: Placement, same_replicas: bool
         return torch.cat(group, placement.dim)
     if isinstance(placement, Partial):
         stacked = torch.stack(group)
-        if placement.reduce_op == "sum":
-            return stacked.sum(0).to(group[0].dtype)
+        if placement.reduce_op in ("sum", "product"):
+            total = stacked.sum(0) if placement.reduce_op == "sum" else stacked.prod(0)
+            return total.to(group[0].dtype)  # of bools torch makes whole numbers
         if placement.reduce_op == "avg":
             return stacked.mean(0)
-        if placement.reduce_op == "product":
-            return stacked.prod(0)
         if placement.reduce_op in ("max", "min"):
             return getattr(torch, f"a{placement.reduce_op}")(stacked, 0)
         raise LayoutError(f"Partial of unknown reduction {placement.reduce_op!r}")

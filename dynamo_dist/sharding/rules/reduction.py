@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.tensor import Shard
+import torch
+from torch.distributed.tensor import DTensor, Shard
 
+from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import (
     Call,
     R,
@@ -17,9 +20,11 @@ from dynamo_dist.sharding.rows import (
     strategy,
     tensor_strategies,
 )
-from dynamo_dist.torch_compat.dtensor import calls, types
+from dynamo_dist.torch_compat.dtensor import calls, specs, types
 
 WrapStrategy = Callable[[calls.Strategy], calls.Strategy]
+# Of a call: a number that changes no result of it.
+Neutral = Callable[[types.OpSchema], float]
 
 
 def reduced_dims(call: Call) -> set[int]:
@@ -41,8 +46,8 @@ def beside_the_reduction(call: Call) -> list[Row]:
     return rows
 
 
-def no_empty_shard(decide: calls.Strategy) -> calls.Strategy:
-    """As ``decide``, where every rank has something of what is reduced; else sharded beside the reduction alone."""
+def no_empty_shard(decide: calls.Strategy, neutral: Neutral) -> calls.Strategy:
+    """As ``decide``, where every rank has something of what is reduced; else of shards that ``neutral`` is added to."""
     safe = strategy(beside_the_reduction, any_part=True)
 
     def checked(schema: types.OpSchema) -> Any:
@@ -50,8 +55,11 @@ def no_empty_shard(decide: calls.Strategy) -> calls.Strategy:
         self: Any = schema.args_schema[0]
         reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
 
+        def is_over(placement: Any) -> bool:
+            return getattr(placement, "dim", None) in reduced
+
         def has_something(spec: Any) -> bool:
-            over = [p if getattr(p, "dim", None) in reduced else R for p in spec.placements]
+            over = [p if is_over(p) else R for p in spec.placements]
             return is_whole(spec.mesh, over, self.shape)
 
         whole = [
@@ -59,9 +67,48 @@ def no_empty_shard(decide: calls.Strategy) -> calls.Strategy:
             for each in found.strategies
             if all(map(has_something, each.input_specs or [each.output_spec]))
         ]
-        return types.OpStrategy(whole) if whole else safe(schema)
+        if whole:
+            return types.OpStrategy(whole)
+        now: Any = self.strategies[0].output_spec
+        dims = {p.dim for p in now.placements if is_over(p)}
+        plain = all(type(p) is Shard for p in now.placements if is_over(p))
+        # Of nothing on all ranks there is no result either, as one device says.
+        if len(self.strategies) > 1 or not plain or not all(self.shape[dim] for dim in dims):
+            return safe(schema)
+        raise Decompose(functools.partial(with_one_more, schema.op, dims, neutral(schema)))
 
     return checked
+
+
+def with_one_more(
+    op: types.OpOverload, dims: set[int], value: float, self: DTensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Reduce ``dims``, of which each rank gets one element more, of a value that changes no result."""
+    added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
+    local = torch.constant_pad_nd(self._local_tensor, added, value)
+    # The result has none of these dimensions: any length that all ranks share out evenly will do.
+    mesh = self.device_mesh
+    shape = torch.Size(mesh.size() if d in dims else n for d, n in enumerate(self.shape))
+    meta = types.TensorMeta(shape, self.stride(), self.dtype)
+    return op(specs.wrap(local, mesh, self.placements, meta), *args, **kwargs)
+
+
+def least(schema: types.OpSchema) -> float:
+    """Return a number of the input's dtype that none is smaller than."""
+    return _bounds(schema)[0]
+
+
+def largest(schema: types.OpSchema) -> float:
+    """Return a number of the input's dtype that none is larger than."""
+    return _bounds(schema)[1]
+
+
+def _bounds(schema: types.OpSchema) -> tuple[float, float]:
+    self: Any = schema.args_schema[0]
+    dtype = self.strategies[0].output_spec.tensor_meta.dtype
+    if dtype.is_floating_point:
+        return -float("inf"), float("inf")
+    return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
 def is_extreme(order: object) -> bool:
@@ -71,13 +118,12 @@ def is_extreme(order: object) -> bool:
 
 def extreme_norms(decide: calls.Strategy) -> calls.Strategy:
     """Norms of order inf and of negative orders: an empty shard has none."""
-    checked = no_empty_shard(decide)
 
-    def by_order(schema: types.OpSchema) -> Any:
-        order = schema.args_schema[1] if len(schema.args_schema) > 1 else 2
-        return (checked if is_extreme(order) else decide)(schema)
+    def order_of(schema: types.OpSchema) -> Any:
+        return schema.args_schema[1] if len(schema.args_schema) > 1 else 2
 
-    return by_order
+    checked = no_empty_shard(decide, lambda schema: float("inf") if order_of(schema) < 0 else 0)
+    return lambda schema: (checked if is_extreme(order_of(schema)) else decide)(schema)
 
 
 def all_dims_for_none(decide: calls.Strategy) -> calls.Strategy:
@@ -112,8 +158,6 @@ def on_whole_tensors(call: Call) -> list[Row]:
 
 # Each result is of elements that one rank has: how many results it has makes no difference.
 BESIDE: dict[str, Rows] = {
-    # The product of bools that torch leaves pending is an integer.
-    **{f"aten.all.{kind}": beside_the_reduction for kind in ("default", "dim", "dims")},
     "aten.aminmax.default": beside_the_reduction,
     "aten.argmax.default": beside_the_reduction,
     "aten.argmin.default": beside_the_reduction,
@@ -127,15 +171,12 @@ ROWS: dict[str, Rows] = {
     "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
 }
 WRAPPED: dict[str, WrapStrategy] = {
-    **dict.fromkeys(
-        (
-            "aten.max.default",
-            "aten.min.default",
-            "aten.amax.default",
-            "aten.amin.default",
-        ),
-        lambda decide: no_empty_shard(all_dims_for_none(decide)),
-    ),
+    **{
+        f"aten.{name}.default": lambda decide, neutral=neutral: no_empty_shard(
+            all_dims_for_none(decide), neutral
+        )
+        for name, neutral in (("max", least), ("amax", least), ("min", largest), ("amin", largest))
+    },
     **dict.fromkeys(
         (
             "aten.sum.dim_IntList",

@@ -47,6 +47,43 @@ def test_both_halves_of_a_gate_are_gathered_at_once(ranks):
     torch.testing.assert_close(whole_tensor(found), torch.nn.functional.glu(x, 1))
 
 
+LARGEST = {
+    "amax": lambda x: torch.amax(x, 0),
+    "amin": lambda x: torch.amin(x, 0, keepdim=True),
+    "max": torch.max,
+    "min of bools": lambda x: torch.min(x > 0),
+    "max of numbers below zero": lambda x: torch.max(-(x.long() ** 2) - 1),
+    "norm": lambda x: torch.linalg.vector_norm(x, float("inf"), dim=0),
+    "least norm": lambda x: torch.linalg.vector_norm(x, -float("inf")),
+}
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_of_what_some_ranks_have_nothing_of_is_pending(ranks, name):
+    x = torch.randn(3, 5)
+    with CommDebugMode() as launched:
+        found = LARGEST[name](split(x, ranks, [Shard(0)], False))
+    assert launched.get_total_counts() == 0
+    torch.testing.assert_close(whole_tensor(found), LARGEST[name](x))
+
+
+@pytest.mark.usefixtures("enabled")
+def test_a_clipped_norm_is_reduced_once_whatever_ranks_have_nothing(ranks):
+    x, few = torch.randn(8, 4), torch.randn(2)
+    spread = [split(t, ranks, [Shard(0)], False) for t in (x, few)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(t)) for t in spread]
+    for parameter, gradient in zip(parameters, spread, strict=True):
+        parameter.grad = gradient
+    with CommDebugMode() as launched:
+        found = torch.nn.utils.clip_grad_norm_(parameters, 0.5, norm_type=float("inf"))
+    assert launched.get_total_counts() == 1
+    torch.testing.assert_close(whole_tensor(found), torch.cat([x.flatten(), few]).abs().max())
+    torch.testing.assert_close(
+        whole_tensor(parameters[1].grad), few * (0.5 / (whole_tensor(found) + 1e-6))
+    )
+
+
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("reduce", [torch.amax, torch.amin, torch.logsumexp, torch.argmax])
 def test_what_is_reduced_over_ranks_of_which_some_have_nothing_is_right(ranks, reduce):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
 
 from dynamo_dist.numerics.ranks import split, whole_tensor
 
@@ -16,3 +17,14 @@ def test_the_norm_of_one_number_is_a_dtensor(ranks, order):
     assert whole_tensor(norm) == 2
     norm.backward()
     assert whole_tensor(x.grad) == -1
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.float32])
+def test_whether_all_are_true_is_pending(ranks, kind):
+    x = (torch.randn(8, 3) > -1).to(kind)
+    for dims in ((), (0,)):
+        with CommDebugMode() as launched:
+            found = torch.all(split(x, ranks, [Shard(0)], False), *dims)
+        assert launched.get_total_counts() == 0
+        assert torch.equal(whole_tensor(found), torch.all(x, *dims))
