@@ -36,6 +36,9 @@ MESHES = Path("torch/distributed/device_mesh.py")
 # Where functions are that may be compiled as they are; all others are traced in graphs of their callers, or run around them.
 COMPILED = ("trace/modules/calls.py", "parallel")
 
+# Where functions are that stand in for torch's dispatching, and call nothing of the user's.
+DISPATCHING = ("sharding", "torch_compat/dtensor", "trace/randomness")
+
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
     """Change torch's tables so that distributed programs trace; nothing happens if it is on already. With ``inductor``,
@@ -121,6 +124,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *compiling.changes(),
         frames.SkippedFrames(),
         frames.frames_left_alone(_runs_in_eager),
+        frames.frames_left_alone_with_callees(_dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),
     ]
 
@@ -182,3 +186,9 @@ def _runs_in_eager(file: str) -> bool:
     return path.is_relative_to(root) and not any(
         path.is_relative_to(root / part) for part in COMPILED
     )
+
+
+@cache
+def _dispatches(file: str) -> bool:
+    root = Path(__file__).parent
+    return any(Path(file).is_relative_to(root / part) for part in DISPATCHING)

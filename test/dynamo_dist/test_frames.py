@@ -40,6 +40,12 @@ def computed(x):
         torch._dynamo.graph_break()
 
 
+def read(x):
+    for _ in range(2):
+        x.sum().item()
+        torch._dynamo.graph_break()
+
+
 def laid_out(x):
     for _ in range(2):
         x.redistribute(placements=[Replicate()]).chunk(2)[0].to_local()
@@ -53,7 +59,12 @@ def trained(x):
         torch._dynamo.graph_break()
 
 
-@pytest.mark.parametrize("step", [written, assigned, computed, laid_out, trained])
+# These call no method of DTensor that is Python's, and dispatching reads one property there.
+OPERATORS_ALONE = (written, assigned, computed, read)
+DTENSOR = "/torch/distributed/tensor/_api.py"
+
+
+@pytest.mark.parametrize("step", [*OPERATORS_ALONE, laid_out, trained])
 def test_a_loop_with_a_break(step, monkeypatch):
     tried, stock = [], convert_frame._compile
 
@@ -76,6 +87,9 @@ def test_a_loop_with_a_break(step, monkeypatch):
         for code in tried
         if "/dynamo_dist/" in code.co_filename and "/test/" not in code.co_filename
     ] == []
+    if step in OPERATORS_ALONE:
+        methods = {each.co_name for each in tried if each.co_filename.endswith(DTENSOR)}
+        assert methods <= {"device_mesh"}
     torch.testing.assert_close(found.to_local(), expected.to_local())
 
 

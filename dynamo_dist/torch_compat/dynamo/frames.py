@@ -12,6 +12,7 @@ import torch._dynamo.convert_frame as _convert_frame
 import torch._dynamo.trace_rules as _trace_rules
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 
@@ -56,6 +57,26 @@ def frames_left_alone(is_ours: Callable[[str], bool]) -> Change:
     return WrapAttribute(_trace_rules, "check", wrap)
 
 
+def frames_left_alone_with_callees(is_ours: Callable[[str], bool]) -> Change:
+    """Have Dynamo look neither at functions in files that ``is_ours`` nor at anything that they call.
+
+    They answer calls that torch answers in C++. Dynamo would compile methods of DTensor that they use, as though
+    the user had called them. ``CatchErrorsWrapper`` and ``FrameExecStrategy`` were seen in 2.11 to 2.15.
+    """
+    unseen = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+
+    def wrap(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_ours(frame.f_code.co_filename):
+                return ConvertFrameReturn(frame_exec_strategy=unseen)
+            return stock(self, frame, *args, **kwargs)
+
+        return call
+
+    return WrapAttribute(_convert_frame.CatchErrorsWrapper, "__call__", wrap)
+
+
 def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
     """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
 
@@ -90,7 +111,6 @@ def on_what_is_left_to_python(
     returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.11 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
-    from torch._dynamo.types import ConvertFrameReturn
     from torch._dynamo.utils import counters
 
     converter = getattr(convert_frame, "ConvertFrame", None)
