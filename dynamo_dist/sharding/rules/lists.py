@@ -1,8 +1,8 @@
-"""Operators on lists in which some entries are DTensors and others plain tensors.
+"""Operators on lists in which some entries are DTensors and others plain tensors, or DTensors of several meshes.
 
-A tensor-parallel plan leaves norms and biases plain, and an optimizer puts them in lists with sharded
-weights. Torch refuses such a list. Here the operator runs once on the entries without a DTensor, as
-plain tensors are used anywhere else, and once on the others.
+A tensor-parallel plan leaves norms and biases plain, or puts experts on a mesh of their own, and an
+optimizer puts all of them in one list. Torch refuses such a list. Here the operator runs once on the
+entries without a DTensor, as plain tensors are used anywhere else, and once on those of each mesh.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.sharding.rules import local_lists
@@ -22,7 +23,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """At once where all entries lie alike; else with plain and distributed ones apart."""
+    """At once where all entries lie alike; else with plain ones, and those of each mesh, apart."""
     return local_lists.run(op, args, kwargs, lambda: _apart(op, args, kwargs))
 
 
@@ -37,14 +38,16 @@ def _apart(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         [values[at] for values in given if _is_list(values) and len(values) == len(args[0])]
         for at in range(len(args[0]))
     ]
-    plain = [at for at, entry in enumerate(entries) if not any(map(_is_distributed, entry))]
-    if not plain:
+    groups: dict[DeviceMesh | None, list[int]] = {}
+    for at, entry in enumerate(entries):
+        mesh = next((each.device_mesh for each in entry if isinstance(each, DTensor)), None)
+        groups.setdefault(mesh, []).append(at)
+    if len(groups) == 1 and None not in groups:
         return operators.as_stock(op, handler, args, kwargs)
-    distributed = sorted({*range(len(entries))} - {*plain})
     found: dict[int, Any] = {}
-    for kept in filter(None, (plain, distributed)):
+    for mesh, kept in groups.items():
         some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
-        if kept is plain:
+        if mesh is None:
             some_args, some_kwargs = calls.tree_map_only(DTensor, _whole, (some_args, some_kwargs))
             results = op(*some_args, **some_kwargs)
         else:
@@ -83,10 +86,6 @@ def clip(
 
 def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
-
-
-def _is_distributed(value: object) -> bool:
-    return isinstance(value, DTensor)
 
 
 def _only(kept: Sequence[int], length: int, call: Arguments) -> Arguments:

@@ -7,6 +7,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 from dynamo_dist.numerics.differences import same_on_all_ranks
 from dynamo_dist.numerics.ranks import split, whole_tensor
+from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
 
 OPTIMIZERS = {
@@ -127,3 +128,30 @@ def test_compiled_it_gives_eagers_numbers(mesh, how):
             each.to_local() if isinstance(each, DTensor) else each for each in (one, other)
         )
         assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_list_of_weights_on_several_meshes(compiled):
+    """Experts have a mesh of their own; a list of them and of other weights is a list of each mesh."""
+
+    def stepped(**how):
+        weights = [
+            nn.Parameter(distribute_tensor(value.clone(), part, [Shard(0)], src_data_rank=None))
+            for value, part in zip((drawn(8, 4), drawn(4, 8), drawn(4, 4)), parts, strict=True)
+        ]
+        optimizer = torch.optim.Adam(weights, lr=0.1, **how)
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for _ in range(2):
+            for weight in weights:
+                weight.grad = weight.detach().cos()
+            step()
+        return weights
+
+    with fake_mesh(2, 2, names=("dp", "ep")) as mesh:
+        parts = (mesh["dp"], mesh["ep"], mesh["dp"])
+        found = stepped(foreach=True, capturable=compiled)
+        compiled = False
+        for one, expected in zip(found, stepped(foreach=False), strict=True):
+            assert one.device_mesh == expected.device_mesh
+            torch.testing.assert_close(one.to_local(), expected.to_local())
