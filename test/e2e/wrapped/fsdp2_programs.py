@@ -1,9 +1,11 @@
 """``fully_shard`` with its options, beside itself in eager mode."""
 
+import copy
+
 import nets
 import torch
 import torch.distributed as dist
-from beside_eager import MIXED, adamw, grid, line, program, sgd, train
+from beside_eager import MIXED, adamw, batch, compiled, grid, line, program, sgd, train, weights
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -303,3 +305,30 @@ def settled_on_meta():
         return model
 
     train(wrap, unequal=True)
+
+
+@program(2)
+def compiled_before_it_is_sharded():
+    """As accelerate does it: compiled first, and the compiled module is what is sharded last."""
+    torch.manual_seed(1)
+    base = nets.Net(blocks=2)
+
+    def trained(prepare):
+        model = copy.deepcopy(base)
+        blocks = list(model.blocks)
+        model = prepare(model)
+        for block in blocks:
+            fully_shard(block, mesh=line())
+        fully_shard(model, mesh=line())
+        optimizer = sgd(model.parameters())
+        losses = []
+        for step in range(4):
+            losses.append(model(batch(step)).square().mean())
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*losses, *weights(model)]
+
+    expected = trained(lambda model: model)
+    torch.testing.assert_close(trained(compiled), expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
