@@ -111,6 +111,11 @@ def _bounds(schema: types.OpSchema) -> tuple[float, float]:
     return (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
 
 
+def extremes(neutral: Neutral) -> WrapStrategy:
+    """Return what makes a strategy one for extremes, of which an empty shard has none."""
+    return lambda decide: no_empty_shard(all_dims_for_none(decide), neutral)
+
+
 def is_extreme(order: object) -> bool:
     """Return whether nothing is the norm of this order of no elements."""
     return isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
@@ -171,12 +176,8 @@ ROWS: dict[str, Rows] = {
     "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
 }
 WRAPPED: dict[str, WrapStrategy] = {
-    **{
-        f"aten.{name}.default": lambda decide, neutral=neutral: no_empty_shard(
-            all_dims_for_none(decide), neutral
-        )
-        for name, neutral in (("max", least), ("amax", least), ("min", largest), ("amin", largest))
-    },
+    **dict.fromkeys(("aten.max.default", "aten.amax.default"), extremes(least)),
+    **dict.fromkeys(("aten.min.default", "aten.amin.default"), extremes(largest)),
     **dict.fromkeys(
         (
             "aten.sum.dim_IntList",

@@ -12,7 +12,7 @@ import torch._dynamo.convert_frame as _convert_frame
 import torch._dynamo.trace_rules as _trace_rules
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._dynamo.types import ConvertFrameReturn
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 
@@ -61,9 +61,11 @@ def frames_left_alone_with_callees(is_ours: Callable[[str], bool]) -> Change:
     """Have Dynamo look neither at functions in files that ``is_ours`` nor at anything that they call.
 
     They answer calls that torch answers in C++. Dynamo would compile methods of DTensor that they use, as though
-    the user had called them. ``CatchErrorsWrapper`` and ``FrameExecStrategy`` were seen in 2.11 to 2.15.
+    the user had called them. ``CatchErrorsWrapper`` and ``_FrameExecStrategy`` were seen in 2.13.
     """
-    unseen = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    unseen = _eval_frame._FrameExecStrategy(
+        _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP
+    )
 
     def wrap(stock: Any) -> Any:
         @functools.wraps(stock)
