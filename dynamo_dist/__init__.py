@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from dynamo_dist.numerics import verify
     from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
-    from dynamo_dist.saved import load, save
     from dynamo_dist.switch import is_enabled
     from dynamo_dist.tuning import tune
 
@@ -27,10 +26,8 @@ __all__ = [
     "enabled",
     "explain",
     "is_enabled",
-    "load",
     "localize",
     "localized_dtensors",
-    "save",
     "tune",
     "verify",
 ]
@@ -43,10 +40,8 @@ _HOME = {
     "compare": "dynamo_dist.benchmark",
     "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
-    "load": "dynamo_dist.saved",
     "localize": "dynamo_dist.parallel",
     "localized_dtensors": "dynamo_dist.parallel",
-    "save": "dynamo_dist.saved",
     "tune": "dynamo_dist.tuning",
     "verify": "dynamo_dist.numerics",
 }

@@ -23,10 +23,6 @@ class ConfigError(DistError, ValueError):
     """A value in the environment or in ``DistConfig`` that we do not know."""
 
 
-class ArtefactError(DistError, ValueError):
-    """Compiled artefacts that cannot be saved, or loaded: not there, not whole, not this user's alone, or not of this job."""
-
-
 class CompareError(DistError):
     """A comparison that cannot be made or cannot go on; names the rank that failed or is gone."""
 

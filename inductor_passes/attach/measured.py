@@ -101,13 +101,6 @@ def folder() -> str:
     return os.path.join(caches.cache_dir(), "inductor_passes", "times")
 
 
-def in_use() -> list[str]:
-    """Return the files of this job's tables, by their paths in the cache folder."""
-    used = [place for place, times in (*_tables.items(), *_kept.items()) if times is not None]
-    places = {*used, EVERYWHERE} if used else ()
-    return sorted(os.path.relpath(path_of(place), caches.cache_dir()) for place in places)
-
-
 def forget() -> None:
     """Price by the topology again; files stay."""
     _tables.clear()

@@ -27,10 +27,8 @@ def test_public_names_load_when_used():
         "enabled",
         "explain",
         "is_enabled",
-        "load",
         "localize",
         "localized_dtensors",
-        "save",
         "tune",
         "verify",
     ]

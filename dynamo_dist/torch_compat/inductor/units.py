@@ -123,11 +123,6 @@ class PoolsOfThisProcess:
             _cache().cache.clear()
 
 
-def index_names() -> set[str]:
-    """Names in Inductor's cache folder of what says where kernels are that this process has used."""
-    return {str(_INDEX / digest) for digest in _functions}
-
-
 _functions: dict[str, Function] = {}
 
 

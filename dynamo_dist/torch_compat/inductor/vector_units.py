@@ -116,19 +116,6 @@ def _host() -> tuple[str, ...]:
     )
 
 
-def model() -> str:
-    """Return the name of this host's CPU; "" where the system does not say."""
-    names = [line.partition(":")[2].strip() for line in _cpu().splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
-
-
-def flags_digest() -> str:
-    """Return a digest of what this host's CPU can do: code for one may not run on another."""
-    lines = [line for line in _cpu().splitlines() if line.startswith(("flags", "Features"))]
-    words = sorted({word for line in lines for word in line.partition(":")[2].split()})
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()
-
-
 def _cpu() -> str:
     """Return what Linux says of the first processor that does not vary from one to the next, or as it runs."""
     with contextlib.suppress(OSError):
