@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled
     from dynamo_dist.benchmark import compare
     from dynamo_dist.numerics import verify
-    from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
     from dynamo_dist.switch import is_enabled
     from dynamo_dist.tuning import tune
@@ -20,14 +19,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "compare",
-    "data_parallel",
     "disable",
     "enable",
     "enabled",
     "explain",
     "is_enabled",
-    "localize",
-    "localized_dtensors",
     "tune",
     "verify",
 ]
@@ -38,10 +34,7 @@ _HOME = {
     "enabled": "dynamo_dist.activation",
     "is_enabled": "dynamo_dist.switch",
     "compare": "dynamo_dist.benchmark",
-    "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
-    "localize": "dynamo_dist.parallel",
-    "localized_dtensors": "dynamo_dist.parallel",
     "tune": "dynamo_dist.tuning",
     "verify": "dynamo_dist.numerics",
 }

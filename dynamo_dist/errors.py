@@ -36,11 +36,7 @@ class DTensorError(DistError):
 
 
 class DataParallelError(DistError, ValueError):
-    """A module, a mesh or a gradient that data parallel training in a graph cannot take."""
-
-
-class LocalizeError(DistError, ValueError):
-    """A module that ``localize`` cannot take; it is left as it was."""
+    """A gradient that an average in a graph cannot take."""
 
 
 class ReportError(DistError, ValueError):

@@ -27,13 +27,15 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel, init_device_mesh
 
 import dynamo_dist
 from inductor_passes.testing import fake_group, leave_process
@@ -45,7 +47,12 @@ Step = Callable[[], object]
 def averaged(mesh: DeviceMesh, mode: str, rows: int, width: int) -> Step:
     """A training step of eight layers under data parallelism."""
     layers = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(8)]
-    model = dynamo_dist.data_parallel(nn.Sequential(*layers), mesh, mode=mode)
+    model = nn.Sequential(*layers)
+    if mode == "replicate":
+        model = DistributedDataParallel(model)
+    else:
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
     x = torch.randn(rows, width)
     return lambda: model(x).sum().backward()
 

@@ -32,17 +32,15 @@ def worker(layers: int, as_written: bool) -> None:
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.nn.parallel import DistributedDataParallel
 
-    import dynamo_dist
     from inductor_passes.agree.orders import Orders
     from inductor_passes.testing import leave_process
 
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)])
-    model = dynamo_dist.data_parallel(model, mesh["dp"], mode="replicate")
+    model = DistributedDataParallel(model)
     options = AS_WRITTEN if as_written else {}
     compiled = torch.compile(model, backend="dynamo_dist", options=options)
     inside, decide = [0.0], Orders.decide

@@ -19,7 +19,6 @@ from dynamo_dist.benchmark.records import VariantResult, over_ranks
 
 TITLES = benchmark_table.TITLES | {
     "stock_blocks": "stock, block by block",
-    "data_parallel": "data_parallel",
     "split_auto": "in parts, auto",
     "split_2": "in 2 parts",
 }

@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map_only
 
-from dynamo_dist.parallel.data_parallel import refuse_managed
 from dynamo_dist.parallel.gather import (
     KEEPERS,
     PARTIAL,
@@ -330,7 +329,4 @@ def fsdp_answers() -> dict[Any, Callable[..., Any]]:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for sharding, and for eager calls of sharded modules."""
-    return [
-        *fsdp.on_eager_forward(whole_parameters.ran_eagerly),
-        *fsdp.on_sharding(refuse_managed),
-    ]
+    return fsdp.on_eager_forward(whole_parameters.ran_eagerly)
