@@ -25,7 +25,7 @@ def damaged_is_absent() -> list[Change]:
 
     It looks whether a file is there, and loads it: after a killed compile or a full disk every later start fails on half
     a library or half a module. Libraries are built under another name first. ``codecache.write``,
-    ``_worker_compile_cpp`` and ``CompiledFxGraph.write_to_disk`` were seen in 2.11 to 2.14.
+    ``_worker_compile_cpp`` and ``CompiledFxGraph.write_to_disk`` were seen in 2.13 and 2.14.
     """
     from torch._inductor import codecache
     from torch._inductor.output_code import CompiledFxGraph

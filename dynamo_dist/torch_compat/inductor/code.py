@@ -21,7 +21,7 @@ def wrap_compiled_code(
     """``wrap(call, source)`` stands for what runs a graph that Inductor has compiled or loaded from a cache.
 
     ``source`` is its Python code; code in C++ stays as it is. Empty where this torch cannot call below
-    autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were seen in 2.11
+    autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were seen in 2.13
     to 2.15.
     """
     from torch._inductor import config
@@ -50,7 +50,7 @@ def note_compiled_code(
 
     That is ``cpu`` where it runs on the CPU alone, ``cuda``, or ``cuda graph`` where a CUDA graph may replay it; graphs of
     other devices are not noted. ``CompiledFxGraph.post_compile``, ``current_callable``, ``source_code``, ``device_types`` and
-    ``counter_deltas`` were seen in 2.11 to 2.15, its ``graph_kwargs["cudagraphs"]`` in 2.13: without it, ``cuda graph``.
+    ``counter_deltas`` were seen in 2.13 to 2.15, its ``graph_kwargs["cudagraphs"]`` in 2.13: without it, ``cuda graph``.
     """
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph

@@ -18,7 +18,7 @@ def only_for_builds() -> list[Change]:
     """Have no header compiled for the first five C++ libraries on a host that has none.
 
     It lies in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on it.
-    ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.11 to 2.14, the
+    ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.13 and 2.14, the
     folder ``_HEADER_DIR`` in 2.13.
     """
     from torch._inductor import codecache

@@ -48,7 +48,7 @@ def few_libraries() -> list[Change]:
 
     What does not build so is built as by torch.
     ``AsyncCompile.cpp_pybinding`` and ``wait``, ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were
-    seen in 2.11 to 2.14.
+    seen in 2.13 and 2.14.
     """
     from torch._inductor import async_compile, codecache
 
@@ -94,7 +94,7 @@ class PoolsOfThisProcess:
     """A process that was forked after a compile builds with threads of its own.
 
     The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch
-    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.11 to 2.15.
+    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.13 to 2.15.
     """
 
     is_registered = False  # for ever: no handler of forks can be taken back

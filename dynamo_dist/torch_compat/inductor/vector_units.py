@@ -25,7 +25,7 @@ def probed_once_a_host() -> list[Change]:
 
     Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
     graph, and none of torch's caches holds what came out. A unit that is part of one that has built and loaded the same code
-    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.14.
+    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
