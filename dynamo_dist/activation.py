@@ -88,7 +88,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat.dynamo import compiler, frames
-    from dynamo_dist.torch_compat.inductor import artefacts, units, vector_units
+    from dynamo_dist.torch_compat.inductor import units, vector_units
     from dynamo_dist.trace.dtensor import registry as dtensor
     from dynamo_dist.trace.lowering import registry as lowering
     from dynamo_dist.trace.modules import registry as modules
@@ -117,7 +117,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *placements.changes(),
         Listen(),
         compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        *artefacts.damaged_is_absent(),
         *vector_units.probed_once_a_host(),
         *units.few_libraries(),
         *compiling.changes(),

@@ -152,7 +152,6 @@ def stock_strategy(op: OpOverload) -> Strategy | None:
     return decide
 
 
-
 def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """Every argument that is no tensor is part of the keys of eager's cache.
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-from dynamo_dist.torch_compat.inductor.artefacts import is_whole
 from dynamo_dist.torch_compat.inductor.code import cache_dir
 
 
@@ -43,7 +42,6 @@ def probed_once_a_host() -> list[Change]:
             if kept.exists():
                 tried.append(trial)
                 return True
-            _drop_half_a_library(code, _fingerprint(self))
             if any(map(trial.is_part_of, tried)) or stock(self, code):
                 tried.append(trial)
                 with contextlib.suppress(
@@ -86,19 +84,6 @@ def _fingerprint(unit: Any) -> str:
     from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
 
     return str(_get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
-
-
-def _drop_half_a_library(code: str, fingerprint: str) -> None:
-    """Remove what a killed trial left, which would rule the unit out for good."""
-    from torch._inductor import codecache
-    from torch.utils._filelock import FileLock
-
-    key, source = codecache.write(code, "cpp", extra=fingerprint)
-    library = Path(source).with_suffix(".so")
-    lock = Path(codecache.get_lock_dir(), f"{key}.lock")
-    with FileLock(str(lock), timeout=codecache.LOCK_TIMEOUT):
-        if library.exists() and not is_whole(str(library)):
-            library.unlink()
 
 
 @functools.cache
