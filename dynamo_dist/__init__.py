@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled
     from dynamo_dist.numerics import compare, verify
-    from dynamo_dist.parallel import data_parallel, localize, localized_dtensors
     from dynamo_dist.reporting import explain
-    from dynamo_dist.saved import load, save
     from dynamo_dist.switch import is_enabled
 
 __version__ = "0.1.0"
 __all__ = [
     "compare",
-    "data_parallel",
     "disable",
     "enable",
     "enabled",
     "explain",
     "is_enabled",
-    "load",
-    "localize",
-    "localized_dtensors",
-    "save",
     "verify",
 ]
 
@@ -38,12 +31,7 @@ _HOME = {
     "enabled": "dynamo_dist.activation",
     "is_enabled": "dynamo_dist.switch",
     "compare": "dynamo_dist.numerics",
-    "data_parallel": "dynamo_dist.parallel",
     "explain": "dynamo_dist.reporting",
-    "load": "dynamo_dist.saved",
-    "localize": "dynamo_dist.parallel",
-    "localized_dtensors": "dynamo_dist.parallel",
-    "save": "dynamo_dist.saved",
     "verify": "dynamo_dist.numerics",
 }
 

@@ -14,10 +14,6 @@ COMMANDS = {
         "dynamo_dist.cli.explain.command",
         "run a script as it is, and report its graph breaks, recompiles and collectives",
     ),
-    "precompile": (
-        "dynamo_dist.cli.precompile.command",
-        "compile a job's script ahead of the job, without its ranks, for dynamo_dist.load",
-    ),
     "report": (
         "dynamo_dist.cli.report",
         "show reports that are on disk, ranks merged",

@@ -50,7 +50,7 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
 
     Once on, one ``disable()`` turns all of it off, however often it was enabled. Raises
     UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown option, and
-    ActivationError if a change fails, after undoing the others; so are they undone if a signal (Ctrl-C) comes meanwhile.
+    ActivationError if a change fails, after undoing the others.
     """
     versions.check()
     config = DistConfig.from_env()
@@ -91,7 +91,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat.dynamo import compiler, frames
-    from dynamo_dist.torch_compat.inductor import artefacts, units, vector_units
+    from dynamo_dist.torch_compat.inductor import units, vector_units
     from dynamo_dist.trace.dtensor import registry as dtensor
     from dynamo_dist.trace.lowering import registry as lowering
     from dynamo_dist.trace.modules import registry as modules
@@ -118,7 +118,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *placements.changes(),
         Listen(),
         compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        *artefacts.damaged_is_absent(),
         *vector_units.probed_once_a_host(),
         *units.few_libraries(),
         *compiling.changes(),
@@ -132,7 +131,8 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 def disable() -> None:
     """Restore every table of torch as it was before ``enable()``; nothing happens if it is off.
 
-    Raises ActivationError if a change cannot be undone, after undoing the others.
+    Raises ActivationError if a change cannot be undone, after undoing the others: a place that somebody else has changed
+    since is left to them, and named.
     """
     if not is_enabled():
         return
@@ -142,9 +142,9 @@ def disable() -> None:
     with compiler.compile_lock:
         if failures := switch.undo():
             raise ActivationError(
-                f"disable() could not undo {', '.join(failures)}.",
-                "Something else changed the same place of torch in the meantime.",
-                "Restart the process to be sure of stock behaviour.",
+                f"disable() could not undo {'; '.join(failures)}.",
+                "All other changes are undone.",
+                "Take the other change back first, or restart the process to be sure of stock behaviour.",
             )
         log.info("disabled")
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def register_log_names() -> None:
-    """Register ``LOG_NAMES`` and ``ARTIFACTS`` where torch has not read TORCH_LOGS yet: from torch 2.13 on.
+    """Register ``LOG_NAMES`` and ``ARTIFACTS`` where torch has not read TORCH_LOGS yet.
 
     Listens where ``python -m dynamo_dist explain`` started the process, and lets a first ``torch.compile`` enable the
     plugin where ``DYNAMO_DIST_INDUCTOR`` is set.

@@ -33,7 +33,7 @@ class Listed:
     how: str
     why: str
     made_by: str
-    versions: str  # "2.11 to 2.15"; empty where it is not said
+    versions: str  # "2.13 to 2.15"; empty where it is not said
     issue: str  # of upstream; empty where there is none
 
 

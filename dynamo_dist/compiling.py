@@ -25,10 +25,7 @@ def register_switches() -> None:
 
 
 def changes() -> list[Change]:
-    """List changes to torch's compile caches, and those that do nothing until asked: ranks wait for what another compiles (``compile="shared"``),
-    no header for loaded kernels, loaded frames without a trace.
-    """
-    from dynamo_dist.saved import frames
+    """List changes to torch's compile caches: keys by content, ranks that wait for what another compiles (``compile="shared"``), fewer headers."""
     from dynamo_dist.torch_compat.inductor import headers, keys, shared
     from inductor_passes.torch_compat import meshes
 
@@ -37,17 +34,11 @@ def changes() -> list[Change]:
 
         return ask(key)
 
-    def has_loaded() -> bool:
-        from dynamo_dist.saved import compiles
-
-        return compiles.has_loaded()
-
     return [
         *keys.meshes_by_content(meshes.content),
         *keys.sources_by_name(),
         *shared.look_again(missed),
-        *headers.only_for_builds(has_loaded),
-        *frames.changes(),
+        *headers.only_for_builds(),
     ]
 
 
@@ -60,21 +51,8 @@ def compile_frame(
 ) -> Callable[..., Any]:
     """Compile a graph by configuration of this compile alone: our options and Inductor's.
 
-    ``region``: the compile's name in torch's logs. Raises ArtefactError where artefacts were loaded that are of compiles with other options.
+    ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.saved import compiles, frames
-
-    with compiles.noting(own, inductor, example_inputs), frames.of_graph(gm):
-        return _compile_frame(gm, example_inputs, own, inductor, region)
-
-
-def _compile_frame(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    own: PassOptions,
-    inductor: Mapping[str, Any],
-    region: str | None,
-) -> Callable[..., Any]:
     from dynamo_dist.run import shared_memory
     from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
     from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct

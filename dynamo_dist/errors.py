@@ -23,10 +23,6 @@ class ConfigError(DistError, ValueError):
     """A value in the environment or in ``DistConfig`` that we do not know."""
 
 
-class ArtefactError(DistError, ValueError):
-    """Compiled artefacts that cannot be saved, or loaded: not there, not whole, not this user's alone, or not of this job."""
-
-
 class CompareError(DistError):
     """A comparison that cannot be made or cannot go on; names the rank that failed or is gone."""
 
@@ -40,11 +36,7 @@ class DTensorError(DistError):
 
 
 class DataParallelError(DistError, ValueError):
-    """A module, a mesh or a gradient that data parallel training in a graph cannot take."""
-
-
-class LocalizeError(DistError, ValueError):
-    """A module that ``localize`` cannot take; it is left as it was."""
+    """A gradient that an average in a graph cannot take."""
 
 
 class ReportError(DistError, ValueError):

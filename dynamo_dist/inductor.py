@@ -36,7 +36,7 @@ def restore(options: Mapping[str, Any] | None) -> None:
 def taking(options: Mapping[str, Any]) -> Change:
     """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are given no other.
 
-    The class and the function behind that name, seen in 2.11 to 2.15, ask us.
+    The class and the function behind that name, seen in 2.13 to 2.15, ask us.
     """
     return _Taking(options)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dynamo_dist import interruption
 from dynamo_dist.errors import ActivationError
+from dynamo_dist.torch_compat.changes import NotOursError
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.changes import Change
@@ -25,41 +25,37 @@ def is_enabled() -> bool:
 
 
 def apply(changes: list[Change]) -> None:
-    """Apply more changes. Raises ActivationError if one fails, after undoing these; a signal (Ctrl-C) undoes them too."""
+    """Apply more changes. Raises ActivationError if one fails, after undoing these; Ctrl-C undoes them too."""
     before = len(_applied)
-    with interruption.held() as signals:
-        for change in changes:
-            try:
-                change.apply()
-            except Exception as error:
-                undo(before)
-                raise ActivationError(
-                    f"enable() failed at {_describe(change)}: {error!r}.",
-                    "This torch is not as we know it.",
-                    "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
-                ) from error
-            except BaseException:
-                undo(before)
-                raise
-            _applied.append(change)
-            try:
-                signals.deliver()
-            except BaseException:
-                undo(before)
-                raise
+    for change in changes:
+        try:
+            change.apply()
+        except Exception as error:
+            undo(before)
+            raise ActivationError(
+                f"enable() failed at {_describe(change)}: {error!r}.",
+                "This torch is not as we know it.",
+                "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
+            ) from error
+        except BaseException:
+            undo(before)
+            raise
+        _applied.append(change)
 
 
 def undo(down_to: int = 0) -> list[str]:
-    """Undo all but the first ``down_to``, last first; the descriptions of those that failed."""
+    """Undo all but the first ``down_to``, last first; the descriptions of those that failed, and why."""
     failures = []
-    with interruption.held():
-        while len(_applied) > down_to:
-            change = _applied.pop()
-            try:
-                change.undo()
-            except Exception as error:
-                log.warning("could not undo %s: %r", _describe(change), error)
-                failures.append(_describe(change))
+    while len(_applied) > down_to:
+        change = _applied.pop()
+        try:
+            change.undo()
+        except NotOursError as error:
+            failures.append(f"{_describe(change)}, {error}")
+        except Exception as error:
+            failures.append(f"{_describe(change)} ({error!r})")
+    for failure in failures:
+        log.warning("could not undo %s", failure)
     return failures
 
 

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dynamo_dist import versions
-
 
 @contextlib.contextmanager
 def fake_mesh(
@@ -61,12 +59,3 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
     ):
         torch.compile(fn, backend=as_traced)(*args, **kwargs)
     return len(breaks)
-
-
-def fake_group_fills_results() -> bool:
-    """Return whether every collective of this torch's fake group writes to what it returns.
-
-    Up to 2.12 a reduce-scatter, a scatter or an all-to-all leaves memory as it was: compare no numbers.
-    """
-    version = versions.parse(torch.__version__)
-    return version is not None and version >= (2, 13)

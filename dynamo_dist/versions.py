@@ -6,7 +6,7 @@ import re
 
 from dynamo_dist.errors import UnsupportedTorchError
 
-OLDEST = (2, 11)
+OLDEST = (2, 13)
 FIRST_UNTESTED = (2, 16)
 SUPPORTED = f"torch {OLDEST[0]}.{OLDEST[1]} to {FIRST_UNTESTED[0]}.{FIRST_UNTESTED[1] - 1}"
 

@@ -1,6 +1,6 @@
 """Nothing that a user may pass around is read as pickle, which runs what it holds.
 
-What ``dynamo_dist.load`` takes, from a folder that is this user's alone, is: entries of torch's compile caches, by torch, and frames, in one file. What ranks of one job hand to each other through its store are entries too.
+What ranks of one job hand to each other through its store are: entries of torch's compile caches.
 """
 
 import ast
@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
 )
-FRAMES = "dynamo_dist/torch_compat/dynamo/frame_pickles.py"
 ENTRIES = "inductor_passes/torch_compat/entry_pickles.py"
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
@@ -41,7 +40,7 @@ def test_no_source_reads_pickle():
     found = {
         path.relative_to(ROOT).as_posix() for path in SOURCES if list(unpickles(path.read_text()))
     }
-    assert found == {FRAMES, ENTRIES}
+    assert found == {ENTRIES}
 
 
 def test_entries_are_read_where_ranks_share_a_compile_alone():
@@ -51,13 +50,6 @@ def test_entries_are_read_where_ranks_share_a_compile_alone():
         if "put_own_entry(" in path.read_text()
     }
     assert read - {ENTRIES} == {"inductor_passes/attach/shared_trace.py"}
-
-
-def test_frames_are_read_by_load_alone():
-    read = {
-        path.relative_to(ROOT).as_posix() for path in SOURCES if "frames.take(" in path.read_text()
-    }
-    assert read == {"dynamo_dist/saved/loading.py"}
 
 
 @pytest.mark.parametrize(
@@ -77,14 +69,6 @@ def test_weights_alone_are_fine():
     assert not list(unpickles("torch.load(f, weights_only=True)"))
 
 
-def test_torch_gets_pickles_in_one_place_which_one_caller_fills():
-    def sources_with(*words):
-        return [p for p in SOURCES if any(word in p.read_text() for word in words)]
-
-    puts = sources_with("populate_cache", "load_cache_artifacts", "_write_to_local_cache")
-    assert [p.relative_to(ROOT).as_posix() for p in puts] == [
-        "dynamo_dist/torch_compat/inductor/saved.py"
-    ]
-    callers = [p for p in sources_with("saved.put(") if p not in puts]
-    assert [p.relative_to(ROOT).as_posix() for p in callers] == ["dynamo_dist/saved/loading.py"]
-    assert "with owned.opened(path) as folder:" in callers[0].read_text()
+def test_torch_gets_no_pickles_from_us():
+    words = "populate_cache", "load_cache_artifacts", "_write_to_local_cache"
+    assert not [p for p in SOURCES if any(word in p.read_text() for word in words)]

@@ -71,7 +71,7 @@ make_venv() {
 install_torch() {
     quietly "installing torch $TORCH_VERSION" \
         "$VENV/bin/python" -m pip install "torch==$TORCH_VERSION" ||
-        die "torch $TORCH_VERSION could not be installed: see above. Any torch from 2.11 to 2.15" \
+        die "torch $TORCH_VERSION could not be installed: see above. Any torch from 2.13 to 2.15" \
             "that is in $VENV already is used as it is."
 }
 

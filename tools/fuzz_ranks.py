@@ -5,7 +5,7 @@
     python tools/fuzz_ranks.py --seed 5041 --programs 1 --stock   # does stock run what failed?
 
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
-them, functions that one alone compiles, other caches. Models train with DDP, FSDP2 or ``data_parallel``, with
+them, functions that one alone compiles, other caches. Models train with DDP or FSDP2, with
 micro-batches and evaluation between, some in eager mode. Each program is drawn from its number alone. The passes,
 Inductor's lowering and its generated modules run; kernels are Python, so that no program needs a compiler.
 Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums, and under ``open`` the

@@ -41,12 +41,9 @@ if TYPE_CHECKING:
     from dynamo_dist.changes import Listed
 
 PROBE_MEANINGS = {
-    "opaque_types": "groups, meshes and placements are opaque objects to Dynamo (torch 2.12)",
     "custom_class_names": "opaque objects are called custom classes (torch 2.14)",
     "getattro_protocol": "trackers answer tp_getattro_impl instead of var_getattr (torch 2.14)",
-    "config_per_thread": "config values are kept for each thread apart (torch 2.13)",
-    "subgraph_reuse": "guards can be evaluated while tracing (torch 2.13)",
-    "short_log_names": "TORCH_LOGS understands dist (torch 2.13, package installed)",
+    "short_log_names": "TORCH_LOGS understands dist (package installed)",
 }
 
 
@@ -182,8 +179,7 @@ def _degraded(
     problems += [
         Degraded(
             "short names in TORCH_LOGS",
-            "torch reads TORCH_LOGS before it loads plugins up to 2.12, and loads none under "
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
+            "torch loads no plugins under TORCH_DEVICE_BACKEND_AUTOLOAD=0.",
             'Name the module: TORCH_LOGS="+dynamo_dist.activation".',
         )
         for probe in probes

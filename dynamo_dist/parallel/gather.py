@@ -40,7 +40,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """The parameter as it was before data parallel: a DTensor of these global sizes and placements on ``mesh``."""
+    """The parameter as it was before FSDP2: a DTensor of these global sizes and placements on ``mesh``."""
 
     mesh: DeviceMesh
     placements: Sequence[Placement]
@@ -76,27 +76,18 @@ class Gather:
     group: str = ""
 
     def __call__(self, param: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole parameter, in ``param_dtype``; a DTensor if it was one before data parallel.
+        """The whole parameter, in ``param_dtype``; a DTensor if it was one before FSDP2. Called while tracing.
 
-        The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner of
-        a compiled function gathers again instead. Eager autograd keeps it in either case.
+        The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner gathers again instead.
         """
         local = param.to_local() if isinstance(param, DTensor) else param
-        if torch.compiler.is_compiling():
-            whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(
-                local, kept, *self.settings()
-            )
-        else:
-            whole = _Whole.apply(local, kept, self)
+        whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, kept, *self.settings())
         was = self.tensor_parallel
         if was is None or local is param:  # where a program wants local tensors, it has put one
             return whole
         return DTensor.from_local(
             whole, was.mesh, was.placements, run_check=False, shape=was.shape, stride=was.stride
         )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Gather:
-        return self
 
     def settings(self) -> tuple[Any, ...]:
         """The arguments of the operator, behind the tensor."""

@@ -36,11 +36,6 @@ def check(gm: fx.GraphModule) -> None:
         )
 
 
-def is_written(gm: fx.GraphModule) -> bool:
-    """Return whether a graph of Dynamo's writes to a tensor, which ``check`` is about."""
-    return any(_writes(node) for node in gm.graph.nodes if node.op in _CALLS)
-
-
 def _target(node: fx.Node) -> torch.Tensor | None:
     """The tensor that a node of Dynamo's writes to."""
     if node.op not in _CALLS or not _writes(node):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
 
@@ -80,5 +79,4 @@ def changes() -> list[Change]:
             for op in operators.overloads(name)
             for change in strategies.on_dispatch(op, number)
         ),
-        *oldest.on_detach(),
     ]

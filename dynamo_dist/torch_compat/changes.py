@@ -61,7 +61,42 @@ def _callers(frame: FrameType | None) -> Iterator[tuple[str, str]]:
         frame = frame.f_back
 
 
-class SetAttribute(Made):
+class NotOursError(Exception):
+    """Somebody else has changed the same place since: it is left as it is."""
+
+    def __init__(self, value: object) -> None:
+        module = getattr(value, "__module__", None) or type(value).__module__
+        name = getattr(value, "__qualname__", type(value).__qualname__)
+        code = getattr(value, "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
+        super().__init__(f"which is now {module}.{name}{where}")
+
+
+class Place(Made):
+    """A change of one place of torch: how it is read and written is the subclass's; applied and undone alike for all."""
+
+    value: object
+
+    def read(self) -> object:
+        """What stands there; ``_MISSING`` if nothing does."""
+        raise NotImplementedError
+
+    def write(self, value: object) -> None:
+        """Put ``value`` there; ``_MISSING`` empties the place."""
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        self.before = self.read()
+        self.write(self.value)
+
+    def undo(self) -> None:
+        """Put back what was there. Raises NotOursError where something else stands there than we have put."""
+        if (now := self.read()) is not self.value:
+            raise NotOursError(getattr(now, "__func__", now))
+        self.write(self.before)
+
+
+class SetAttribute(Place):
     """Replace or add an attribute of a class or a module; descriptors are kept as they are.
 
     A function of ours is for eager mode: Dynamo breaks where a function that it traces calls it, unless it is ``traced``.
@@ -73,20 +108,22 @@ class SetAttribute(Made):
     def apply(self) -> None:
         if not self.traced:
             _keep_from_dynamo(self.value)
-        self.before = vars(self.owner).get(self.name, _MISSING)
-        setattr(self.owner, self.name, self.value)
+        super().apply()
 
-    def undo(self) -> None:
-        if self.before is _MISSING:
+    def read(self) -> object:
+        return vars(self.owner).get(self.name, _MISSING)
+
+    def write(self, value: object) -> None:
+        if value is _MISSING:
             delattr(self.owner, self.name)
         else:
-            setattr(self.owner, self.name, self.before)
+            setattr(self.owner, self.name, value)
 
 
 def _keep_from_dynamo(value: object) -> None:
     """Mark a function of ours as ``torch.compiler.disable(recursive=False)`` does, without a wrapper.
 
-    Python runs it, and what it calls is compiled or not as ever. The wrapper raises while a program is exported. Names seen in 2.11 to 2.15.
+    Python runs it, and what it calls is compiled or not as ever. The wrapper raises while a program is exported. Names seen in 2.13 to 2.15.
     """
     function: Any = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
@@ -108,7 +145,7 @@ class WrapAttribute(SetAttribute):
         super().apply()
 
 
-class SetItem(Made):
+class SetItem(Place):
     """Replace or add one item of a table."""
 
     def __init__(
@@ -118,43 +155,32 @@ class SetItem(Made):
         self.table, self.key, self.value = table, key, value
         self.of = key if of is None else of
 
-    def apply(self) -> None:
-        self.before = self.table.get(self.key, _MISSING)
-        self.table[self.key] = self.value
+    def read(self) -> object:
+        return self.table.get(self.key, _MISSING)
 
-    def undo(self) -> None:
-        if self.before is _MISSING:
-            del self.table[self.key]
+    def write(self, value: object) -> None:
+        if value is _MISSING:
+            self.table.pop(self.key, None)
         else:
-            self.table[self.key] = self.before
+            self.table[self.key] = value
 
 
-class ConfigDefault(Made):
-    """Another default for an entry of a torch config module, for every thread."""
-
-    def __init__(self, config: Any, name: str, value: object) -> None:
-        self.entry, self.name, self.value = config._config[name], name, value
-
-    def apply(self) -> None:
-        self.before = self.entry.default
-        self.entry.default = self.value
-
-    def undo(self) -> None:
-        self.entry.default = self.before
-
-
-_MISSING = object()
-
-
-class RemoveItem(Made):
+class RemoveItem(SetItem):
     """Take one item out of a table, if it is there."""
 
     def __init__(self, table: MutableMapping[Any, Any], key: object) -> None:
-        self.table, self.key, self.of = table, key, key
+        super().__init__(table, key, _MISSING)
 
-    def apply(self) -> None:
-        self.before = self.table.pop(self.key, _MISSING)
 
-    def undo(self) -> None:
-        if self.before is not _MISSING:
-            self.table[self.key] = self.before
+class ConfigDefault(Place):
+    """Another default for an entry of a torch config module, for every thread."""
+
+    def __init__(self, config: Any, name: str, value: object) -> None:
+        self.entry, self.value = config._config[name], value
+        self.of = f"{config.__name__}.{name}"
+
+    def read(self) -> object:
+        return self.entry.default
+
+    def write(self, value: object) -> None:
+        self.entry.default = value

@@ -10,7 +10,7 @@ OPERATORS = (OpOverload, OpOverloadPacket)
 def is_custom_op(name: str) -> bool:
     """Return whether ``torch.library.custom_op`` made the operator, so that its schema is checked.
 
-    Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.11 to 2.15.
+    Its implementations run below autograd anyway. ``OPDEFS`` was seen in 2.13 to 2.15.
     """
     from torch._library import custom_ops
 

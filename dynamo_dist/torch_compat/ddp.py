@@ -94,7 +94,7 @@ def may_differ(ddp: DistributedDataParallel) -> bool:
 
 def bucket_capacities(ddp: DistributedDataParallel) -> tuple[int, ...]:
     """The bytes that DDP's first buckets of gradients hold, and last what all others hold."""
-    if given := vars(ddp).get("bucket_bytes_cap_list"):  # from 2.13 on
+    if given := vars(ddp).get("bucket_bytes_cap_list"):
         return tuple(given)
     others = ddp.bucket_bytes_cap
     first = _DEFAULT_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else others

@@ -10,7 +10,7 @@ from typing import Any
 def on_compile_call(listen: Callable[[], object], adapt: Callable[[Any], Any]) -> None:
     """Replace ``torch.compile``: ``listen`` runs before its first call, ``adapt`` changes its keywords.
 
-    For the rest of the process. Seen in 2.11 to 2.15.
+    For the rest of the process. Seen in 2.13 to 2.15.
     """
     import torch
 
@@ -27,7 +27,7 @@ def on_compile_call(listen: Callable[[], object], adapt: Callable[[Any], Any]) -
 def meeting_point() -> str:
     """``HOST:PORT`` of the store that the process group's ranks met at; "" if it is none over TCP.
 
-    ``_get_default_store`` is in 2.11 to 2.15.
+    ``_get_default_store`` is in 2.13 to 2.15.
     """
     from torch.distributed import distributed_c10d
 

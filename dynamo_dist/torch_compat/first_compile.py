@@ -10,7 +10,7 @@ from typing import Any
 def before_first_compile(prepare: Callable[[], object]) -> None:
     """Call ``prepare`` at the first ``torch.compile`` or ``Module.compile``; both are torch's again before that.
 
-    What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.11 to 2.15.
+    What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to 2.15.
     """
     import torch
 

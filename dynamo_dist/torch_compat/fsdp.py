@@ -71,20 +71,13 @@ _HOOK_CODES = {
 
 
 def groups(state: FSDPState) -> list[Any]:
-    """The parameter groups of a state; up to 2.11 there is one at most."""
-    found = vars(state).get("_fsdp_param_groups")
-    if found is not None:
-        return list(found)
-    group = state._fsdp_param_group
-    return [] if group is None else [group]
+    """The parameter groups of a state."""
+    return list(state._fsdp_param_groups)
 
 
 def steps(path: tuple[int, int]) -> tuple[str | int, ...]:
     """The attributes and places that lead from a state to a parameter's registered shard."""
-    group: tuple[str | int, ...] = ("_fsdp_param_groups", path[0])
-    if not isinstance(vars(FSDPState).get("_fsdp_param_group"), property):  # up to 2.11
-        group = ("_fsdp_param_group",)
-    return (*group, "fsdp_params", path[1], "sharded_param")
+    return ("_fsdp_param_groups", path[0], "fsdp_params", path[1], "sharded_param")
 
 
 def decide_root(state: FSDPState) -> None:
@@ -127,7 +120,7 @@ def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
 def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Change]:
     """Call ``check(modules, ignored)`` with what ``fully_shard`` or ``replicate`` is about to manage; it may raise.
 
-    ``_get_managed_modules`` was seen in 2.11 to 2.15; where it is missing nothing is changed.
+    ``_get_managed_modules`` was seen in 2.13 to 2.15; where it is missing nothing is changed.
     """
 
     def changed(stock: Any) -> Any:
@@ -204,8 +197,7 @@ def sharded_parameter(state: FSDPState, path: tuple[int, int]) -> ShardedParamet
     group = groups(state)[path[0]]
     param = group.fsdp_params[path[1]]
     mesh, info = param.mesh_info, param._module_info
-    known = vars(param)
-    spec = known.get("_unsharded_dtensor_spec", known.get("_tp_spec"))  # up to 2.12
+    spec = vars(param).get("_unsharded_dtensor_spec")
     shared = zip(info.shared_modules, info.shared_param_names, strict=True)
     return ShardedParameter(
         ((info.module, info.param_name), *shared),

@@ -1,4 +1,4 @@
-"""Wrappers of parameters that others put around a module: FSDP2, DDP, checkpoints."""
+"""Marks that AOTAutograd puts on the nodes of a gather and a reduction."""
 
 from __future__ import annotations
 
@@ -7,25 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.fx.traceback as _traceback
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor.placement_types import _StridedShard
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
-
-OTHER_WRAPPERS = (FSDPModule, DistributedDataParallel)
-
-
-def joined_mesh(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
-    """A mesh of ``outer``'s dimensions, then ``inner``'s; RuntimeError if they have no common root."""
-    return DeviceMesh._concatenate([outer, inner])
-
-
-def strided_shard(dim: int, split_factor: int) -> _StridedShard:
-    """Shard ``dim`` of what an inner mesh dimension has already split into ``split_factor`` parts."""
-    return _StridedShard(dim, split_factor=split_factor)
 
 
 @contextlib.contextmanager

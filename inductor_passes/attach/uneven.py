@@ -15,8 +15,6 @@ from torch import fx
 
 from inductor_passes.torch_compat import dynamo
 
-KNOWN = "dist_uneven"
-
 
 def is_rank_dependent() -> bool:
     """Return whether the program in work has asked for its rank, which its graph holds as a constant.
@@ -28,12 +26,7 @@ def is_rank_dependent() -> bool:
 
 
 def has_uneven_values(gm: fx.GraphModule) -> bool:
-    """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes.
-
-    A graph without example values says it in its ``meta``, as ``KNOWN``.
-    """
-    if KNOWN in gm.meta:
-        return bool(gm.meta[KNOWN])
+    """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:

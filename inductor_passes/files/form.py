@@ -18,8 +18,7 @@ class Form:
 
     ``name``: in messages, such as ``schedule problem``. ``error``: makes the error of a what, a why and a fix.
     ``fix``: what to do about any file that is none. ``schema``: JSON schema, of the keywords that ``check.py``
-    knows. ``most_bytes``: of the file, and of what it holds unpacked. ``unique_keys``: an object that has a key
-    twice is refused.
+    knows. ``most_bytes``: of the file, and of what it holds unpacked.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Form:
     fix: str
     schema: Schema | None = None
     most_bytes: int = 64 * MIB
-    unique_keys: bool = True
 
     def unreadable(self, file: str, why: str) -> Exception:
         """The error for a file whose content cannot be had."""

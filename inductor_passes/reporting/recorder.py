@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from inductor_passes.files import folder as record_folder
@@ -32,8 +32,6 @@ _EPOCH = "inductor_passes.epoch"
 
 _lock = threading.RLock()
 _published: dict[str, int] = {}
-_met: set[str] = set()
-_loaded: dict[str, str] = {}
 _pending: contextvars.ContextVar[dict[str, tuple[str, GraphRecord]] | None] = (
     contextvars.ContextVar("pending", default=None)
 )
@@ -121,7 +119,6 @@ def keep(kind: str, name: str, data: dict[str, Any]) -> None:
     folder = _folder(kind)
     try:
         record_folder.put(folder, f"{name}.json", json.dumps(data))
-        _met.add(_place(kind, name))
     except OSError as error:
         log.warning(
             "The record of a compiled graph could not be stored (%s): reports of later runs that "
@@ -138,18 +135,7 @@ def kept(kind: str, name: str) -> Any:
             data = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
-    _met.add(_place(kind, name))
     return data
-
-
-def met() -> list[str]:
-    """Files beside Inductor's cache that this process has written or read, by their paths in its folder."""
-    return sorted(_met)
-
-
-def loaded(path: str, names: Iterable[str]) -> None:
-    """Files of these names, as ``met()`` has them, were put beside the cache: graphs that have one are from ``path``."""
-    _loaded.update(dict.fromkeys(names, path))
 
 
 def publish_cached(
@@ -178,8 +164,7 @@ def publish_cached(
             log.info("A graph came from the cache, but its record %s is gone.", key)
             continue
         for _ in range(times):
-            path = _loaded.get(_place("records", key))
-            hit = CacheRecord("hit", (cache,) if path is None else (cache, f"loaded from {path}"))
+            hit = CacheRecord("hit", (cache,))
             named = dataclasses.replace(record, graph_id=rename(record), cache=hit)
             published.append(named)
             publish(named)
@@ -188,10 +173,6 @@ def publish_cached(
 
 def _folder(kind: str) -> str:
     return os.path.join(caches.cache_dir(), "inductor_passes", kind)
-
-
-def _place(kind: str, name: str) -> str:
-    return f"inductor_passes/{kind}/{name}.json"
 
 
 def _counts() -> dict[str, int]:

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from inductor_passes.torch_compat import fake_groups
-
 
 def group_size_of(group_name: str) -> int:
     """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to 2.15."""
@@ -133,8 +131,6 @@ def job_store() -> Store | None:
     group = default_group()
     if group is None or group is _parents_group or not moves_data(group):
         return None
-    if (stand_in := fake_groups.store()) is not None:
-        return stand_in
     from torch.distributed import distributed_c10d
 
     get_store: Any = getattr(distributed_c10d, "_get_default_store", None)
@@ -143,8 +139,6 @@ def job_store() -> Store | None:
 
 def comes_last(store: Store, key: str, ranks: int) -> bool:
     """Return whether this rank is the last of so many to come to ``key``, each of which asks once."""
-    if isinstance(store, fake_groups.StoreOfAlikeRanks):
-        return True
     return store.add(key, 1) == ranks
 
 

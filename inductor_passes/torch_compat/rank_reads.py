@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,6 @@ from torch._library import fake_class_registry
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-_VARIABLES = frozenset(
-    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK SLURM_PROCID SLURM_LOCALID PMI_RANK PMIX_RANK"
-    " OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_RANK".split()
-)
 _KNOWN = {"torch", "dynamo_dist", "inductor_passes", *sys.stdlib_module_names}
 _OF_MESHES = ("get_rank", "get_local_rank", "_sym_get_coordinate")
 # A rank's group of a mesh has other ranks in it than the group of the same name elsewhere.
@@ -103,7 +98,7 @@ def is_known(function: Any) -> bool:
 
 @contextlib.contextmanager
 def noticed() -> Iterator[RankReads]:
-    """Notice in the block who asks on this thread for the rank: of the job, of a group, of a mesh, of the environment.
+    """Notice in the block who asks on this thread for the rank: of the job, of a group, of a mesh.
 
     That a mesh is asked whether this rank is in it counts only where its place is looked at; nor does the shape of a shard
     that all ranks have alike. AOTAutograd traces on one thread.
@@ -133,7 +128,6 @@ def _change(undo: contextlib.ExitStack) -> None:
         for name in _OF_GROUPS:
             _replace(undo, owner, name, _noting)
     _replace(undo, dist.ProcessGroup, "rank", _noting)
-    _replace(undo, type(os.environ), "__getitem__", _of_variables)
     # A stand-in for an input has the values of its members, of which traced code asks methods.
     _replace(undo, fake_class_registry, "maybe_to_fake_obj", _unnoted)
     utils = sys.modules.get(f"{_LAYOUTS}._utils")
@@ -223,15 +217,6 @@ for _name in (
     *("index", "count"),
 ):
     setattr(_Place, _name, _looked_at(_name))
-
-
-def _of_variables(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def getitem(self: Any, key: str) -> Any:
-        if key in _VARIABLES:
-            _note(f"os.environ[{key!r}]")
-        return stock(self, key)
-
-    return getitem
 
 
 def _of_even(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ def test_attributes_named_are_there_while_enabled(found, enabled):
 
 def test_versions_are_read_from_the_docstring(found):
     (drawing,) = [each for each in found if each.made_by == "torch_compat.dtensor.draws.on_draw"]
-    assert drawing.versions == "2.11 to 2.15"
+    assert drawing.versions == "2.13 to 2.15"
     assert drawing.why.startswith("Draws of sharded DTensors")
 
 

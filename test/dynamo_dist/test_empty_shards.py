@@ -20,7 +20,6 @@ def saved_and_gathered(x, w):
     return x @ x.transpose(-1, -2), torch.log_softmax(x / (1 + x * x), 1), w * 2
 
 
-# Up to 2.12 a graph whose order is pinned cannot be run without Inductor's code.
 UNSCHEDULED = {"schedule": "off", "disable": ["bucket_gathers", "merge_tiny"]}
 # Program, ranks, shapes and placements. The forward launches what eager does: two gathers.
 PROGRAMS = {

@@ -21,16 +21,11 @@ def in_a_new_process(code):
 def test_public_names_load_when_used():
     assert dynamo_dist.__all__ == [
         "compare",
-        "data_parallel",
         "disable",
         "enable",
         "enabled",
         "explain",
         "is_enabled",
-        "load",
-        "localize",
-        "localized_dtensors",
-        "save",
         "verify",
     ]
     assert all(callable(getattr(dynamo_dist, name)) for name in dynamo_dist.__all__)

@@ -158,7 +158,7 @@ def test_what_cannot_be_enabled_says_so_at_each_compile():
 def test_it_is_listed_with_the_changes():
     listed = changes.listed(DistConfig(inductor=True))
     assert "torch._TorchCompileInductorWrapper.__call__" in listed[-1].places[0]
-    assert listed[-1].versions == "2.11 to 2.15"
+    assert listed[-1].versions == "2.13 to 2.15"
     assert listed[-1].why.startswith("``enable(inductor=True)``")
     with dynamo_dist.enabled(inductor=True):
         assert changes._place(switch._applied[-1]) == ", ".join(listed[-1].places)

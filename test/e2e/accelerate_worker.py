@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import dynamo_dist
@@ -75,12 +75,6 @@ def compiled_inside(accelerator, module):
     return accelerator.prepare(module), parameters
 
 
-def in_the_graph(accelerator, module):
-    """``data_parallel`` in the place of DDP: the model is left out of ``prepare``."""
-    dynamo_dist.data_parallel(module, init_device_mesh("cpu", (dist.get_world_size(),)))
-    return torch.compile(module, backend="dynamo_dist", fullgraph=True), list(module.parameters())
-
-
 def by_its_plugin_alone():
     """Its DDP, its plugin, and no word of ours but that inductor is to be ours."""
     dynamo_dist.enable(inductor=True)
@@ -103,7 +97,6 @@ WAYS = {
     "accelerate's plugin while inductor is ours": (by_its_plugin_alone, prepared, False, True),
     "accelerate's plugin with our passes": (by_its_plugin, prepared, True, False),
     "a compiled module in DDP": (accelerator, compiled_inside, False, False),
-    "data parallel in the graph": (accelerator, in_the_graph, False, True),
 }
 expected = train(accelerator(), prepared)
 failed = []

@@ -1,6 +1,6 @@
 """One rank of ``test_sharded_models.py``: models of transformers under their own tensor parallel plan, then sharded.
 
-A case is ``model:way:layers:end``: the way ``fully_shard`` or ``data_parallel``, the end ``graphs``, which then run as they are, or
+A case is ``model:layers:end``: the end ``graphs``, which then run as they are, or
 ``code``. Each writes ``<rank>.json`` in the folder of the first argument: "ok", or what went wrong.
 """
 
@@ -75,15 +75,12 @@ def gradients(model, call, tokens):
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
 
 
-def check(mesh, name, way, layers):
+def check(mesh, name, layers):
     tokens = torch.randint(3, 120, (4, 12), generator=torch.Generator().manual_seed(1))
     one, model = build(name, int(layers)), spread(build(name, int(layers)), mesh["tp"])
-    if way == "fully_shard":
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-    else:
-        dynamo_dist.data_parallel(model, mesh["dp"])
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="dynamo_dist", fullgraph=True)

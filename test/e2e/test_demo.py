@@ -81,7 +81,7 @@ def test_training_on_two_ranks(tmp_path, one_cache):
 @pytest.mark.slow
 def test_data_parallel_on_two_ranks(tmp_path):
     done = demo(
-        *("--parallel", "data", "--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 64),
+        *("--parallel", "fsdp", "--steps", 3, "--layers", 1, "--hidden", 128, "--sequence", 64),
         *("--json", "--out", tmp_path, "--deadline", 380),
         timeout_s=400,
     )

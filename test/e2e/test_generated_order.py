@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch._inductor.utils import fresh_cache, run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import dynamo_dist
 import inductor_passes as ip
@@ -95,7 +96,9 @@ class Block(torch.nn.Module):
 def test_order_survives_lowering_of_a_data_parallel_step():
     """Gathers merged by the scheduler, with others launched behind them, then the gradients' reductions."""
     model = torch.nn.Sequential(*(Block(512) for _ in range(4)))
-    dynamo_dist.data_parallel(model, init_device_mesh("cpu", (2,)))
+    mesh = init_device_mesh("cpu", (2,))
+    for block in model:
+        fully_shard(block, mesh=mesh)
     compiled = torch.compile(model, backend="dynamo_dist", options={"topology": "h100x8"})
     with recorder.records_of_block() as records:
         _, codes = run_and_get_code(lambda: compiled(torch.randn(64, 512)).sum().backward())

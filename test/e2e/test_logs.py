@@ -9,12 +9,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
 
-from dynamo_dist import autoload, versions
+from dynamo_dist import autoload
 
 INSTALLED = bool(metadata.entry_points(group="torch.backends", name="dynamo_dist"))
-IN_TIME = versions.parse(torch.__version__) >= (2, 13)
 CHILD = Path(__file__).with_name("logs_child.py")
 LINE = "logs_child.py:18: y = (x @ w).redistribute(placements=[Shard(0)]).to_local()"
 pytestmark = [
@@ -47,9 +45,8 @@ def run(folder, names, trace="", **more):
 
 @pytest.fixture(scope="module")
 def cold(folder):
-    """What a first process logs, traced too: under the short names where torch knows them."""
-    names = ",".join(autoload.ARTIFACTS) if IN_TIME else modules()
-    return run(folder, names, "trace")
+    """What a first process logs, traced too: under the short names."""
+    return run(folder, ",".join(autoload.ARTIFACTS), "trace")
 
 
 def modules():
@@ -71,16 +68,14 @@ def check(logged):
 
 def test_each_decision_is_logged(cold):
     check(cold)
-    if IN_TIME:
-        for artifact in autoload.ARTIFACTS:
-            assert f"[__{artifact}]" in cold
+    for artifact in autoload.ARTIFACTS:
+        assert f"[__{artifact}]" in cold
 
 
 def test_names_of_modules_on_a_warm_cache(cold, folder):
     check(run(folder, modules(), "warm"))
 
 
-@pytest.mark.skipif(not IN_TIME, reason="torch learns short names from 2.13 on")
 def test_one_name_gives_one_kind_of_line(cold, folder):
     logged = run(folder, "dist_schedule")
     assert "makespan " in logged

@@ -1,4 +1,4 @@
-"""Models of transformers under tensor parallelism and FSDP2, or ``data_parallel``, on four gloo ranks: one device's gradients."""
+"""Models of transformers under tensor parallelism and FSDP2, on four gloo ranks: one device's gradients."""
 
 from pathlib import Path
 
@@ -7,14 +7,13 @@ import pytest
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("sharded_models_worker.py")
 CASES = [
-    "qwen3_moe:fully_shard:1:graphs",
+    "qwen3_moe:1:graphs",
     *(
         pytest.param(f"{case}:2:code", marks=pytest.mark.sweep)
         for case in (
-            "qwen3_moe:fully_shard",
-            "llama:fully_shard",
-            "gemma3:fully_shard",
-            "gemma3:data_parallel",
+            "qwen3_moe",
+            "llama",
+            "gemma3",
         )
     ),
 ]

@@ -1,7 +1,7 @@
 """One rank of ``test_torchtitan.py``: torchtitan's Llama-3, two layers of its debug model, eager and compiled.
 
 Its own ``parallelize`` places the weights (tensor and sequence parallel on pairs of ranks); with four ranks
-``data_parallel`` shares them over the pairs, each with data of its own. Attention is its
+``fully_shard`` shares them over the pairs, each with data of its own. Attention is its
 ``ScaledDotProductAttention``: FlexAttention, which it takes for language models, has no backward on CPU.
 """
 
@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 import torchtitan.distributed.parallel_dims as dimensions
 from torch._dynamo.utils import counters
+from torch.distributed.fsdp import fully_shard
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.sharding import set_llama3_sharding_config
 
-import dynamo_dist
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
@@ -70,7 +70,7 @@ graphs = {}
 recorder.subscribe(lambda record: graphs.update({record.graph_id: record}))
 ours = model()
 if pairs > 1:
-    dynamo_dist.data_parallel(ours, dims.get_mesh("dp_replicate"))
+    fully_shard(ours, mesh=dims.get_mesh("dp_replicate"))
 got = train(ours, torch.compile(ours, backend="dynamo_dist", fullgraph=True))
 launches = {graph.phase: len(graph.collectives) for graph in graphs.values()}
 close = torch.allclose(got, expected, rtol=1e-5)

@@ -4,11 +4,10 @@ import copy
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from unlike_base import WIDTH, compiled, drawn
-
-import dynamo_dist
 
 
 def mlp(depth, seed=0):
@@ -17,13 +16,19 @@ def mlp(depth, seed=0):
     return nn.Sequential(*layers)
 
 
+def sharded(model):
+    for block in model:
+        fully_shard(block)
+    return fully_shard(model)
+
+
 def against_ddp(
     rank,
     batches,
     depth=2,
     accumulate=1,
     evaluate=False,
-    mode="replicate",
+    wrap=DistributedDataParallel,
     rate=0.1,
     model=None,
     before=lambda step: None,
@@ -31,8 +36,7 @@ def against_ddp(
     """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's, eager."""
     model = mlp(depth) if model is None else model
     reference = DistributedDataParallel(copy.deepcopy(model))
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    ours = dynamo_dist.data_parallel(model, mesh["dp"], mode=mode)
+    ours = wrap(model)
     fast = compiled(ours)
     pairs = [(each, torch.optim.SGD(each.parameters(), rate)) for each in (reference, ours)]
     for step, rows in enumerate(batches):
@@ -54,7 +58,8 @@ def against_ddp(
             if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
                 return f"step {step}: evaluation is off by {(one - other).abs().max():.3g}"
     for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
-        if not torch.allclose(mine.full_tensor(), theirs, rtol=1e-3, atol=1e-5):
+        whole = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        if not torch.allclose(whole, theirs, rtol=1e-3, atol=1e-5):
             return "parameters differ from DDP's"
     return "ok"
 
@@ -74,7 +79,7 @@ def data_set_last_batch_short(rank):
 
 
 def data_set_sharded(rank):
-    return data_set(rank, left=(7, 5), mode="fully_shard")
+    return data_set(rank, left=(7, 5), wrap=sharded)
 
 
 def data_set_accumulated(rank):

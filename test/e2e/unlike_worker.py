@@ -22,8 +22,8 @@ import unlike_caches
 import unlike_data_parallel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.parallel import DistributedDataParallel
 from unlike_base import (
     WIDTH,
     batch,
@@ -36,7 +36,6 @@ from unlike_base import (
 )
 from unlike_data_parallel import against_ddp, mlp
 
-import dynamo_dist
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
@@ -138,26 +137,28 @@ def print_on_rank_0(rank):
 
 def print_on_rank_1_of_a_backward(rank):
     """The break splits a graph that has a backward, whose launches are split with it."""
-    model = mlp(4)
-    mesh = init_device_mesh("cpu", (2,))
-    dynamo_dist.data_parallel(model, mesh, mode="replicate")
-    reference = DistributedDataParallel(mlp(4))
+    shards = [drawn(WIDTH // 2, WIDTH, seed=4 * rank + i).requires_grad_() for i in range(4)]
 
-    def forward(x):
-        y = model[1](model[0](x))
+    def layer(number, x):
+        return torch.relu(x @ fc.all_gather_tensor_autograd(shards[number], 0, dist.group.WORLD))
+
+    def loss(x):
+        y = layer(1, layer(0, x))
         if rank == 1:
             print("half of it")
-        return model[3](model[2](y))
+        return layer(3, layer(2, y)).square().sum()
 
-    fast = compiled(forward)
-    for _ in range(3):
-        x = drawn(8, WIDTH, seed=rank)
-        with contextlib.redirect_stdout(io.StringIO()):
-            fast(x).square().mean().backward()
-        reference(x).square().mean().backward()
-    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-        if not torch.allclose(mine.grad.full_tensor(), theirs.grad, rtol=1e-3, atol=1e-6):
-            return "gradients differ from DDP's"
+    fast, grads = compiled(loss), []
+    for function in (loss, fast):
+        for step in range(3):
+            with contextlib.redirect_stdout(io.StringIO()):
+                function(drawn(8, WIDTH, seed=step)).backward()
+        grads.append([shard.grad for shard in shards])
+        for shard in shards:
+            shard.grad = None
+    for mine, theirs in zip(*grads, strict=True):
+        if not torch.allclose(mine, theirs, rtol=1e-3, atol=1e-6):
+            return "gradients differ from eager's"
     return "ok"
 
 
@@ -241,7 +242,7 @@ def print_in_a_loop_over_layers(rank, **settings):
 
 
 def print_in_a_loop_over_sharded_layers(rank):
-    return print_in_a_loop_over_layers(rank, mode="fully_shard")
+    return print_in_a_loop_over_layers(rank, wrap=fully_shard)
 
 
 def print_in_a_loop_at_first(rank):

@@ -1,9 +1,9 @@
 """One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
 
 Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
-its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS``, ``save``, ``load`` or
-``load on rank 0``, artefacts go to ``saved`` there, or are from there. Kernels are Python
-(``tools/fuzzing/without_cpp.py``); all else is Inductor's.
+its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS=save`` what
+torch's ``save_cache_artifacts`` gives goes to ``<rank>.artefacts`` there, with ``load`` its ``load_cache_artifacts`` takes
+it. Kernels are Python (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._dynamo import convert_frame
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch.distributed.device_mesh import init_device_mesh
@@ -30,9 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-import dynamo_dist
 from inductor_passes.attach import compile as attached
-from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 from inductor_passes.torch_compat import meshes
 
@@ -151,7 +148,7 @@ def ran(case, mesh):
     torch.compiler.reset()
     counters.clear()
     torch.manual_seed(0)
-    with frames_traced() as traced:
+    with lowerings() as lowered:
         right = case(mesh)
     hits, misses = (
         [
@@ -160,20 +157,7 @@ def ran(case, mesh):
         ]
         for what in ("hit", "miss")
     )
-    return {"right": bool(right), "hits": hits, "misses": misses, "traced": len(traced)}
-
-
-@contextlib.contextmanager
-def frames_traced():
-    """Frames that Dynamo traces in the block, as a list that grows."""
-    found, stock = [], convert_frame.trace_frame
-
-    def trace_frame(code, *args, **kwargs):
-        found.append(code)
-        return stock(code, *args, **kwargs)
-
-    with mock.patch.object(convert_frame, "trace_frame", trace_frame):
-        yield found
+    return {"right": bool(right), "hits": hits, "misses": misses, "lowered": len(lowered)}
 
 
 @contextlib.contextmanager
@@ -187,18 +171,6 @@ def lowerings():
 
     with mock.patch.object(GraphLowering, "run", run):
         yield found
-
-
-def refusal(mesh):
-    """What a compile with other options than those that were saved is told."""
-    x = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate()], run_check=False)
-    options = {"schedule": {"effort": "high"}}
-    function = torch.compile(lambda x: x * 2, backend="dynamo_dist", options=options)
-    try:
-        function(x)
-    except Exception as error:
-        return str(error)
-    return ""
 
 
 @contextlib.contextmanager
@@ -216,25 +188,15 @@ def main(folder, planted, artefacts):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    if artefacts == "load" or (artefacts == "load on rank 0" and dist.get_rank() == 0):
-        dynamo_dist.load(Path(folder, "saved"))
-    with (
-        without_cpp(),
-        no_rank_in_keys() if planted else contextlib.nullcontext(),
-        lowerings() as lowered,
-        recorder.records_of_block() as records,
-    ):
+    saved = Path(folder, f"{dist.get_rank()}.artefacts")
+    if artefacts == "load":
+        assert torch.compiler.load_cache_artifacts(saved.read_bytes()) is not None
+    with without_cpp(), no_rank_in_keys() if planted else contextlib.nullcontext():
         cases = [rows_of_its_own] if planted else CASES
         found = {case.__name__: ran(case, mesh) for case in cases}
-        if artefacts == "save":
-            dynamo_dist.save(Path(folder, "saved"))
-    if artefacts == "load":
-        found = {
-            "cases": found,
-            "lowered": len(lowered),
-            "from": sorted({str(each.cache) for each in records}),
-            "refusal": refusal(mesh),
-        }
+    if artefacts == "save":
+        content, _ = torch.compiler.save_cache_artifacts()
+        saved.write_bytes(content)
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
     leave_process()

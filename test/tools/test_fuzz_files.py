@@ -32,7 +32,7 @@ def test_a_small_file_of_four_gigabytes(name, tmp_path):
     example, path = examples()[name], tmp_path / "file.json"
     assert fuzz_files.judge(name, "bomb", BOMB, example, path) is None
     status, said = example.read(path)
-    assert status == 2 and "MiB unpacked" in said
+    assert status == 2 and "MiB" in said
 
 
 def planted(read):

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-ON_THREADS = pytest.mark.skipif(
-    not hasattr(ThreadLocalWorld, "comms"), reason="torch 2.11: its ranks of threads are incomplete"
-)
 TOOLS = str(Path(__file__).parents[2] / "tools")
 
 
@@ -24,7 +20,6 @@ def tools(monkeypatch):
         del sys.modules[name]
 
 
-@ON_THREADS
 def test_results_arrive_at_the_wait():
     from fuzzing.group import on_ranks
 
@@ -38,7 +33,6 @@ def test_results_arrive_at_the_wait():
     assert on_ranks(3, body) == [(True, [6.0, 6.0])] * 3
 
 
-@ON_THREADS
 def test_ranks_that_wait_for_each_other_are_told():
     from fuzzing.group import on_ranks
 
@@ -52,7 +46,6 @@ def test_ranks_that_wait_for_each_other_are_told():
     assert all("rank 0 waits for message 0 from rank 1" in text for text in found)
 
 
-@ON_THREADS
 def test_ranks_that_launch_different_collectives_are_told():
     from fuzzing.group import LaunchesDiffer, on_ranks
 

@@ -4,8 +4,7 @@
     python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--fsdp] [--json FILE]
 
 Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
-in fresh processes: once with an empty cache folder that they share, then again with what is in it, and, ``loaded``, with empty caches
-and what the first job has saved (``dynamo_dist.save`` and ``load``, whose time counts); with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group, with an empty cache folder. With
+in fresh processes: once with an empty cache folder that they share, then again with what is in it; with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group, with an empty cache folder. With
 ``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too. Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
 and ``init_process_group``, our packages having their byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and what torch counted of its
 caches on the first rank: graphs that AOTAutograd and Inductor found.
@@ -32,7 +31,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "shared": {"backend": "dynamo_dist", "options": {"compile": "shared"}},
 }
 WIDTH = 128
-STARTS = ("cold", "warm", "loaded")
+STARTS = ("cold", "warm")
 ALONE = "alone"
 
 
@@ -43,13 +42,12 @@ def processor_seconds() -> float:
 
 
 def worker(options: argparse.Namespace) -> None:
-    """One rank: its first step, as a line of JSON. ``options.saved``: the folder of artefacts."""
-    backend, start, saved = options.worker, options.caches, options.saved
+    """One rank: its first step, as a line of JSON."""
+    backend, start = options.worker, options.caches
     (layers,) = options.layers
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch._dynamo import convert_frame
     from torch._dynamo.utils import counters
     from torch._inductor.graph import GraphLowering
     from torch.distributed.device_mesh import init_device_mesh
@@ -60,7 +58,6 @@ def worker(options: argparse.Namespace) -> None:
         parallelize_module,
     )
 
-    import dynamo_dist
     from inductor_passes.testing import leave_process
     from inductor_passes.torch_compat import c10d
 
@@ -93,14 +90,6 @@ def worker(options: argparse.Namespace) -> None:
         return lower(self)
 
     GraphLowering.compile_to_module = counted  # type: ignore[method-assign]
-    traced: list[object] = []
-    trace_frame = convert_frame.trace_frame
-
-    def noted(*args: Any, **options: Any) -> Any:
-        traced.append(None)
-        return trace_frame(*args, **options)
-
-    convert_frame.trace_frame = noted
     torch.set_num_threads(1)
     if start == ALONE:
         c10d.init_fake_group(options.ranks, 0)
@@ -123,8 +112,6 @@ def worker(options: argparse.Namespace) -> None:
     x = torch.randn(2, 32, WIDTH)
     dist.barrier()
     clock, processor = time.perf_counter(), processor_seconds()
-    if start == "loaded":
-        dynamo_dist.load(saved)
     torch.compile(model, **BACKENDS[backend])(x).square().mean().backward()
     found = {
         "processor_s": processor_seconds() - processor,
@@ -132,10 +119,7 @@ def worker(options: argparse.Namespace) -> None:
         "aot_hits": counters["aot_autograd"]["autograd_cache_hit"],
         "inductor_hits": counters["inductor"]["fxgraph_cache_hit"],
         "graphs_compiled": len(compiled),
-        "frames_traced": len(traced),
     }
-    if start == "cold" and backend != "stock":
-        dynamo_dist.save(saved)
     print(json.dumps(found) + "\n", end="", flush=True)  # at once: ranks share the pipe
     dist.barrier()
     leave_process()
@@ -144,23 +128,18 @@ def worker(options: argparse.Namespace) -> None:
 def first_step(
     backend: str, layers: int, ranks: int, folder: str, start: str, fsdp: bool
 ) -> dict[str, Any]:
-    """A job's first step, in fresh processes. ``loaded`` it has a temporary folder of its own too, as on another host."""
-    apart = Path(folder, "apart")
-    apart.mkdir(exist_ok=True)
-    own = {"TMPDIR": str(apart)} if start == "loaded" else {}
-    caches = {"loaded": apart, ALONE: Path(folder, ALONE)}
-    cache = caches.get(start, Path(folder, "cache"))
+    """A job's first step, in fresh processes."""
+    cache = Path(folder, ALONE if start == ALONE else "cache")
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone")
     done = subprocess.run(
         [
             *(sys.executable, *(() if start == ALONE else launcher), __file__),
             *("--worker", backend, "--layers", str(layers), "--ranks", str(ranks)),
             *(("--fsdp",) if fsdp else ()),
-            *("--caches", start, "--saved", str(Path(folder, "saved"))),
+            *("--caches", start),
         ],
         env={
             **os.environ,
-            **own,
             "TORCHINDUCTOR_CACHE_DIR": str(cache),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a rank waits for each compiler it starts
             "OMP_NUM_THREADS": "1",
@@ -179,13 +158,10 @@ def first_step(
         "aot_hits": found[0]["aot_hits"],
         "inductor_hits": found[0]["inductor_hits"],
         "graphs_compiled": sum(each["graphs_compiled"] for each in found),
-        "frames_traced": sum(each["frames_traced"] for each in found),
     }
 
 
 def _starts(backend: str) -> tuple[str, ...]:
-    if backend == "stock":
-        return STARTS[:2]
     return (*STARTS, ALONE) if backend == "ours" else STARTS
 
 
@@ -199,7 +175,6 @@ def main() -> None:
     parser.add_argument("--fsdp", action="store_true", help="FSDP2 over half of the ranks too")
     parser.add_argument("--worker", choices=BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--caches", choices=(*STARTS, ALONE), help=argparse.SUPPRESS)
-    parser.add_argument("--saved", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)

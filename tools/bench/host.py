@@ -3,7 +3,7 @@
     python tools/bench/host.py --json tools/bench/results/host.json
 
 A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time, guards
-included, and no collective takes any. Stock's compiled module, ours, ours after ``dynamo_dist.localize``, and
+included, and no collective takes any. Stock's compiled module, ours, and
 the local one compiled by the plugin take turns with the local one compiled by stock, in one process; the
 figures are ratios of medians and of the fastest calls. Training accumulates into ``.grad``. Time is processor
 time of the thread, which does all of it: what others on the same machine take does not count, but that they
@@ -38,8 +38,8 @@ from dynamo_dist.testing import fake_mesh
 
 RANKS, WIDTH = 8, 64
 CALLS = 5  # of one variant in a row
-VARIANTS = ("stock", "ours", "localized", "local_by_ours", "local")
-OURS = ("ours", "localized", "local_by_ours")  # compiled by the plugin
+VARIANTS = ("stock", "ours", "local_by_ours", "local")
+OURS = ("ours", "local_by_ours")  # compiled by the plugin
 LOCAL = ("local_by_ours", "local")
 
 
@@ -67,7 +67,7 @@ def model(layers: int, mesh: DeviceMesh, variant: str) -> nn.Module:
         for layer in range(layers):
             plan |= {f"{layer}.up": ColwiseParallel(), f"{layer}.down": RowwiseParallel()}
         parallelize_module(made, mesh, plan)
-    return dynamo_dist.localize(made) if variant == "localized" else made
+    return made
 
 
 def calls(layers: int, mesh: DeviceMesh, variant: str) -> dict[str, Callable[[], object]]:

@@ -10,7 +10,7 @@ rank. Predictions are the simulator's, on the link as measured and compute scale
 alone for the chain, and for training by a forward and backward whose collectives end at once, so that the
 host's own time counts as compute. They are of forward and backward; the optimizer is in the step alone.
 
-usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel tensor,data,fsdp]
+usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel tensor,fsdp]
                 [--both RATE] [--steps N] [--out FILE]
 """
 
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument(
         "--both", default="1gbit", help="rate of the run on four ranks; '' for none"
     )
-    parser.add_argument("--parallel", default="tensor,data,fsdp", help="of the training runs")
+    parser.add_argument("--parallel", default="tensor,fsdp", help="of the training runs")
     parser.add_argument(
         "--steps",
         type=int,

@@ -31,7 +31,7 @@ MODELS = (
     "qwen3_moe",
     "olmo2",
 )
-WAYS = ("training", "generating", "compiled_training", "data_parallel")
+WAYS = ("training", "generating", "compiled_training")
 SIZES = {
     "models-ranks": (2, 2),
     "dtensors-ranks": (4,),
@@ -110,8 +110,6 @@ def _rank(part: str, program: str, side: str, folder: str, rank: int) -> End:
 
         models.quiet()
         name, way = program.rsplit("-", 1)
-        if way == "data_parallel" and side == "stock":
-            return End("unfit", "stock has no such function")
         pairs = models.pairs(name, way, mesh)
     for found, expected in pairs:
         if problem := compare(found, expected, f"rank {rank}", 1e-5):

@@ -1,6 +1,6 @@
 """Models of transformers that have a tensor-parallel plan: small, random, on all ranks as threads.
 
-Each is what one device computes: forward, training, with checkpoints, under ``data_parallel``, and generating.
+Each is what one device computes: forward, training, with checkpoints, and generating.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from beside_stock.dtensors import on_all_ranks
 from beside_stock.outcome import End, Unfit
 
-EAGER_WAYS = ("forward", "training", "checkpointing", "generating", "data_parallel")
+EAGER_WAYS = ("forward", "training", "checkpointing", "generating")
 COMPILED_WAYS = ("compiled_forward", "compiled_training")
 RANKS = 2
 TOKENS = 12
@@ -123,17 +123,7 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
     def run(program: str) -> End:
         name, way = program.rsplit("-", 1)
         build(name)  # raises here where no model can be made
-        if way == "data_parallel" and side == "stock":
-            # One replica: what stock's training gets wrong is not data_parallel's fault.
-            training = on_all_ranks(
-                (RANKS,), lambda rank, mesh: pairs(name, "training", mesh), 1e-5
-            )
-            if training.status == "right":
-                raise Unfit("stock has no such function")
-            return training
-        # One replica: threads share what torch keeps by mesh, and only real ranks have sub-meshes of their own.
-        sizes = (1, RANKS) if way == "data_parallel" else (RANKS,)
-        return on_all_ranks(sizes, lambda rank, mesh: pairs(name, way, mesh), 1e-5)
+        return on_all_ranks((RANKS,), lambda rank, mesh: pairs(name, way, mesh), 1e-5)
 
     return run
 
@@ -159,11 +149,6 @@ def pairs(name: str, way: str, mesh: Any) -> Any:
             model.gradient_checkpointing_enable({"use_reentrant": False})
     tokens = _tokens()
     call = _compiled(many) if way == "compiled_training" else many
-    if way == "data_parallel":
-        import dynamo_dist
-
-        call = many = dynamo_dist.data_parallel(many, mesh["dp"])
-        tokens = tokens.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()]
     yield _gradients(many, call, tokens), _gradients(one, one, _tokens())
 
 

@@ -17,5 +17,5 @@ norm_in_place_S0-aot_eager fill_P-eager masked_mean_S0-eager
 dropout_of_a_sum-eager noise_of_replicas-eager
 hook_that_reduces-one_graph reduce_after_another-lowered
 trained_by_adamw-eager trained_by_adafactor-eager tensor_parallel-aot_eager""".split()
-MODELS = """llama-training qwen3-data_parallel mixtral-generating""".split()
+MODELS = """llama-training qwen3-training mixtral-generating""".split()
 RANKS = ["all_reduce_of_shards"]

@@ -20,14 +20,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-import dynamo_dist
-
 VOCABULARY = 256  # one token a byte
 HEADS = 8
 # What the ranks share -> dimensions of their mesh, and how many ranks there are.
 PARALLEL = {
     "tensor": (("tp",), 2),
-    "data": (("dp",), 2),
     "fsdp": (("dp",), 2),
     "both": (("dp", "tp"), 4),
 }
@@ -94,11 +91,8 @@ def mesh_of(parallel: str) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 
 
-def load(folder: Path, parallel: str, mesh: DeviceMesh, variant: str) -> torch.nn.Module:
-    """The model on its mesh.
-
-    The batch is shared by torch's ``fully_shard``; for ours, but with "fsdp", by ``data_parallel``.
-    """
+def load(folder: Path, parallel: str, mesh: DeviceMesh) -> torch.nn.Module:
+    """The model on its mesh. The batch is shared by ``fully_shard``."""
     from torch.distributed.fsdp import fully_shard
 
     if parallel == "tensor":
@@ -107,8 +101,6 @@ def load(folder: Path, parallel: str, mesh: DeviceMesh, variant: str) -> torch.n
     if parallel == "both":
         # Weights are equal on all ranks: none has to send its own around.
         parallelize_module(model, mesh["tp"], tensor_plan(), src_data_rank=None)
-    if variant == "ours" and parallel != "fsdp":
-        return dynamo_dist.data_parallel(model, mesh["dp"])
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh["dp"])
     return fully_shard(model, mesh=mesh["dp"])

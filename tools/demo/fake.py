@@ -1,7 +1,7 @@
 """Trace a large model on fake ranks: its graphs, our passes and the predicted timeline, no run.
 
 Weights are sharded over ``tp`` ranks as transformers' own plan says, and each shard again over the
-``dp`` ranks, by ``dynamo_dist.data_parallel`` or by torch's ``fully_shard``: gathered where the forward uses
+``dp`` ranks, by ``fully_shard``: gathered where the forward uses
 it and kept for the backward, gradients reduce-scattered. Tensors have shapes and no storage, the process group answers and moves nothing,
 and Inductor stops after its graph passes, before it would generate code.
 """
@@ -136,7 +136,7 @@ def trace(args: argparse.Namespace, progress: Progress) -> int:
         _materialise(model)
         shard_over_tp(model, mesh["tp"])
     if mesh["dp"].size() > 1:  # joins meshes, whose ranks are no fake tensors
-        shard_over_dp(model, mesh["dp"], args.parallel)
+        shard_over_dp(model, mesh["dp"])
     with fake, dynamo_dist.enabled(), at_once:
         tokens = torch.zeros(1, args.seq, dtype=torch.long)
         torch.compiler.reset()
@@ -186,14 +186,11 @@ def shard_over_tp(model: nn.Module, mesh: DeviceMesh) -> None:
     tensor_parallel.apply_tensor_parallelism(model, mesh, styles)
 
 
-def shard_over_dp(model: nn.Module, mesh: DeviceMesh, way: str) -> None:
+def shard_over_dp(model: nn.Module, mesh: DeviceMesh) -> None:
     """Every parameter by rows over the ranks that hold the same tp shard; whole from forward to backward."""
-    if way == "fsdp":
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-        fully_shard(model, mesh=mesh, reshard_after_forward=False)
-    else:
-        dynamo_dist.data_parallel(model, mesh, reshard_after_forward=False)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
 def _backend(options: dict[str, Any], progress: Progress) -> Callable[..., Any]:

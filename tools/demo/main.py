@@ -60,8 +60,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--parallel",
         choices=tuple(data.PARALLEL),
         default="tensor",
-        help="what two ranks share: each weight's product, or the batch (data: by data_parallel, fsdp: by "
-        "torch's fully_shard, with --fake too); both: four ranks",
+        help="what two ranks share: each weight's product, or the batch, by "
+        "torch's fully_shard; both: four ranks",
     )
     for field in fields(data.Sizes):
         group.add_argument(f"--{field.name}", type=int, default=field.default)

@@ -18,7 +18,6 @@ from dynamo_dist.numerics import comparison
 
 TITLES = comparison.TITLES | {
     "stock_blocks": "stock, block by block",
-    "data_parallel": "data_parallel",
     "split_auto": "in parts, auto",
     "split_2": "in 2 parts",
 }

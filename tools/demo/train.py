@@ -33,7 +33,7 @@ from inductor_passes.testing import leave_process
 LEARNING_RATE = 1e-3
 # Beside the three, over a link, by how the model is parallel: ways to train it -> whose way it is, and its options.
 BESIDE = {
-    "fsdp": {"stock_blocks": ("stock", {}), "data_parallel": ("ours", {})},
+    "fsdp": {"stock_blocks": ("stock", {})},
     "tensor": {
         "split_auto": ("ours", {"split": "auto"}),
         "split_2": ("ours", {"split": 2}),
@@ -110,9 +110,7 @@ class Run:
     ) -> None:
         self.variant, self.whose = variant, whose
         with plugin_for(self.whose):
-            self.model = load(
-                checkpoint, "data" if variant == "data_parallel" else parallel, mesh, self.whose
-            )
+            self.model = load(checkpoint, parallel, mesh)
         # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
         self.losses: list[float] = []

@@ -52,7 +52,6 @@ WITHOUT_A_BACKEND = (
     ("inductor_passes", "options"),
     ("inductor_passes", "communication_pass"),
 )
-SAVED = (("dynamo_dist", "save"), ("dynamo_dist", "load"))
 VARIABLES = {
     config.INDUCTOR: 'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the first `torch.compile` on; the same on all ranks.',
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
@@ -166,7 +165,6 @@ def render() -> dict[str, str]:
         plugin_group=registry.PLUGIN_GROUP,
         extensions=calls(EXTENSIONS),
         without_a_backend=calls(WITHOUT_A_BACKEND),
-        saved=calls(SAVED),
         errors={
             "dynamo_dist.errors": errors(dynamo_dist.errors),
             "inductor_passes.errors": errors(inductor_passes.errors),

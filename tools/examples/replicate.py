@@ -10,9 +10,7 @@ import torch
 import torch.distributed as dist
 from shown import leave, show
 from torch import nn
-from torch.distributed.tensor import init_device_mesh
-
-import dynamo_dist
+from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, LAYERS, BATCH = 256, 6, 64
 
@@ -23,8 +21,7 @@ def main() -> None:
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS)]
     model = nn.Sequential(*layers)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    dynamo_dist.data_parallel(model, mesh, mode="replicate")
+    model = DistributedDataParallel(model)
     torch.manual_seed(1 + dist.get_rank())
     leave(show(model, torch.randn(BATCH, WIDTH), "replicas, gradients in buckets"))
 

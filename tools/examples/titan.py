@@ -1,6 +1,6 @@
 """A Llama-3 as torchtitan writes it, on a mesh of dp x tp: torchrun --nproc-per-node 4 tools/examples/titan.py
 
-Tensor and sequence parallel by ``parallelize_module``, each block checkpointed, then data parallel in the graph.
+Tensor and sequence parallel by ``parallelize_module``, each block checkpointed, then ``fully_shard``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from shown import leave, show
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -19,8 +20,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.checkpoint import checkpoint
-
-import dynamo_dist
 
 WIDTH, HEADS, LAYERS, VOCABULARY, BATCH, LENGTH = 128, 8, 2, 256, 4, 64
 
@@ -122,7 +121,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = Llama()
     tensor_parallel(model, mesh["tp"])
-    dynamo_dist.data_parallel(model, mesh["dp"])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
     torch.manual_seed(1 + mesh.get_local_rank("dp"))  # each data parallel rank its own batch
     tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1))
 

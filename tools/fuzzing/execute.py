@@ -20,6 +20,7 @@ from fuzzing.group import LaunchesDiffer, on_ranks
 from fuzzing.program import Program
 from fuzzing.turns import Hang
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -43,7 +44,7 @@ NAMES = {
     "SequenceParallel": SequenceParallel,
     "Shard": Shard,
     "checkpoint": checkpoint,
-    "data_parallel": dynamo_dist.data_parallel,
+    "fully_shard": fully_shard,
     "dist": dist,
     "dnf": dnf,
     "fc": fc,

@@ -1,4 +1,4 @@
-"""Modules under a tensor-parallel plan, ``data_parallel`` or both: a training step."""
+"""Modules under a tensor-parallel plan, ``fully_shard`` or both: a training step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def draw(seed: int) -> Program:
     blocks = _Blocks(draft, batch, width, mesh[-1] if tensor else 1)
     for _ in range(choose.randint(1, 3)):
         choose.choice(_BLOCKS)(blocks)
-    modes = ("fully_shard", "replicate") if tensor or len(mesh) == 1 else ("hybrid",)
     both = tensor and len(mesh) > 1
     return Program(
         "module",
@@ -65,7 +64,7 @@ def draw(seed: int) -> Program:
         draft.outputs(2),
         backward=True,
         layers=tuple(blocks.layers),
-        data_parallel=choose.choice(modes) if both or not tensor else "",
+        is_sharded=both or not tensor,
         settings=settings(choose),
     )
 

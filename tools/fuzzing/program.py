@@ -84,7 +84,7 @@ class Program:
     backward: bool = False
     dynamic: bool = False
     layers: tuple[Layer, ...] = ()
-    data_parallel: str = ""
+    is_sharded: bool = False  # by FSDP2
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -136,7 +136,7 @@ class Program:
         data, tensor = ("mesh['d0']", "mesh['d1']") if both else ("mesh", "mesh")
         if not whole and plans:
             lines.append(f"    parallelize_module(model, {tensor}, {{{', '.join(plans)}}})")
-        if not whole and self.data_parallel:
-            lines.append(f"    data_parallel(model, {data}, mode={self.data_parallel!r})")
+        if not whole and self.is_sharded:
+            lines.append(f"    fully_shard(model, mesh={data})")
         lines.append("    return model")
         return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Private torch names for the rows, seen in torch 2.11 to 2.15."""
+"""Private torch names for the rows, seen in torch 2.13 to 2.15."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Dynamo's break messages, taken apart: kind, explanation, hints, developer's context.
 
-The text has had one form from torch 2.11 to 2.15; what does not have it becomes an explanation.
+The text has had one form from torch 2.13 to 2.15; what does not have it becomes an explanation.
 """
 
 from __future__ import annotations

@@ -105,7 +105,6 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 def changes() -> list[Change]:
     """List the changes that enabling makes for every operator on lists of which each entry is computed for itself."""
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
-    undecided.append("aten._foreach_add.ScalarList")  # by torch 2.11
     ops = dict.fromkeys(strategies.decided_operators())
     ops.update(dict.fromkeys(op for name in undecided for op in operators.overloads(name)))
     entrywise = [

@@ -31,7 +31,6 @@ from dynamo_dist.sharding.rules import (
     reduction,
     views,
 )
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.aot import backward
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import numbers, operators, strategies
@@ -113,7 +112,6 @@ def changes(config: DistConfig) -> list[Change]:
         *numbers.track_symbolic_results(),
         *strategies.only_reachable_strategies(layout.is_reachable),
         *strategies.without_derived_strategies(),
-        *oldest.refuse_moved_writes(),
         *strategies.on_failed_propagation(fallback.instead),
         *backward.on_writes_to_plain_tensors(gathered.run),
         *one_decision_for_numbers(),

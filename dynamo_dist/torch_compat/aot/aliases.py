@@ -16,7 +16,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change, SetAttribute
 from dynamo_dist.torch_compat.probing import _optional_module
 
@@ -85,7 +84,7 @@ def on_output_aliases(
 
     It looks again at the program on local tensors, to count what it returns; ``apart(args, outputs)`` are
     the outputs to look at then, since the program returns none of the bases that it would count for aliases
-    among them. Seen in torch 2.11 to 2.15.
+    among them. Seen in torch 2.13 to 2.15.
     """
     stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
     stock_alias = _functional_utils.gen_alias_from_base
@@ -147,7 +146,7 @@ def on_output_aliases(
         local_program,
         _optional_module("torch._functorch._aot_autograd.standalone_runtime"),  # 2.15
     ]
-    found: list[Change] = [
+    return [
         SetAttribute(place, name, value)
         for place in places
         for name, value in (
@@ -156,7 +155,6 @@ def on_output_aliases(
         )
         if name in vars(place or object)
     ]
-    return found + oldest.on_alias_handlers(alias)
 
 
 def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
@@ -164,7 +162,7 @@ def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
 
     AOTAutograd returns the base itself beside the views, from which they are made anew after a call. An alias of it
     that is detached is no view to it, so the graph returns the same tensor once more, as one that has no gradient:
-    then the base has none either, and the views lose theirs. Seen in 2.11 to 2.15.
+    then the base has none either, and the views lose theirs. Seen in 2.13 to 2.15.
     """
     infos = metadata.output_info
     if len(infos) != len(outputs):

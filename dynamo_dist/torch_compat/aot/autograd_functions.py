@@ -57,7 +57,7 @@ def gradients_are_apart() -> list[Change]:
     Dynamo takes the forward's results for examples of their gradients. A forward that returns its argument, or a view
     of it, makes them aliases of values that the program still uses: a backward that writes to its gradient, as an
     ``all_reduce`` does, then counts as a write to those, and autograd refuses to go on with views of what was written
-    to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.11 to 2.15.
+    to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
     def changed(stock: Any) -> Any:

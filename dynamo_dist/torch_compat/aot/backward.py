@@ -64,7 +64,7 @@ def replicas_in_backward() -> list[Change]:
     """Let autograd's own formulas mix tensors that they make with the DTensors they are given, while they are traced.
 
     Formulas such as that of ``cummax`` start from zeros of the global shape, which are the same on
-    every rank. Seen in 2.11 to 2.15, where two modules name the engine's entry.
+    every rank. Seen in 2.13 to 2.15, where two modules name the engine's entry.
     """
     stock = _autograd_graph._engine_run_backward
 
@@ -90,7 +90,7 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
     """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first argument.
 
     Torch computes it, and then does not know what to return. Its C++ looks up once for all time what
-    finishes a call, so this stands where a decision is asked for. Seen in 2.11 to 2.15.
+    finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
     def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ def pending_inputs_stay_pending() -> list[Change]:
     """Have AOTAutograd copy the parts of an input that a program to be trained changes in place.
 
     Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the whole for the
-    parts that it said it would return. Seen in 2.11 to 2.15.
+    parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
     def keeping(stock: Callable[..., Any]) -> Callable[..., Any]:

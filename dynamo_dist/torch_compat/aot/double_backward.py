@@ -20,7 +20,7 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Change]:
     there is missing, silently where other terms have one. Of plain tensors torch raises an error itself.
 
     The check is part of the backward of such a graph, so autograd does nothing more anywhere else.
-    ``RuntimeWrapper.post_compile`` gets the graph's ``autograd.Function.apply``, from a cache too. Seen in 2.11 to 2.15.
+    ``RuntimeWrapper.post_compile`` gets the graph's ``autograd.Function.apply``, from a cache too. Seen in 2.13 to 2.15.
     """
 
     def checked(stock: Callable[..., Any]) -> Callable[..., Any]:

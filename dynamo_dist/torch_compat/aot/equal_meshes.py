@@ -17,8 +17,7 @@ def equal_meshes_are_one() -> list[Change]:
 
     DTensor's sharding decisions are kept under keys that compare, so that a result may have the mesh of an earlier
     program, equal to this one's and another object. AOTAutograd knows it from the result's gradient alone: the forward
-    would return what only the backward has ("Node tangents_2 was invalid, but is output"). Seen in 2.12 to 2.15; in 2.11
-    meshes are not among a graph's inputs.
+    would return what only the backward has ("Node tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
     def changed(stock: Callable[..., Any]) -> Callable[..., Any]:

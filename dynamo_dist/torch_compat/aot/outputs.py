@@ -59,7 +59,7 @@ def keep_first_symbols() -> list[Change]:
 
     Stock lets any later value that simplifies to the same symbol take its place, such as the
     ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
-    without end. Seen in torch 2.12 to 2.15.
+    without end. Seen in torch 2.13 to 2.15.
     """
     stock = _proxy_tensor.set_proxy_slot
 

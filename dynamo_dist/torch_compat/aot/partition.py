@@ -19,7 +19,7 @@ def keep_in_its_pass(own: str) -> list[Change]:
     The partitioner copies into the backward whatever it can compute there, dead launches too, and moves
     to the forward what does not depend on a gradient. What it can compute where depends on sizes, which
     are other ones on another rank. ``own`` is the namespace of our ops, which it takes for ops without
-    effects. Seen in 2.11 to 2.15; where the predicates are missing nothing is changed.
+    effects. Seen in 2.13 to 2.15; where the predicates are missing nothing is changed.
     """
     changes: list[Change] = []
     if not hasattr(_partitioners, "_has_tag_is_forward"):
@@ -46,7 +46,7 @@ def drop_dead_chains() -> list[Change]:
 
     It copies into the backward what it can compute there, and drops the launches that are dead. What is no
     launch it keeps, dead or not, so that a launch whose result goes into a dead one would run twice. Seen
-    in 2.11 to 2.15; where the predicate is missing nothing is changed.
+    in 2.13 to 2.15; where the predicate is missing nothing is changed.
     """
     stock = getattr(_partitioners, "is_not_collective", None)
     if stock is None:

@@ -21,8 +21,8 @@ def save_states_before_objects() -> list[Change]:
     """Random states that a backward graph replays stand before the objects that it needs.
 
     What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh, sizes.
-    Stock adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.12
-    to 2.15; in 2.11 a mesh is no value of a graph.
+    Stock adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.13
+    to 2.15.
     """
     stock = _partitioners.functionalize_rng_ops
 
@@ -45,11 +45,6 @@ def _is_object(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), FakeScriptObject)
 
 
-def rng_operator() -> Any:
-    """The graph's operator that draws a shard's numbers at its offset; None before torch 2.12 or so."""
-    return getattr(_rng_prims, "run_dtensor_rng_op", None)
-
-
 def draw_once() -> list[Change]:
     """Draws of DTensors on CUDA are neither merged nor repeated, which would change what is drawn.
 
@@ -57,9 +52,7 @@ def draw_once() -> list[Change]:
     operators: it merges two draws of equal arguments into one, and in a checkpointed block draws anew
     for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
     """
-    operator = rng_operator()
-    if operator is None:
-        return []
+    operator = _rng_prims.run_dtensor_rng_op
     stock = _partitioners.force_save_effectful_ops
 
     @functools.wraps(stock)
@@ -83,7 +76,7 @@ def _never_merged(operators: Iterable[Any]) -> list[Change]:
 def known_as_random(operators: Iterable[Any]) -> list[Change]:
     """AOTAutograd knows these as random: not merged, and in a checkpoint drawn again from the saved state.
 
-    Its lists name torch's operators without their overloads. Seen in 2.11 to 2.15.
+    Its lists name torch's operators without their overloads. Seen in 2.13 to 2.15.
     """
     packets = {op.overloadpacket for op in operators}
     lists = ("fusible_ops", "random_ops")

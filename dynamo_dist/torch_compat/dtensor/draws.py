@@ -27,7 +27,7 @@ def on_draw(
     Where torch gives each shard numbers of its own it draws itself. ``note(spec)`` is told of each draw that is
     traced. Torch decides for the layout and runs what it is given as any operator, since that is not in its set
     of random ones. Its C++ keeps the method that runs one from the first call on, so that a change of the method
-    would come too late. Seen in 2.11 to 2.15.
+    would come too late. Seen in 2.13 to 2.15.
     """
 
     def draw(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -56,7 +56,7 @@ def on_draw(
 
 
 def on_factory(wrap: Callable[[Any], Any]) -> list[Change]:
-    """Have ``wrap(stock)`` answer ``torch.distributed.tensor``'s factories. Seen in 2.11 to 2.15."""
+    """Have ``wrap(stock)`` answer ``torch.distributed.tensor``'s factories. Seen in 2.13 to 2.15."""
     return [WrapAttribute(_dtensor_api, "_dtensor_init_helper", wrap, traced=True)]
 
 
@@ -71,12 +71,8 @@ def is_sharded(placement: Any) -> bool:
 
 
 def coordinate(mesh: Any, mesh_dim: int) -> Any:
-    """Return this rank's coordinate along a dimension of its mesh; symbolic where one rank compiles for all.
-
-    ``_sym_get_coordinate`` is there from 2.12 on.
-    """
-    symbolic = getattr(mesh, "_sym_get_coordinate", None)
-    return mesh.get_coordinate()[mesh_dim] if symbolic is None else symbolic(mesh_dim)
+    """Return this rank's coordinate along a dimension of its mesh; symbolic where one rank compiles for all."""
+    return mesh._sym_get_coordinate(mesh_dim)
 
 
 def is_eager(args: Iterable[Any]) -> bool:
@@ -109,7 +105,7 @@ _DRAWN_BY_SEED = ("aten.rand.default", "aten.randn.default", "aten.randint.low")
 
 
 class _OfShard(TorchDispatchMode):
-    """The draws that Inductor makes by seeds are those of a shard in the block. Seen in 2.11 to 2.15."""
+    """The draws that Inductor makes by seeds are those of a shard in the block. Seen in 2.13 to 2.15."""
 
     def __init__(self, shard: Any, own: Mapping[Any, Any]) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
     """Have ``answer(run, arguments)`` make each call of a graph, in Dynamo and in AOTAutograd.
 
     Dynamo runs a node on fake tensors by a function of its utilities; AOTAutograd traces the graph by an
-    interpreter. Seen in 2.11 to 2.15.
+    interpreter. Seen in 2.13 to 2.15.
     """
 
     def tried(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from graph to graph;
     a field of our own leaves ``meta["custom"]`` to whoever annotates a program. That list,
     ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
-    ``torch.fx.traceback.current_meta`` were seen in 2.11 to 2.15.
+    ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
     from torch.distributed.tensor import _api, _dispatch, _redistribute
 

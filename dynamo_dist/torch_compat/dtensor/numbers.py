@@ -23,7 +23,7 @@ from dynamo_dist.torch_compat.dtensor.specs import own_part_of_index
 def resolved_before_collectives() -> list[Change]:
     """Have a conjugation or negation that is only noted on a local tensor done before it is sent.
 
-    Products, copies and views take such tensors as they are, and c10d then refuses them. Seen in 2.11
+    Products, copies and views take such tensors as they are, and c10d then refuses them. Seen in 2.13
     to 2.15.
     """
 
@@ -46,7 +46,7 @@ def resolved_before_collectives() -> list[Change]:
 def whole_numbers_in_parts() -> list[Change]:
     """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others zeros.
 
-    Stock gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.11 to 2.15.
+    Stock gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.13 to 2.15.
     """
 
     def of_whole_numbers(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -64,7 +64,7 @@ def as_stock(
 def on_clipping(clip: Callable[..., None]) -> list[Change]:
     """Have ``clip(stock, parameters, max_norm, total_norm, foreach)`` scale gradients to a norm.
 
-    Torch's function for it has this name in 2.11 to 2.15.
+    Torch's function for it has this name in 2.13 to 2.15.
     """
 
     def clipping(stock: Callable[..., None]) -> Callable[..., None]:

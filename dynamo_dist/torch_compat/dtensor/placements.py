@@ -20,7 +20,6 @@ from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.types import DTensorSpec, TensorMeta
 
 KEPT_OFFSETS = 64
-_REFUSES_SYMBOLIC_FACTORS = hasattr(_view_ops, "_explicit_unbacked_hint")  # from 2.13 on
 _partition_value: Any = vars(Partial)["_partition_value"]
 
 
@@ -29,7 +28,7 @@ def cut_empty_shards() -> list[Change]:
 
     Stock makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
     the forward instead of the backward, or not at all where its result is cut, and the ranks hang. Seen
-    in 2.11 to 2.15.
+    in 2.13 to 2.15.
     """
 
     def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
@@ -42,7 +41,7 @@ def keep_strided_shards() -> list[Change]:
     """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
 
     Such a view says by a flag that the order of its shards stands beside its placements; the flattened
-    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.11 to 2.15.
+    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13 to 2.15.
     """
     stock = DTensor.__tensor_unflatten__
 
@@ -70,8 +69,7 @@ def _is_strided_shard(placement: Any) -> bool:
 def count_strided_shards_with_real_tensors() -> list[Change]:
     """Compute the size of a strided shard with real tensors while tracing, not with fakes.
 
-    Otherwise each index becomes an unknown size of the program's graph. A symbolic size is fixed, by a guard,
-    up to 2.12, which cannot count with symbols. Seen in torch 2.11 to 2.15.
+    Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.13 to 2.15.
     """
     cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
     stock = vars(cls).get(name)
@@ -95,9 +93,7 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
 
 
 def _known_size(size: torch.SymInt) -> int | torch.SymInt:
-    """The number, where guards have fixed a symbolic size; up to 2.12 they do."""
-    if not _REFUSES_SYMBOLIC_FACTORS and not has_free_unbacked_symbols(size):
-        return int(size)
+    """The number, where guards have fixed a symbolic size."""
     known = size.node.maybe_as_int()
     return size if known is None else known
 
@@ -106,12 +102,10 @@ def fix_split_factors() -> list[Change]:
     """With dynamic sizes, a view that joins dimensions is laid out as in eager.
 
     Where a dimension behind the first is sharded, the product of those before it is how often its shards
-    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the view
-    from 2.13 on; there, on meshes of several dimensions, the tensor is gathered as before.
+    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the
+    view; on meshes of several dimensions the tensor is gathered as before.
     """
-    cls = vars(_view_ops).get("_ViewShardingPropagator")
-    if not hasattr(cls, "_rewrite_plain_shard"):  # up to 2.11
-        return []
+    cls = _view_ops._ViewShardingPropagator
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
@@ -120,7 +114,7 @@ def fix_split_factors() -> list[Change]:
         ) -> Any:
             sizes = list(sizes)
             several = len(self.mesh_sizes) > 1
-            for joined in () if several and _REFUSES_SYMBOLIC_FACTORS else self.rule:
+            for joined in () if several else self.rule:
                 if isinstance(joined, _view_ops.Flatten):
                     dims = [getattr(dim, "input_dim", None) for dim in joined.input_dims]
                     for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():

@@ -18,7 +18,7 @@ def remember_redistributions() -> list[Change]:
 
     A strategy asks it of every layout of every argument. Stock remembers in eager alone, because sizes may be
     symbols in a trace; on a mesh of two dimensions the search takes tens of milliseconds where a shard is
-    strided. Seen in torch 2.11 to 2.15.
+    strided. Seen in torch 2.13 to 2.15.
     """
     name = "_gen_transform_infos_non_cached"
     stock = getattr(_redistribute, name, None)

@@ -85,7 +85,7 @@ def own_length(size: int, mesh: DeviceMesh, mesh_dim: int) -> int:
 def own_shape(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[int, ...]:
-    """The sizes of this rank's part of a tensor of this global shape, as torch cuts it. Seen in 2.11 to 2.15."""
+    """The sizes of this rank's part of a tensor of this global shape, as torch cuts it. Seen in 2.13 to 2.15."""
     return tuple(_utils.compute_local_shape_and_global_offset(tuple(shape), mesh, placements)[0])
 
 
@@ -194,7 +194,7 @@ def in_context_parallel(
     """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
 
     Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one
-    for attention. A torch without these names has no context parallelism that we know of; seen in 2.11 to
+    for attention. A torch without these names has no context parallelism that we know of; seen in 2.13 to
     2.15.
     """
     table = getattr(_context_parallel, "custom_ops", None)

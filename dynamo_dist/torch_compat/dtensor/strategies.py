@@ -152,19 +152,6 @@ def stock_strategy(op: OpOverload) -> Strategy | None:
     return decide
 
 
-def is_decided(op: OpOverload) -> bool:
-    """Return whether torch has a strategy or a rule for ``op``."""
-    tables = propagator()
-    return any(
-        op in table
-        for table in (
-            tables.op_strategy_funcs,
-            tables.op_single_dim_strategy_funcs,
-            tables.op_to_rules,
-        )
-    )
-
-
 def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """Every argument that is no tensor is part of the keys of eager's cache.
 

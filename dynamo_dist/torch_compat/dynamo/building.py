@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -24,7 +23,7 @@ from torch._guards import TracingContext
 from torch._library import opaque_object as _opaque
 
 from dynamo_dist.torch_compat.changes import _MISSING
-from dynamo_dist.torch_compat.dynamo.opaque import _MESH_MEMBERS_OF_2_11, HAS_OPAQUE_TYPES, unwrap
+from dynamo_dist.torch_compat.dynamo.opaque import unwrap
 
 
 def build(tx: Any, value: object, source: Any = None) -> Any:
@@ -50,11 +49,6 @@ def default_group_source(tx: Any) -> Any:
     world = vars(_c10d).get("_world")
     path = ("_world", "_default_pg") if "_default_pg" in vars(world) else ("GroupMember", "WORLD")
     return imported_source(tx, _c10d.__name__, *path)
-
-
-def build_type(tx: Any, tracker: Any) -> Any:
-    """The tracker of ``type(object)``, as the program gets it from ``type``."""
-    return build(tx, type).call_function(tx, [tracker], {})
 
 
 def build_by_weakref(tx: Any, value: object) -> Any:
@@ -120,15 +114,7 @@ def is_literal(value: object) -> bool:
 
 
 def is_stocks_member(tracker: Any, name: str) -> bool:
-    """Return whether stock knows this member of a mesh.
-
-    From 2.12 on torch registers them. Up to 2.11 stock folds operators, and everything of a mesh without
-    a source, as constants of a mesh that is guarded as a whole, and cannot trace the methods' code.
-    """
-    if not HAS_OPAQUE_TYPES:
-        found = inspect.getattr_static(type(tracker.real), name, None)
-        known = name in _MESH_MEMBERS_OF_2_11 or tracker.source is None or inspect.isfunction(found)
-        return known and hasattr(tracker.real, name)
+    """Return whether torch has registered this member of a mesh."""
     info = _opaque.get_opaque_obj_info(type(tracker.real))
     return info is not None and name in info.members
 

@@ -37,7 +37,7 @@ from dynamo_dist.torch_compat.dynamo.building import realized
 class ObjectTracker(BackwardHookVariable):
     """An object that exists while tracing only; its members and its way out are the subclass's hooks.
 
-    It is true. Up to 2.12 stock's hooks are the one class that no table holds and every condition takes.
+    It is true: stock's hooks are a class that no table holds and every condition takes.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -72,12 +72,6 @@ class ObjectTracker(BackwardHookVariable):
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return ConstantVariable.create(hasattr(self.traced_type(), name))
-
-    def is_python_hashable(self) -> bool:
-        return True
-
-    def get_python_hash(self) -> int:
-        return id(self)
 
     def is_python_equal(self, other: object) -> bool:
         return self is other
@@ -226,7 +220,5 @@ def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
 
 
 def allow_point_to_point() -> list[Change]:
-    """Let stock construct ``P2POp`` while tracing; before 2.12 it has no switch for that."""
-    if "enable_p2p_compilation" not in _dynamo_config._config:  # type: ignore[attr-defined]
-        return []
+    """Let stock construct ``P2POp`` while tracing."""
     return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]

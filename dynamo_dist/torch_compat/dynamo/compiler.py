@@ -16,9 +16,9 @@ from dynamo_dist.torch_compat.changes import _MISSING, Change, WrapAttribute
 class CacheKeyTag:
     """Append ``digest`` to ``torch.compiler.config.cache_key_tag``, for every thread.
 
-    The tag is part of the keys of torch's compile caches. From 2.13 on a value set in a thread is
+    The tag is part of the keys of torch's compile caches. A value set in a thread is
     seen in that thread alone, while backward graphs may be compiled in another one: so it is the
-    default that changes, and besides it the value of this thread if it had one. Seen in 2.11 to 2.15.
+    default that changes, and besides it the value of this thread if it had one. Seen in 2.13 to 2.15.
     """
 
     def __init__(self, digest: str) -> None:
@@ -47,8 +47,8 @@ class CacheKeyTag:
 
 def _override(entry: Any) -> object:
     """Return the value that this thread set for a config entry, or torch's mark for "nothing"."""
-    override = entry.user_override
-    return override.get() if hasattr(override, "get") else override
+    found: object = entry.user_override.get()
+    return found
 
 
 def cache_key_tag() -> str:
@@ -60,7 +60,7 @@ class BackendEntryPoint:
     """Make Dynamo resolve a backend's entry point again at its next naming, once undone.
 
     Dynamo keeps the function that an entry point gave (``_COMPILER_FNS``) and forgets the entry
-    point (``_BACKENDS``). Seen in 2.11 to 2.15.
+    point (``_BACKENDS``). Seen in 2.13 to 2.15.
     """
 
     def __init__(self, entry_point: EntryPoint) -> None:
@@ -81,7 +81,7 @@ class BackendEntryPoint:
 def forget_backend(name: str) -> None:
     """Take back what another thread has registered while this one was loading: stock refuses a second.
 
-    ``_COMPILER_FNS`` was seen in 2.11 to 2.15.
+    ``_COMPILER_FNS`` was seen in 2.13 to 2.15.
     """
     _backends._COMPILER_FNS.pop(name, None)
 
@@ -89,7 +89,7 @@ def forget_backend(name: str) -> None:
 def same_backend_twice() -> Change:
     """Let several threads register the same backend: each that names it first does, and stock's second fails.
 
-    ``register_backend`` was seen in 2.11 to 2.15.
+    ``register_backend`` was seen in 2.13 to 2.15.
     """
 
     def wrap(stock: Any) -> Any:

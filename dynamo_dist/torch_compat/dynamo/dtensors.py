@@ -66,7 +66,7 @@ def on_tensor_attributes(
 def on_tensor_methods(names: Iterable[str], answer: Callable[[Any, Any], Any]) -> list[Change]:
     """Methods that plain tensors lack: ``tensor.name()`` while tracing is ``answer(tx, tracker)``, where that is not None.
 
-    A method of ``TensorVariable`` whose name is ``method_`` and the tensor's is asked first. Seen in 2.11 to 2.15.
+    A method of ``TensorVariable`` whose name is ``method_`` and the tensor's is asked first. Seen in 2.13 to 2.15.
     """
 
     def method(self: Any, tx: Any) -> Any:

@@ -22,7 +22,7 @@ class SkippedFrames:
 
     A function without one graph is marked for good, whatever compiles it later, and a mark outlives the
     rules by which it was made. Compiled code stays: only functions without any are forgotten.
-    ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.11 to 2.15.
+    ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.13 to 2.15.
     """
 
     def apply(self) -> None:
@@ -42,7 +42,7 @@ def frames_left_alone(is_ours: Callable[[str], bool]) -> Change:
 
     Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
     looks at each frame below, and would compile our dispatching of operators, as it never does torch's own.
-    ``trace_rules.check`` was seen in 2.11 to 2.15.
+    ``trace_rules.check`` was seen in 2.13 to 2.15.
     """
 
     def wrap(stock: Any) -> Any:
@@ -82,7 +82,7 @@ def frames_left_alone_with_callees(is_ours: Callable[[str], bool]) -> Change:
 def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
     """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
 
-    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.11 to 2.15.
+    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.13 to 2.15.
     """
     from torch._dynamo import convert_frame
 
@@ -110,7 +110,7 @@ def on_what_is_left_to_python(
 
     Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
     ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
-    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.11 to 2.15.
+    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
     from torch._dynamo.utils import counters

@@ -19,9 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 from dynamo_dist.torch_compat.dynamo.building import fake_tensor, realized
-from dynamo_dist.torch_compat.dynamo.opaque import HAS_OPAQUE_TYPES
 
-CAN_TRACE = HAS_OPAQUE_TYPES  # 2.11 asserts that every tensor among a graph's inputs is plain
 # What torch raises where a call is an error on what a graph knows of its arguments.
 CannotTrace = TorchRuntimeError
 
@@ -74,7 +72,7 @@ def see_histories_of_subclasses() -> list[Change]:
     """Find what autograd recorded of tensors that are made of others, where a gradient is traced.
 
     Torch looks at the inner tensors of a graph's inputs alone, which have no history, and at results only if they are
-    plain. Seen in 2.12 to 2.15.
+    plain. Seen in 2.13 to 2.15.
     """
 
     def collected(stock: Any) -> Any:

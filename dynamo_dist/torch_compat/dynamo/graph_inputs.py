@@ -11,7 +11,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 def inputs_follow(gm: fx.GraphModule) -> bool:
     """Return whether Dynamo will load what placeholders ``gm`` has once the backend is done with it.
 
-    ``OutputGraph.graphargs`` reads them off the graph, which was seen in 2.11 to 2.15.
+    ``OutputGraph.graphargs`` reads them off the graph, which was seen in 2.13 to 2.15.
     """
     try:
         output = InstructionTranslator.current_tx().output

@@ -15,12 +15,8 @@ from torch._guards import GuardsSet, TracingContext
 
 from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dynamo.checks import Check
-from dynamo_dist.torch_compat.dynamo.opaque import HAS_OPAQUE_TYPES
 
-# Where a hook's cells are read from; None where hooks keep stock's guards. Torch 2.11 skips a check of a
-# function in a dictionary as long as the dictionary is the same.
-_CELL = getattr(_sources, "CellContentsSource", None) if HAS_OPAQUE_TYPES else None
-# What guards a DTensor's spec, and an object that Dynamo takes as it is (a mesh, a group, from 2.12).
+# What guards a DTensor's spec, and an object that Dynamo takes as it is (a mesh, a group).
 VALUE_GUARDS = tuple(
     name
     for name in ("DTENSOR_SPEC_MATCH", "OPAQUE_OBJ_GUARD_FN_MATCH")
@@ -121,7 +117,7 @@ def cell_of(guard: Any) -> Any:
     """The outermost source above the guard's that is the content of a closure cell, or None."""
     found = None
     for source in _chain(guard.originating_source):
-        if _CELL is not None and isinstance(source, _CELL):
+        if isinstance(source, _sources.CellContentsSource):
             found = source
     return found
 

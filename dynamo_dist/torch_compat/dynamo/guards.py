@@ -14,7 +14,6 @@ from torch._library.fake_class_registry import FakeScriptObject
 from dynamo_dist.torch_compat.changes import Change, SetItem
 from dynamo_dist.torch_compat.dynamo.checks import same_or
 from dynamo_dist.torch_compat.dynamo.opaque import unwrap
-from dynamo_dist.torch_compat.probing import _optional
 
 
 def guard(tracker: Any, create: Callable[..., None]) -> None:
@@ -72,11 +71,8 @@ def IDENTITY_MATCH(builder: Any, guard: Any) -> None:
 
 
 def register_guards() -> list[Change]:
-    """Tell Dynamo's subgraph reuse (from 2.13 on) how to evaluate our guards while tracing."""
-    table = _optional("torch._dynamo.guards", "GUARD_VALUE_DISPATCH")
-    spec = _optional("torch._dynamo.guards", "GuardCheckSpec")
-    if table is None or spec is None:
-        return []
+    """Tell Dynamo's subgraph reuse how to evaluate our guards while tracing."""
+    table, spec = _guards.GUARD_VALUE_DISPATCH, _guards.GuardCheckSpec
 
     def read_value(guard: Any, value: Any) -> tuple[Callable[[Any], Any], Any]:
         read = guard.create_fn.keywords["read"]

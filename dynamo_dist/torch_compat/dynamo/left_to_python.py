@@ -23,7 +23,7 @@ Tell = Callable[[FrameType, list[str]], None]
 def telling(stock: Callable[..., Any], tell: Tell) -> Callable[..., Any]:
     """``CatchErrorsWrapper.__call__``, which is asked for each frame to compile, that tells of those.
 
-    Of the outermost one: what Python then calls from there is left to it as well. Seen in 2.11 to 2.15.
+    Of the outermost one: what Python then calls from there is left to it as well. Seen in 2.13 to 2.15.
     """
     told: WeakSet[CodeType] = WeakSet()
 

@@ -15,11 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.changes import Change, SetAttribute
 from dynamo_dist.torch_compat.dynamo.building import call_traced
-from dynamo_dist.torch_compat.dynamo.opaque import HAS_OPAQUE_TYPES
 
 
 def no_modes() -> Any:
-    """Inside, tensors are real, whatever fake or dispatch mode is on. Seen in 2.11 to 2.15."""
+    """Inside, tensors are real, whatever fake or dispatch mode is on. Seen in 2.13 to 2.15."""
 
     return _disable_current_modes()
 
@@ -27,7 +26,7 @@ def no_modes() -> Any:
 def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Change]:
     """Call ``made(arguments, group)`` after each eager ``new_group``, on every rank.
 
-    ``_new_group_with_tag`` was seen in 2.11 to 2.15.
+    ``_new_group_with_tag`` was seen in 2.13 to 2.15.
     """
     stock: Any = vars(_c10d)["_new_group_with_tag"]
     signature = inspect.signature(stock)
@@ -77,7 +76,7 @@ class MeshContext(GenericContextWrappingVariable):
 
 
 def mesh_as_context(tracker: Any) -> list[Change]:
-    """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.11 to 2.15."""
+    """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.13 to 2.15."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase as translator
 
     stock = translator.setup_or_before_with
@@ -99,7 +98,7 @@ def derive_by_overload(cls: type) -> list[Change]:
     Stock leaves the operator's name without an overload in the graph, such as ``_get_submesh`` for a
     slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
     """
-    info = _opaque.get_opaque_obj_info(cls) if HAS_OPAQUE_TYPES else None
+    info = _opaque.get_opaque_obj_info(cls)
     stock = getattr(info, "reconstruct_fn", None)
     if stock is None:
         return []

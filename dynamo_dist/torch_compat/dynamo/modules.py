@@ -45,7 +45,7 @@ def on_module_compiled(
 ) -> list[Change]:
     """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
 
-    A call for which ``apart(module)`` runs those frames as in stock. Seen in torch 2.11 to 2.15.
+    A call for which ``apart(module)`` runs those frames as in stock. Seen in torch 2.13 to 2.15.
     """
 
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
@@ -118,7 +118,7 @@ _COMPILE = "_dynamo_dist_compile"  # of a module's compiled call: what compiled 
 def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
     """``BackwardHook(module, hooks, pre_hooks)`` while tracing, unless compiled autograd is on.
 
-    Seen in torch 2.11 to 2.15.
+    Seen in torch 2.13 to 2.15.
     """
 
     def changed(stock: Any) -> Any:
@@ -179,7 +179,7 @@ def traced_apart(
             tensors,
             {},
             MODULE_HOOK,
-            source_target=_wrap,  # 2.11 names the trace after it
+            source_target=_wrap,
             enable_grad=False,
             set_subgraph_inputs="manual",
             supports_input_mutation=False,
@@ -237,7 +237,7 @@ def on_methods(
     """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args], kwargs)``.
 
     ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` stock's
-    break is first given to ``failed[method](its text)``. Seen in torch 2.11 to 2.15.
+    break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
     """
 
     def changed(stock: Any) -> Any:

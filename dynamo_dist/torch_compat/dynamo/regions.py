@@ -1,4 +1,4 @@
-"""The function by which ``nested_compile_region`` calls what it marks, seen in 2.11 to 2.15."""
+"""The function by which ``nested_compile_region`` calls what it marks, seen in 2.13 to 2.15."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,20 +19,13 @@ from torch._library.fake_class_registry import FakeScriptObject
 
 from dynamo_dist.torch_compat.changes import _MISSING, Change, SetAttribute, SetItem, WrapAttribute
 from dynamo_dist.torch_compat.dynamo.building import (
-    attribute_source,
     build,
     constants,
-    imported_source,
 )
 from dynamo_dist.torch_compat.dynamo.guards import guard_source
 from dynamo_dist.torch_compat.dynamo.opaque import (
     _OPAQUE,
     _OPAQUE_CLASS,
-    _STOCK_GROUP,
-    _STOCK_MESH,
-    _STOCK_PLACEMENT,
-    _STOCK_PLACEMENT_CLASS,
-    HAS_OPAQUE_TYPES,
     unwrap,
 )
 
@@ -42,8 +34,8 @@ class Tracker:
     """Stands before a stock tracker in the bases: our hooks first, then stock's rules.
 
     A hook that returns None leaves the case to stock. Attribute access is ``var_getattr`` up to 2.13
-    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise, and up to 2.12 a
-    hash is asked for by another name; here each is one hook. Guards are the hooks' own business.
+    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each is one
+    hook. Guards are the hooks' own business.
     """
 
     source: Any
@@ -93,11 +85,7 @@ class Tracker:
         found = self.has_attribute(tx, name)
         if found is None:
             return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
-        if HAS_OPAQUE_TYPES:
-            guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
-        else:
-            # In 2.11 of the attribute's source, later of the object's.
-            guard_source(attribute_source(self, name), GuardBuilder.HASATTR)
+        guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
         return ConstantVariable.create(found)
 
     def python_type(self) -> type:
@@ -134,13 +122,6 @@ class Tracker:
         self.guard_identity()
         return hash(self.real), False
 
-    def is_python_hashable(self) -> bool:
-        return True
-
-    def get_python_hash(self) -> int:
-        self.guard_identity()
-        return hash(self.real)
-
     def is_python_equal(self, other: object) -> bool:
         self.guard_identity()
         return bool(self.real == other.as_python_constant())  # type: ignore[attr-defined]
@@ -150,9 +131,9 @@ def _with_stock(stock: Any) -> Any:
     return type(f"{stock.__name__}WithHooks", (Tracker, stock), {"__module__": __name__})
 
 
-GroupTracker: Any = _with_stock(_STOCK_GROUP or _OPAQUE)
-MeshTracker: Any = _with_stock(_STOCK_MESH or _OPAQUE)
-PlacementTracker: Any = _with_stock(_STOCK_PLACEMENT or _OPAQUE)
+GroupTracker: Any = _with_stock(_OPAQUE)
+MeshTracker: Any = _with_stock(_OPAQUE)
+PlacementTracker: Any = _with_stock(_OPAQUE)
 
 
 def retrack(trackers: Mapping[type, type]) -> list[Change]:
@@ -165,7 +146,7 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
     """
     ours = set(trackers.values())
     stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
-    owner: Any = _OPAQUE if HAS_OPAQUE_TYPES else _STOCK_GROUP.__mro__[1]
+    owner: Any = _OPAQUE
     stock_init = owner.__init__
 
     @functools.wraps(stock_init)
@@ -177,7 +158,7 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
                 if isinstance(real, traced):
                     self.__class__ = tracker
                     break
-            if HAS_OPAQUE_TYPES and isinstance(self.proxy, FakeScriptObject):
+            if isinstance(self.proxy, FakeScriptObject):
                 # 2.13 leaves the stand-in of a placement of an intermediate DTensor in the graph.
                 self.value, self.proxy = real, real
             if self.source is not None and getattr(self, "cls_source", _MISSING) is None:
@@ -208,11 +189,9 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
 
     ``has_attribute(cls, name)`` is None for a class that is left to stock, in both cases.
     """
-    owner = _OPAQUE_CLASS if HAS_OPAQUE_TYPES else _STOCK_PLACEMENT_CLASS
-    compare = next(
-        n for n in ("tp_richcompare_impl", "richcompare_impl", "") if hasattr(owner, n) or not n
-    )
-    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare, None)
+    owner = _OPAQUE_CLASS
+    compare = next(n for n in ("tp_richcompare_impl", "richcompare_impl") if hasattr(owner, n))
+    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare)
 
     @functools.wraps(stock_hasattr)
     def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
@@ -222,22 +201,14 @@ def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> li
     def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
-            return stock_compare(self, tx, other, op)  # type: ignore[misc]
+            return stock_compare(self, tx, other, op)
         return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
-    changes: list[Change] = [SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr)]
-    if (
-        HAS_OPAQUE_TYPES
-    ):  # as keys of dictionaries; 2.11 knows how, and from 2.13 on stock hashes them
-        changes.append(SetAttribute(owner, "is_python_equal", _is_same_class))
-    if HAS_OPAQUE_TYPES and hasattr(owner, "get_python_hash"):
-        changes.append(SetAttribute(owner, "get_python_hash", lambda self: hash(self.value)))
-        changes.append(SetAttribute(owner, "is_python_hashable", lambda self: True))
-    if stock_compare is not None:
-        changes.append(SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)))
-    elif hasattr(owner, "get_real_python_backed_value"):  # 2.12 compares classes by it, or breaks
-        changes.append(SetAttribute(owner, "get_real_python_backed_value", lambda self: self.value))
-    return changes
+    return [
+        SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr),
+        SetAttribute(owner, "is_python_equal", _is_same_class),  # as keys of dictionaries
+        SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)),
+    ]
 
 
 def _is_same_class(self: Any, other: Any) -> bool:
@@ -246,8 +217,6 @@ def _is_same_class(self: Any, other: Any) -> bool:
 
 def on_class_call(cls: type, answer: Callable[..., Any]) -> list[Change]:
     """Answer ``cls(...)`` while tracing by ``answer(tx, args, kwargs)``, for a class of opaque objects."""
-    if "call_function" not in vars(_OPAQUE_CLASS or object):  # 2.11, where no class is
-        return []
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
@@ -262,37 +231,23 @@ def on_class_call(cls: type, answer: Callable[..., Any]) -> list[Change]:
 
 
 def extend_builtins() -> list[Change]:
-    """``str``, ``hash``, ``type`` and ``isinstance`` of our trackers, where stock looks at the stand-in or breaks.
+    """``str`` and ``isinstance`` of our trackers, where stock looks at the stand-in.
 
-    Stock prints an opaque object's stand-in up to 2.13, has no ``hash`` of one up to 2.12, and from 2.15 on
-    asks ``isinstance`` which object it is, which would guard its identity. Up to 2.11 the class of an object
-    that was made while tracing gets another kind of tracker than the class by its name, and so is never it.
+    Stock prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance`` which object it is,
+    which would guard its identity.
     """
 
     def answer_str(tx: Any, arg: Any) -> Any:
         return arg.text(tx, "__str__")
 
-    def answer_hash(tx: Any, arg: Any) -> Any:
-        arg.guard_identity()
-        return build(tx, hash(arg.real))
-
     def answer_isinstance(tx: Any, arg: Any, classes: Any) -> Any:
         values = constants([classes], {})
         return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
-
-    def answer_type(tx: Any, arg: Any) -> Any:
-        cls = type(arg.real)
-        named = getattr(importlib.import_module(cls.__module__), cls.__qualname__, None)
-        if HAS_OPAQUE_TYPES or arg.source is not None or named is not cls:
-            return None
-        return build(tx, cls, imported_source(tx, cls.__module__, cls.__qualname__))
 
     return [
         SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
         for name, answer in (
             ("call_str", answer_str),
-            ("call_hash", answer_hash),
-            ("call_type", answer_type),
             ("call_isinstance", answer_isinstance),
         )
     ]

@@ -67,7 +67,7 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
 
     Such a size is a symbol that no argument has. DTensor makes one for the global size and another for the local one,
     and Dynamo fails on the first. Indexing by a mask fails sooner or later, by how the mask is laid out.
-    ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.11 to 2.15.
+    ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.13 to 2.15.
     """
 
     def checked(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ def sizes_of_bases_are_inputs() -> list[Change]:
     """With dynamic sizes, a graph takes the sizes of a view's base where those of the view are made of several.
 
     A view of a DTensor comes in as its base and what was done to that, so that ``x.view(-1)`` has the product of two
-    sizes that are no sizes of it; Dynamo asserts that each is one. Seen in torch 2.11 to 2.15.
+    sizes that are no sizes of it; Dynamo asserts that each is one. Seen in torch 2.13 to 2.15.
     """
 
     def changed(stock: Any) -> Any:
@@ -60,7 +60,7 @@ def fixed_strides_are_numbers() -> list[Change]:
     """The strides of a tensor whose sizes a view has fixed are numbers to a trace, as its sizes are.
 
     ``x.unflatten(1, (2, 4))`` makes the number 4 * 2 of a symbol, and with one row no symbol is left. Dynamo then
-    makes integers of the sizes alone, and fails at ``x.contiguous().stride()``. Seen in torch 2.11 to 2.14.
+    makes integers of the sizes alone, and fails at ``x.contiguous().stride()``. Seen in torch 2.13 and 2.14.
     """
 
     def changed(stock: Any) -> Any:

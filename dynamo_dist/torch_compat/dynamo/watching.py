@@ -62,7 +62,7 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
     Wraps three functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
     which Dynamo calls once for each break it recovers from, the hook ``log_compilation_event``,
     which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off), and
-    ``CatchErrorsWrapper.__call__``, which it asks for each frame that has no code yet. They run at compile time only. Seen in torch 2.11 to 2.15; where one is missing, its events are too.
+    ``CatchErrorsWrapper.__call__``, which it asks for each frame that has no code yet. They run at compile time only. Seen in torch 2.13 to 2.15; where one is missing, its events are too.
     """
     watcher = (on_break, on_compile)
     with _watch_lock:

@@ -16,7 +16,7 @@ def decompose_for_inductor(operators: Mapping[Any, Any]) -> list[Change]:
 
     Inductor's draws take a seed, to which the shard's position is added. Not while its ``fallback_random`` is
     set; and what it leaves to torch, on the CPU at least, is called as it is. Imports Inductor's lowering, which
-    takes a second. Seen in 2.11 to 2.15.
+    takes a second. Seen in 2.13 to 2.15.
     """
     from torch._inductor.decomposition import fast_random_decomps
     from torch._inductor.fx_passes import replace_random

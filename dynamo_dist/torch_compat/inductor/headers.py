@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-from dynamo_dist.torch_compat.inductor.artefacts import is_whole
 
 # As many libraries take longer without a compiled header, together, as the header takes: a second each.
 _WITHOUT = 5
 
 
-def only_for_builds(has_loaded: Callable[[], bool]) -> list[Change]:
-    """Have no header compiled for the first five C++ libraries on a host that has none, nor, once artefacts are loaded, for one that is there.
+def only_for_builds() -> list[Change]:
+    """Have no header compiled for the first five C++ libraries on a host that has none.
 
-    They lie in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on them, also
-    with all its libraries. ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.11 to 2.14, the
+    It lies in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on it.
+    ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.13 and 2.14, the
     folder ``_HEADER_DIR`` in 2.13.
     """
     from torch._inductor import codecache
@@ -42,10 +41,7 @@ def only_for_builds(has_loaded: Callable[[], bool]) -> list[Change]:
         @functools.wraps(stock)
         def precompile(*args: Any, **kwargs: Any) -> str:
             source = getattr(last, "source", "")
-            library = str(Path(source).with_suffix(".so"))
             if source.endswith(".main.cpp"):
-                if has_loaded() and is_whole(library):
-                    return ""  # a kernel that is built after all includes the header as source
                 if len(without | {source}) <= _WITHOUT and not _is_compiled():
                     without.add(source)
                     return ""

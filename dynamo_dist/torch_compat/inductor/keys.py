@@ -20,8 +20,8 @@ def meshes_by_content(content: Callable[..., str]) -> list[Change]:
     """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by ``content``, what it holds.
 
     Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is another number in each
-    process: no such graph is ever found again. ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.11 to
-    2.14; in 2.11 meshes are not among a graph's inputs.
+    process: no such graph is ever found again. ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.13 and
+    2.14.
     """
     from torch._inductor.codecache import FxGraphCachePickler
 
@@ -49,7 +49,7 @@ def sources_by_name() -> list[Change]:
 
     Dynamo names a global that it installs by the ``id`` of the object. A program that reads objects of ours, FSDP2's
     parameters and their meshes, is found again only if these names are numbered as they come.
-    ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.11 to 2.14.
+    ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.13 and 2.14.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
 

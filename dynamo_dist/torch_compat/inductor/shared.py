@@ -12,7 +12,7 @@ from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 def look_again(missed: Callable[[str], bool]) -> list[Change]:
     """Have Inductor look into its cache once more, where another rank has put the graph there meanwhile.
 
-    ``missed`` gets the key of a graph that is not there, and says whether to look once more. ``FxGraphCache.load_with_key`` was seen in 2.11 to 2.14.
+    ``missed`` gets the key of a graph that is not there, and says whether to look once more. ``FxGraphCache.load_with_key`` was seen in 2.13 and 2.14.
     """
     from torch._inductor.codecache import FxGraphCache
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-from dynamo_dist.torch_compat.inductor.artefacts import is_whole
 from dynamo_dist.torch_compat.inductor.code import cache_dir
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ def few_libraries() -> list[Change]:
 
     What does not build so is built as by torch.
     ``AsyncCompile.cpp_pybinding`` and ``wait``, ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were
-    seen in 2.11 to 2.14.
+    seen in 2.13 and 2.14.
     """
     from torch._inductor import async_compile, codecache
 
@@ -58,7 +57,7 @@ def few_libraries() -> list[Change]:
     if not hasattr(stock_kernels, "cpp_pybinding") or not all(
         hasattr(bindings, each) for each in needed
     ):
-        return [PoolsOfThisProcess()]
+        return []
 
     def held_back(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
@@ -84,48 +83,9 @@ def few_libraries() -> list[Change]:
         return wait
 
     return [
-        PoolsOfThisProcess(),
         WrapAttribute(stock_kernels, "cpp_pybinding", held_back),
         WrapAttribute(stock_kernels, "wait", built),
     ]
-
-
-class PoolsOfThisProcess:
-    """A process that was forked after a compile builds with threads of its own.
-
-    The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch
-    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.11 to 2.15.
-    """
-
-    is_registered = False  # for ever: no handler of forks can be taken back
-    is_applied = False
-
-    def apply(self) -> None:
-        kind = type(self)
-        kind.is_applied = True
-        if not kind.is_registered and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=kind._forget)
-            kind.is_registered = True
-
-    def undo(self) -> None:
-        type(self).is_applied = False
-
-    @classmethod
-    def _forget(cls) -> None:
-        if not cls.is_applied:
-            return
-        from torch._inductor.async_compile import AsyncCompile
-
-        forget = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
-        if forget is not None:
-            forget()
-        if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
-            _cache().cache.clear()
-
-
-def index_names() -> set[str]:
-    """Names in Inductor's cache folder of what says where kernels are that this process has used."""
-    return {str(_INDEX / digest) for digest in _functions}
 
 
 _functions: dict[str, Function] = {}
@@ -187,7 +147,7 @@ def _found(digest: str) -> Function | None:
         try:
             name, _, position = Path(cache_dir(), _INDEX, digest).read_text().rpartition(" ")
             path = str(Path(cache_dir(), name))
-            if not name or not is_whole(path):
+            if not name:
                 return None
             _functions[digest] = _function(path, int(position))
         except (OSError, ValueError, ImportError):

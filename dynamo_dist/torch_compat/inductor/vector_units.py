@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from dynamo_dist.torch_compat.changes import Change, WrapAttribute
-from dynamo_dist.torch_compat.inductor.artefacts import is_whole
 from dynamo_dist.torch_compat.inductor.code import cache_dir
 
 
@@ -25,7 +24,7 @@ def probed_once_a_host() -> list[Change]:
 
     Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
     graph, and none of torch's caches holds what came out. A unit that is part of one that has built and loaded the same code
-    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.11 to 2.14.
+    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
@@ -43,7 +42,6 @@ def probed_once_a_host() -> list[Change]:
             if kept.exists():
                 tried.append(trial)
                 return True
-            _drop_half_a_library(code, _fingerprint(self))
             if any(map(trial.is_part_of, tried)) or stock(self, code):
                 tried.append(trial)
                 with contextlib.suppress(
@@ -88,19 +86,6 @@ def _fingerprint(unit: Any) -> str:
     return str(_get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
 
 
-def _drop_half_a_library(code: str, fingerprint: str) -> None:
-    """Remove what a killed trial left, which would rule the unit out for good."""
-    from torch._inductor import codecache
-    from torch.utils._filelock import FileLock
-
-    key, source = codecache.write(code, "cpp", extra=fingerprint)
-    library = Path(source).with_suffix(".so")
-    lock = Path(codecache.get_lock_dir(), f"{key}.lock")
-    with FileLock(str(lock), timeout=codecache.LOCK_TIMEOUT):
-        if library.exists() and not is_whole(str(library)):
-            library.unlink()
-
-
 @functools.cache
 def _host() -> tuple[str, ...]:
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
@@ -114,19 +99,6 @@ def _host() -> tuple[str, ...]:
         platform.machine(),
         _cpu(),
     )
-
-
-def model() -> str:
-    """Return the name of this host's CPU; "" where the system does not say."""
-    names = [line.partition(":")[2].strip() for line in _cpu().splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
-
-
-def flags_digest() -> str:
-    """Return a digest of what this host's CPU can do: code for one may not run on another."""
-    lines = [line for line in _cpu().splitlines() if line.startswith(("flags", "Features"))]
-    words = sorted({word for line in lines for word in line.partition(":")[2].split()})
-    return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
 def _cpu() -> str:

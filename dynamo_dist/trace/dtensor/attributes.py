@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import types
 from dynamo_dist.torch_compat.dynamo import building, dtensors
@@ -69,7 +68,4 @@ def traced_spec(tensor: DTensor) -> Any:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for attributes."""
-    return [
-        *dtensors.on_tensor_attributes(has_tensor_attribute, attribute),
-        *oldest.on_full_tensor(),
-    ]
+    return dtensors.on_tensor_attributes(has_tensor_attribute, attribute)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import specs
 from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
@@ -118,8 +117,5 @@ CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
 
 
 def changes() -> list[Change]:
-    """List the changes that enabling makes for ``from_local`` and for the sizes of new tensors."""
-    return [
-        *trackers.on_function(DTensor.from_local, from_local),
-        *oldest.on_contiguous_strides(),
-    ]
+    """List the changes that enabling makes for ``from_local``."""
+    return trackers.on_function(DTensor.from_local, from_local)

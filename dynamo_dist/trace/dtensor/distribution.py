@@ -23,9 +23,8 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from dynamo_dist.torch_compat import oldest
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors, opaque, trackers
+from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
 
 
 def distribute(
@@ -64,7 +63,7 @@ def distribute(
                 local = local.contiguous()
                 dist.broadcast(local, group=mesh.get_group(mesh_dim), group_src=src)
             if isinstance(placement, Partial):
-                local = oldest.partition_value(placement, local, mesh, mesh_dim)
+                local = placement._partition_value(local, mesh, mesh_dim)
             found.append(placement)
     return DTensor.from_local(
         local, mesh, found, run_check=False, shape=tensor.size(), stride=tensor.stride()
@@ -113,7 +112,7 @@ _SIGNATURE = inspect.signature(
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Ours for plain tensors and a source rank; stock traces what needs no communication, from 2.12 on."""
+    """Ours for plain tensors and a source rank; stock traces what needs no communication."""
     try:
         bound = _SIGNATURE.bind(*args, **kwargs)
     except TypeError:
@@ -123,8 +122,7 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     tensor = given["tensor"]
     src = given["src_data_rank"]
     src = src if isinstance(src, int) else src.as_python_constant()
-    is_stocks = src is None and opaque.TRACES_PLACEMENTS
-    if is_stocks or given["device_mesh"] is None or dtensors.is_tensor_of(tensor, DTensor):
+    if src is None or given["device_mesh"] is None or dtensors.is_tensor_of(tensor, DTensor):
         return None
     if dtensors.requires_grad(tensor):
         return None  # ends in the constructor, which says why that cannot be traced
@@ -134,7 +132,7 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         placements = building.build_list(tx, [building.build(tx, Replicate()) for _ in range(ndim)])
     for placement in building.items_of(tx, placements):
         kind = type(building.python_object(placement))
-        if not issubclass(kind, (Shard, Replicate, Partial)) or not oldest.can_partition(kind):
+        if not issubclass(kind, (Shard, Replicate, Partial)):
             building.graph_break(
                 "Tensor distributed from one rank in an unusual placement",
                 f"distribute_tensor(..., placements with {kind.__name__})",

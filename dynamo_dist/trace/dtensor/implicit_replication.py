@@ -26,7 +26,7 @@ def turn(on: bool) -> None:
 
 @contextlib.contextmanager
 def _context() -> Iterator[None]:
-    """Stand in for the context while tracing; stock up to 2.11 would put off what it does to the switch."""
+    """Stand in for the context while tracing."""
     try:
         turn(True)
         yield

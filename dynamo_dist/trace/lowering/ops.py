@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat import c10d, oldest
+from dynamo_dist.torch_compat import c10d
 from inductor_passes.graph import collectives
 
 NAMESPACE = "dynamo_dist"
@@ -99,7 +99,7 @@ def reduce_scatter_tensor(
     """The same, scattered along dimension 0."""
     result = _scattered(tensor, group_size)
     options = _options("ReduceScatter", reduceOp=_reduce_op(reduce_op), asyncOp=True)
-    launch = oldest.reduce_scatter_of(c10d.resolve_process_group(group_name))
+    launch = c10d.resolve_process_group(group_name).reduce_scatter_single
     _launched(launch(result, _contiguous_copy(tensor), options), [result])
     return result
 

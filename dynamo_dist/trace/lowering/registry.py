@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import c10d, oldest
+from dynamo_dist.torch_compat import c10d
 from dynamo_dist.torch_compat.aot import autograd_functions, partition
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
@@ -234,8 +234,6 @@ def changes(config: DistConfig) -> list[Change]:
         *partition.drop_dead_chains(),
         *autograd_functions.pass_context(),
         *autograd_functions.gradients_are_apart(),
-        *oldest.return_no_aliases(),
-        *oldest.on_text((dist.ReduceOp, dist.ReduceOp.RedOpType), _REDUCE_OP),
         *functional_tensors.changes(),
         *_on_op("wait_tensor", tracker.traced_wait_tensor),
         *trackers.on_function(work.start, tracker.traced_start),

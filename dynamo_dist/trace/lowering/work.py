@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat.oldest import RETURNS_ALIASES
 from dynamo_dist.trace.lowering.state import next_serial
 
 Finish = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
@@ -135,7 +134,7 @@ def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None
 
 def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
     """Finish launches of one result for each buffer; shapes may differ, numbers of elements do not."""
-    for each, output in zip(launched, outputs):  # noqa: B905  (Dynamo before 2.13 lacks strict=)
+    for each, output in zip(launched, outputs, strict=True):
         buffer, result = plain(output), wait(each)
         buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
 
@@ -167,9 +166,5 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def payload(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` as it is sent: plain, its elements one after the other in memory."""
-    tensor = plain(tensor)
-    # No needless alias: up to 2.11 Dynamo returns one from an autograd function, which loses gradients.
-    # Later ones do not ask: what asks for strides of a gradient, in a hook, cannot be traced there.
-    if RETURNS_ALIASES and tensor.is_contiguous():
-        return tensor
-    return tensor.contiguous()
+    # Whether it is contiguous already is not asked: in a hook on a gradient that cannot be traced.
+    return plain(tensor).contiguous()

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from dynamo_dist.parallel.average import Averaging, buckets
 from dynamo_dist.torch_compat import ddp
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, gradients, guards, modules, reached
+from dynamo_dist.torch_compat.dynamo import building, calls, gradients, guards, modules
 from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
 
@@ -117,7 +117,6 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
     averaged = _averaged(wrapper, module)
     averaged.follow(wrapper)
     synchronizes = ddp.synchronizes(wrapper)
-    _note(tx, averaged, origin, synchronizes)
     tracker = building.build_by_weakref(tx, averaged)
     is_first = wrapper not in whole_parameters.reads(tx).entered
     if not is_first and synchronizes and ddp.shares_buffers(wrapper):
@@ -145,42 +144,6 @@ def begin_forward(averaged: _Averaged) -> None:
 def _module(origin: nn.Module) -> nn.Module:
     """The module whose parameters are averaged: ``replicate`` gives its wrapper their list alone."""
     return origin.module if isinstance(origin, DistributedDataParallel) else origin
-
-
-def _wrapper(origin: nn.Module) -> Any:
-    if isinstance(origin, DistributedDataParallel):
-        return origin
-    return ddp.replicated_module(ddp.state_of_replicated(origin))
-
-
-def _note(tx: Any, averaged: _Averaged, origin: Any, synchronizes: bool) -> None:
-    begin = _begin if synchronizes and not whole_parameters.reads(tx).inside else None
-    tracker = building.realized(origin)
-    reached.note(tx, averaged.wrapper(), _wrapper, tracker)
-    reached.note(tx, averaged, _find, tracker, _read, begin)
-
-
-def _find(origin: nn.Module) -> _Averaged:
-    return _averaged(_wrapper(origin), _module(origin))
-
-
-def _read(averaged: _Averaged, origin: nn.Module) -> tuple[Any, ...]:
-    """What ``_table`` holds of a wrapper, and what ``_enter`` asks: for a frame that was traced in another process."""
-    wrapper, module = _wrapper(origin), _module(origin)
-    names = {id(each): name for name, each in module.named_modules(remove_duplicate=False)}
-    shapes = [tuple(param.shape) for param in averaged.averaging.params]
-    table = tuple(
-        (names[id(owner)], name, place, shapes[place])
-        for place, owner, name in ddp.averaged_parameters(wrapper, module)
-    )
-    asked = ddp.input_device(wrapper), ddp.custom_averaging(wrapper), ddp.may_differ(wrapper)
-    is_broken = whole_parameters.is_broken(wrapper, ddp.synchronizes(wrapper))
-    return table, asked, averaged.averaging.key, averaged.averaging.buckets, is_broken
-
-
-def _begin(averaged: _Averaged, _: nn.Module) -> None:
-    """Settle with the other ranks that the forward runs in a graph, which was traced in another process."""
-    whole_parameters.begin(averaged.wrapper())
 
 
 def _leave(tx: Any, wrapper: Any, output: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, guards, modules, reached, trackers
+from dynamo_dist.torch_compat.dynamo import building, guards, modules, trackers
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -22,8 +22,6 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return None
     guards.guard(building.realized(tracker), guards.IDENTITY_MATCH)
     state = modules.module_state(module)
-    if state is not None:
-        reached.note(tx, state, modules.module_state, building.realized(tracker))
     return building.build(tx, None) if state is None else building.build_by_weakref(tx, state)
 
 

@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map_only
 
-from dynamo_dist.parallel.data_parallel import refuse_managed
 from dynamo_dist.parallel.gather import (
     KEEPERS,
     PARTIAL,
@@ -31,9 +30,8 @@ from dynamo_dist.parallel.gather import (
 from dynamo_dist.torch_compat import fsdp
 from dynamo_dist.torch_compat.aot import gradients
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules, reached
+from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
 from dynamo_dist.torch_compat.dynamo.gradients import is_asked_for
-from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
 from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
@@ -183,12 +181,6 @@ def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
         fsdp.decide_root(state)
         if outermost:
             warn_of_stale_optimizers(state, building.python_object(module))
-        if (
-            not _keeps_or_takes(state)
-            and modules.module_state(building.python_object(module)) is state
-        ):
-            begin = _begin if outermost else None
-            reached.note(tx, state, modules.module_state, building.realized(module), _read, begin)
         _guard(tx, state, outermost)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)
@@ -306,8 +298,7 @@ def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
         kept = None
         if gather.keeps:
             kept = _leaf(sharded, "kept", sharded.place_of_kept(param, gather))
-        again = functools.partial(_gather_of, path=param.path)
-        read = Read(key, gather, registered, param.kept, state, again, leaf=kept)
+        read = Read(key, gather, registered, param.kept, leaf=kept)
         for owner, name in param.owners:
             yield (id(owner), name), read
 
@@ -336,53 +327,10 @@ def _hooks_version(state: Any) -> int:
     return _sharded(state).hooks.version()
 
 
-def _keeps_or_takes(state: Any) -> bool:
-    """Return whether the next backward leaves gradients for a later one, or reduces those that wait."""
-    return torch.is_grad_enabled() and any(
-        not all(fsdp.reductions(group)) or any(fsdp.kept(group)) for group in fsdp.groups(state)
-    )
-
-
-def _read(state: Any, _: nn.Module) -> tuple[Any, ...]:
-    """What ``_table`` holds of a state, and how inputs are moved: for a frame that was traced in another process."""
-    fsdp.decide_root(state)
-    names = {
-        id(each): f"{number}.{name}"
-        for number, module in enumerate(fsdp.modules(state))
-        for name, each in module.named_modules(remove_duplicate=False)
-    }
-    table = tuple(
-        (
-            tuple((names.get(id(owner), ""), name) for owner, name in param.owners),
-            param.path,
-            whole_parameters.constants_of(_gather(param, state)),
-        )
-        for param in fsdp.sharded_parameters(state)
-    )
-    is_broken = whole_parameters.is_broken(state)
-    return table, fsdp.sharded_moves(state), fsdp.custom_sharding(state), is_broken
-
-
-def _begin(state: Any, _: nn.Module) -> None:
-    """Settle with the other ranks that the forward runs in a graph, which was traced in another process."""
-    if fsdp.runs_eagerly(state):
-        raise CannotKeep("a forward of FSDP2 that is under way in eager mode")
-    for module in fsdp.modules(state):
-        warn_of_stale_optimizers(state, module)
-    _sharded(state)
-    whole_parameters.begin(state)
-
-
 def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
     """The registered shard, from the state: modules may hold a gathered one just now."""
     steps = building.member_source(source, *fsdp.steps(path))
     return lambda tx: building.build(tx, fsdp.sharded(state, path), steps)
-
-
-def _gather_of(module: nn.Module, *, path: tuple[int, int]) -> Gather:
-    """The gather of one parameter of a module's state."""
-    state = modules.module_state(module)
-    return _gather(fsdp.sharded_parameter(state, path), state)
 
 
 def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
@@ -457,7 +405,4 @@ def fsdp_answers() -> dict[Any, Callable[..., Any]]:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for sharding, and for eager calls of sharded modules."""
-    return [
-        *fsdp.on_eager_forward(_ran_eagerly),
-        *fsdp.on_sharding(refuse_managed),
-    ]
+    return fsdp.on_eager_forward(_ran_eagerly)

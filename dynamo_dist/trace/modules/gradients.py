@@ -1,8 +1,7 @@
 """``torch.autograd.grad`` inside a compiled function: operations of its graph, with eager's numbers.
 
 Torch can trace it and does not by default, so that the graph ends there; and a gradient of that gradient, through a
-compiled backward, is an error. It is traced where DTensors take part, and in all that names our backend. Up to
-2.11 torch cannot trace it among DTensors.
+compiled backward, is an error. It is traced where DTensors take part, and in all that names our backend.
 """
 
 from __future__ import annotations
@@ -78,8 +77,6 @@ def _refuse(why: str) -> NoReturn:
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
-    if not gradients.CAN_TRACE:
-        return []
     return [
         *trackers.on_function(torch.autograd.grad, _answer),
         *gradients.see_histories_of_subclasses(),

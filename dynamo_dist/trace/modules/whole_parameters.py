@@ -15,8 +15,7 @@ from torch import nn
 
 from dynamo_dist.parallel.gather import Gather
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, modules, reached
-from dynamo_dist.torch_compat.dynamo.kept_frames import CannotKeep
+from dynamo_dist.torch_compat.dynamo import building, calls, modules
 from dynamo_dist.trace.modules import one_way
 
 Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
@@ -26,16 +25,13 @@ Place = tuple[int, str]  # id of the module that a parameter is registered in, a
 class Read:
     """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``; or as ``whole``, a tracker.
 
-    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``again(module)`` makes an equal
-    gather, of a module that ``owner`` is the state of. ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
+    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
     """
 
     key: object
     gather: Gather | None = None
     build: Callable[[Any], Any] | None = None
     kept: bool = False
-    owner: object = None
-    again: Callable[[Any], Gather] | None = None
     whole: Any = None
     leaf: Callable[[Any], Any] | None = None
 
@@ -83,13 +79,6 @@ def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Seq
     known.whole.update(new)
 
 
-def begin(wrapper: Any) -> None:
-    """As ``enter`` and the end of a trace, for a frame that was traced in another process. Raises CannotKeep where ranks run it eagerly."""
-    if is_broken(wrapper) or not one_way.is_whole(wrapper, True):
-        _mark_broken(wrapper)
-        raise CannotKeep(BROKEN)
-
-
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -105,13 +94,6 @@ class HookVersions:
         # Handles have numbers, of which torch never gives one twice.
         found = tuple([tuple(table) for table in self._tables if table])
         return self._seen.setdefault(found, len(self._seen))
-
-
-def constants_of(gather: Gather) -> tuple[Any, ...]:
-    """All that a gather does, as constants, meshes and placements."""
-    was = gather.tensor_parallel
-    before = None if was is None else (was.mesh, was.placements, was.shape, was.stride)
-    return (*gather.settings(), before)
 
 
 def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
@@ -180,8 +162,6 @@ def _gathered(tx: Any, read: Read) -> Any:
     if key not in known.gathered:
         assert read.gather is not None and read.build is not None
         gather = building.build_unchanging(tx, read.gather)
-        if read.again is not None:
-            reached.note_made(tx, read.gather, read.again, read.owner)
         args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
         known.gathered[key] = gather.call_function(tx, args, {})
     return known.gathered[key]

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, meshes, opaque, trackers
+from dynamo_dist.torch_compat.dynamo import building, meshes, trackers
 from dynamo_dist.trace.trackers import attributes, creation
 from dynamo_dist.trace.trackers.attributes import is_data, python_attribute
 
@@ -40,7 +40,7 @@ class DeviceMeshVariable(trackers.MeshTracker):
         if not building.is_stocks_member(self, name):
             found = python_attribute(self, tx, name)
             return attributes.refuse(self.real, name) if found is None else found
-        if opaque.HAS_OPAQUE_TYPES and is_data(self.real, name):
+        if is_data(self.real, name):
             source = building.attribute_source(self, name)
             return building.build(tx, getattr(self.real, name), source)
         if self.source is not None and building.is_inlined_member(self.real, name):

@@ -19,10 +19,6 @@ class PlacementVariable(trackers.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
     def attribute(self, tx: Any, name: str) -> Any:
-        if (
-            name == "__class__"
-        ):  # up to 2.11 stock's is another kind of tracker than that of ``Shard``
-            return building.build_type(tx, self)
         if is_torchs_own(self.real) and not hasattr(self.real, name):
             building.missing_attribute(tx, self.real, name)
         if (value := self._constant_property(name)) is not None:

@@ -1,6 +1,6 @@
 """Process groups: their values become constants, each under a guard of its own.
 
-Stock opens seven members of a group from torch 2.12 on and guards none that is a method: the size of
+Stock opens seven members of a group and guards none that is a method: the size of
 the first group stays in the graph when another group is passed. Here every value that the program
 looks at is guarded, and none that it does not look at.
 """

@@ -77,7 +77,6 @@ PROFILE = Form(
         "required": ["traceEvents"],
     },
     most_bytes=128 * MIB,
-    unique_keys=False,  # the profiler repeats some itself
 )
 
 

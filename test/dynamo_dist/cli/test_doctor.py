@@ -51,7 +51,7 @@ def test_an_unsupported_torch_is_the_only_problem_and_the_exit_status(monkeypatc
     assert printed["degraded"] == [
         {
             "what": "everything",
-            "why": "torch 2.10.0 is not supported; torch 2.11 to 2.15 are.",
+            "why": "torch 2.10.0 is not supported; torch 2.13 to 2.15 are.",
             "fix": "Install a supported torch.",
         }
     ]

@@ -47,7 +47,6 @@ def weight(mesh, *placements):
     return nn.Parameter(distribute_tensor(torch.ones(8, 8), mesh, placements, src_data_rank=None))
 
 
-@pytest.mark.skipif(guard_managers._CELL is None, reason="on torch 2.11 hooks keep stock's guards")
 def test_there_are_fewer(compiles, mlp):
     step, guards = compiles(mlp())
     step(torch.ones(2, 8))
@@ -134,16 +133,11 @@ def always_called(module):
     module._forward_hooks_always_called[key] = True
 
 
-by_versions = pytest.mark.skipif(
-    guard_managers._CELL is None, reason="stock's guards, kept on torch 2.11, pass what was empty"
-)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         added,
-        pytest.param(added_before, marks=by_versions),
+        added_before,
         taken_away,
         replaced,
         other_dictionary,

@@ -104,17 +104,6 @@ class TestBuilt:
         assert values(module(kernel(3), kernel(2), kernel(1))) == [4.0, 3.0, 2.0]
         assert len(libraries(folder)) == 2
 
-    def test_half_a_library_is_built_again(self, folder):
-        module(kernel(1))
-        (library,) = libraries(folder)
-        shutil.copy(library, whole := library.with_suffix(".whole"))
-        library.unlink()  # the process has it mapped
-        library.write_bytes(whole.read_bytes()[:1000])
-        units._functions.clear()
-        units._cache().cache.clear()
-        assert values(module(kernel(1))) == [2.0]
-        assert library.stat().st_size == whole.stat().st_size
-
     def test_a_unit_that_does_not_build_is_built_by_torch(self, folder, monkeypatch, caplog):
         def fails(*_, **__):
             raise RuntimeError("no space left\nat all")

@@ -3,14 +3,11 @@
 ``programs.py`` has two of these, which real ranks run compiled as well.
 """
 
-import contextlib
-
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist import versions
 from dynamo_dist.numerics.ranks import split, whole_tensor
 
 VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
@@ -19,18 +16,6 @@ VALUES, OTHERS = torch.tensor([5, 7, -3]), torch.tensor([1, 2, 3])
 def set_item(q, r):
     q[0] = 9
     return q
-
-
-@contextlib.contextmanager
-def refused_by_old_torch():
-    """Before 2.13 some writes that would gather are refused by torch, before ours is asked."""
-    try:
-        yield
-    except RuntimeError as error:
-        old = versions.parse(torch.__version__)[:2] < (2, 13)
-        if not old or "in-place operations that require placement changes" not in str(error):
-            raise
-        pytest.skip("this torch refuses it")
 
 
 WRITES = {
@@ -53,8 +38,7 @@ WRITES = {
 def test_what_is_written_is_there(ranks, name, dtype):
     q = split(VALUES.to(dtype), ranks, [Partial()], False)
     r = split(OTHERS.to(dtype), ranks, [Replicate()], False)
-    with refused_by_old_torch():
-        found = WRITES[name](q, r)
+    found = WRITES[name](q, r)
     assert found.placements == (Partial(),)
     torch.testing.assert_close(
         whole_tensor(found), WRITES[name](VALUES.to(dtype), OTHERS.to(dtype))

@@ -151,14 +151,11 @@ def sharded_on_the_last_dimension():
 
 @program(4, sweep=True)
 def parameters_on_two_meshes():
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_common import (
-            FSDPMeshInfo,
-            HSDPMeshInfo,
-            ShardPlacementResult,
-        )
-    except ImportError:  # torch 2.11
-        return
+    from torch.distributed.fsdp._fully_shard._fsdp_common import (
+        FSDPMeshInfo,
+        HSDPMeshInfo,
+        ShardPlacementResult,
+    )
 
     def wrap(model):
         pairs = HSDPMeshInfo(grid(), shard_mesh_dim=1, replicate_mesh_dim=0)

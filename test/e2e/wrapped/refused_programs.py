@@ -5,15 +5,14 @@ import logging
 
 import pytest
 import torch
-from beside_eager import Launches, batch, line, program, sgd, train_with_breaks, weights
+from beside_eager import Launches, batch, program, sgd, train_with_breaks, weights
 from fsdp2_programs import sharded
 from nets import Net
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.nn.parallel import DistributedDataParallel
 
-import dynamo_dist
 from dynamo_dist.trace.modules import stale_optimizers
 
 
@@ -83,23 +82,6 @@ def a_hook_of_reductions():
     model = sharded()(Net())
     model.set_all_reduce_hook(lambda grad: None)
     refused(model, "no counterpart of its set_all_reduce_hook", around=True)
-
-
-@program(2)
-def data_parallel_over_fsdp2():
-    with pytest.raises(Exception, match=r"wrapped by .* already"):
-        dynamo_dist.data_parallel(sharded()(Net()), line())
-
-
-@program(2)
-def fsdp2_over_data_parallel():
-    model = dynamo_dist.data_parallel(Net(), line())
-    before = {name: (type(each), each) for name, each in model.named_parameters()}
-    with Launches() as launches, pytest.raises(ValueError, match="data parallel already") as error:
-        fully_shard(model, mesh=line())
-    assert "ignored_params" in str(error.value)
-    assert not launches.counts
-    assert before == {name: (type(each), each) for name, each in model.named_parameters()}
 
 
 @program(2)

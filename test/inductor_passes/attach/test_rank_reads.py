@@ -40,8 +40,6 @@ ASKING = {
     "a place unpacked": lambda mesh: [*mesh.get_coordinate()],
     "a place compared": lambda mesh: mesh.get_coordinate() == (0,),
     "a place in a table": lambda mesh: {mesh.get_coordinate(): 1},
-    "the environment": lambda mesh: os.environ.get("RANK"),
-    "getenv": lambda mesh: os.getenv("LOCAL_RANK"),
     "a chunk": lambda mesh: distribute_tensor(torch.ones(8), mesh, [Shard(0)], src_data_rank=None),
     "uneven shards": lambda mesh: (
         DTensor.from_local(torch.ones(2, 4), mesh, [Shard(0)], run_check=False)

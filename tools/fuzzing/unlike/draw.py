@@ -186,7 +186,7 @@ class _Draw:
     def _evaluated(self, model: Model, rank: int, step: int) -> list[Event]:
         """Forwards without gradients: on one rank where they launch nothing, else on all."""
         forward = Event("forward", rows=self.rows[rank][step] + 1)
-        is_alone = model.wrapper == "ddp" or model.layout == "replicate"
+        is_alone = model.wrapper == "ddp"
         # The first one behind training broadcasts DDP's buffers.
         on_all = [forward] if model.broadcasts or model.wrapper == "fsdp2" else []
         return [*on_all, *([forward] if is_alone and rank == self.one else [])]

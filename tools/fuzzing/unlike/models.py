@@ -9,12 +9,8 @@ from fuzzing.unlike.blocks import draw_break
 from fuzzing.unlike.program import WIDTH
 
 _LAYOUTS = {
-    "replicate": "data_parallel(net, DPM, mode='replicate')",
-    "fully_shard": "data_parallel(net, DPM)",
-    "hybrid": "data_parallel(net, MESH, mode='hybrid')",
     "tensor": "parallelize_module(net, TPM, PLAN)",
-    "both": "data_parallel(parallelize_module(net, TPM, PLAN), DPM)",
-    "both replicate": "data_parallel(parallelize_module(net, TPM, PLAN), DPM, mode='replicate')",
+    "both": "fully_shard(parallelize_module(net, TPM, PLAN), mesh=DPM)",
 }
 # These are drawn more often, since they have options and many ways to train.
 _WRAPPED = {
@@ -52,11 +48,11 @@ class Model:
 
 def draw_model(choose: Random, two_dims: bool, mute: str) -> Model:
     """A model whose graph breaks where ``mute`` holds, a condition or ""."""
-    if choose.random() < 0.6:
+    if not two_dims or choose.random() < 0.6:
         layout = choose.choice(("ddp", "ddp", "fsdp2", "fsdp2 hybrid" if two_dims else "fsdp2"))
         wrapper = layout.split()[0]
     else:
-        layout = choose.choice(sorted(_LAYOUTS) if two_dims else ["replicate", "fully_shard"])
+        layout = choose.choice(sorted(_LAYOUTS))
         wrapper = ""
     heads = choose.choice(("", "", "step", "rank" if wrapper == "ddp" else "step"))
     options = [each for each in _OPTIONS.get(wrapper, ()) if choose.random() < 0.4]

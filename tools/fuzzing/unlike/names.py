@@ -20,8 +20,6 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-import dynamo_dist
-
 
 def names_of(program: Program, rank: int) -> dict[str, Any]:
     """Groups ``WORLD``, ``ALT``, ``DP``, ``TP``, their meshes (``WORLDM`` ...), and the program's functions."""
@@ -41,7 +39,6 @@ def names_of(program: Program, rank: int) -> dict[str, Any]:
         "WORLDM": whole,
         "ALT": dist.new_group(list(range(program.ranks))),
         "ALTM": whole,
-        "data_parallel": dynamo_dist.data_parallel,
         "dist": dist,
         "fc": fc,
         "fully_shard": fully_shard,

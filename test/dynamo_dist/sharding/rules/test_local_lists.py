@@ -90,11 +90,7 @@ def test_the_second_time_torch_is_not_asked_and_says_the_same(mesh, asked, name,
     def of(seed):
         return drawn(mesh, *ALIKE, shape=shape, seed=seed)
 
-    try:
-        expected = outcome(make, of, mesh)
-    except NotImplementedError as error:
-        assert "does not have a sharding strategy" in str(error)
-        pytest.skip("up to 2.12 torch has no strategy for it")
+    expected = outcome(make, of, mesh)
     with dynamo_dist.enabled():
         first, times = outcome(make, of, mesh), len(asked)
         second = outcome(make, of, mesh)

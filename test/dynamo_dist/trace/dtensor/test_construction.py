@@ -5,8 +5,6 @@ import torch
 import torch.distributed.tensor as dt
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from dynamo_dist.testing import fake_group_fills_results
-
 pytestmark = pytest.mark.usefixtures("enabled")
 
 LAYOUTS = {
@@ -102,8 +100,7 @@ def test_each_mesh_dimension_scatters_once(mesh, compiled):
     found = program(x)
     targets = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("scatter" in target for target in targets) == 2
-    if fake_group_fills_results():
-        equal(found, distribute_tensor(x, mesh, (Shard(0), Shard(1)), src_data_rank=None) * 2)
+    equal(found, distribute_tensor(x, mesh, (Shard(0), Shard(1)), src_data_rank=None) * 2)
 
 
 def test_from_local_takes_the_mesh_of_the_context(mesh, compiled):

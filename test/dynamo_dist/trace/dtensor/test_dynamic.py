@@ -7,7 +7,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dynamo_dist import versions
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -82,10 +81,6 @@ def test_what_is_looked_up_in_sharded_rows_has_the_length_of_its_indices():
             assert compiled(indices).shape == step(indices).shape == (2, -(-length // 8), 4)
 
 
-@pytest.mark.skipif(
-    versions.parse(torch.__version__) < (2, 12),
-    reason="torch 2.11 cannot shard such a view: it is gathered",
-)
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad):
     """As attention by matrix products does: heads lie in the joined dimension once for each batch."""

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.dtensor import calls, made_inside
+from dynamo_dist.torch_compat.dtensor import made_inside
 from dynamo_dist.trace.dtensor import inside_operators
 from inductor_passes.testing import fake_group
 
@@ -38,11 +38,6 @@ PROGRAMS = {
     "upsample": (torch.nn.Upsample(scale_factor=3, mode="nearest-exact"), IMAGE),
     "power of order 0": (lambda x: torch.linalg.matrix_power(x, 0), IMAGE),
 }
-IMAGES = ("nearest", "bilinear", "to a size")
-# Up to 2.11 torch's strategy makes replicas of them.
-SHARDS_IMAGES = calls.propagator().op_single_dim_strategy_funcs.keys() >= {
-    torch.ops.aten.upsample_bilinear2d.default
-}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -56,11 +51,6 @@ def test_compiled_as_in_eager_mode(mesh, name):
         if name == "power of order 0" and backend == "eager":
             continue  # runs the graph as eager does
         found = torch.compile(function, backend=backend, fullgraph=True)(x)
-        if name in IMAGES and not SHARDS_IMAGES:
-            # Eager has gathered them; traced and decomposed they stay as they lie.
-            found, expected = (
-                each.redistribute(placements=x.placements) for each in (found, expected)
-            )
         assert found.placements == expected.placements
         torch.testing.assert_close(found.to_local(), expected.to_local())
 
@@ -72,8 +62,7 @@ def test_the_gradient_of_an_image(mesh):
         (function, torch.compile(function, backend="aot_eager")), leaves, strict=True
     ):
         run(x).square().sum().backward()
-    # Up to 2.12 one of the two is of replicas.
-    found = [leaf.grad.redistribute(placements=[Shard(0)]).to_local() for leaf in leaves]
+    found = [leaf.grad.to_local() for leaf in leaves]
     torch.testing.assert_close(*found)
 
 

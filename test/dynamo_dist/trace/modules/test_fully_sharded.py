@@ -321,14 +321,3 @@ def test_fewer_rows_than_ranks(mesh):
     function, _ = compiled(model)
     function(torch.ones(2, 8)).sum().backward()
     assert model.weight.grad.shape == (1, 8)
-
-
-def test_what_is_data_parallel_is_not_sharded_again(mesh):
-    inner = dynamo_dist.data_parallel(nn.Linear(8, 8), mesh["tp"])
-    model = nn.Sequential(inner, nn.Linear(8, 8))
-    before = [*model.parameters()]
-    with pytest.raises(dynamo_dist.errors.DataParallelError, match=r"^Linear is data parallel"):
-        fully_shard(model, mesh=mesh["tp"])
-    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
-    fully_shard(model[1], mesh=mesh["tp"])
-    fully_shard(nn.Sequential(inner), mesh=mesh["tp"], ignored_params=set(inner.parameters()))

@@ -6,13 +6,7 @@ from torch.autograd import grad
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
 
-from dynamo_dist import versions
-
-TORCH = versions.parse(torch.__version__)
-pytestmark = [
-    pytest.mark.usefixtures("enabled"),
-    pytest.mark.skipif(TORCH < (2, 12), reason="torch 2.11 cannot trace it"),
-]
+pytestmark = pytest.mark.usefixtures("enabled")
 
 
 def leaf(mesh, seed=0, placement=None):

@@ -13,6 +13,7 @@ from functorch.compile import (
 )
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._prims.rng_prims import run_dtensor_rng_op
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, _random
@@ -20,12 +21,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynamo_dist.torch_compat.aot.random import rng_operator
-
-pytestmark = [
-    pytest.mark.usefixtures("enabled"),
-    pytest.mark.skipif(rng_operator() is None, reason="this torch draws outside of the graph"),
-]
+pytestmark = pytest.mark.usefixtures("enabled")
 WORLD = 8
 
 
@@ -47,7 +43,7 @@ def draws(function, rank, shape, placements, local):
     found = []
 
     def show(graph, inputs):
-        nodes = graph.graph.find_nodes(op="call_function", target=rng_operator())
+        nodes = graph.graph.find_nodes(op="call_function", target=run_dtensor_rng_op)
         found.extend(tuple(node.args[:2]) for node in nodes)
         return make_boxed_func(graph.forward)
 
@@ -119,7 +115,7 @@ def joint_graph():
     masks, outs = [], []
     for _ in range(2):
         drawn = node(
-            rng_operator(), 16, 128, aten.native_dropout.default, x, 0.5, True,
+            run_dtensor_rng_op, 16, 128, aten.native_dropout.default, x, 0.5, True,
             val=(like, mask), **again,
         )  # fmt: skip
         outs.append(node(item, drawn, 0, **again))
@@ -134,7 +130,7 @@ def joint_graph():
 
 def test_equal_draws_are_not_merged():
     merged = fx_graph_cse(joint_graph().graph)
-    assert len(merged.find_nodes(op="call_function", target=rng_operator())) == 2
+    assert len(merged.find_nodes(op="call_function", target=run_dtensor_rng_op)) == 2
 
 
 @pytest.mark.parametrize("split", [min_cut_rematerialization_partition, default_partition])
@@ -143,7 +139,7 @@ def test_a_checkpointed_block_does_not_draw_again(split):
         joint_graph(), (), num_fwd_outputs=1, static_lifetime_input_indices=[]
     )
     counts = [
-        len(each.graph.find_nodes(op="call_function", target=rng_operator()))
+        len(each.graph.find_nodes(op="call_function", target=run_dtensor_rng_op))
         for each in (forward, backward)
     ]
     assert counts == [2, 0]

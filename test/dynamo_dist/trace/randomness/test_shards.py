@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.dtensor import calls
 from dynamo_dist.trace.randomness.shards import position
 
 aten = torch.ops.aten
@@ -204,9 +203,6 @@ def test_factories():
 
 
 def test_shards_beside_a_pending_sum():
-    if aten.bernoulli.default not in calls.propagator().op_single_dim_strategy_funcs:
-        pytest.skip("up to 2.12 torch's strategy for it refuses what pends")
-
     def program(x):
         local, layout = x.to_local(), [Partial(), Shard(0)]
         pending = dtensor.DTensor.from_local(local, x.device_mesh, layout, run_check=False)

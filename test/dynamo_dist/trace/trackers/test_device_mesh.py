@@ -10,11 +10,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from dynamo_dist import versions
 from dynamo_dist.testing import fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
-OLD = versions.parse(torch.__version__) < (2, 12)
 
 
 def caught(mesh):
@@ -90,8 +88,6 @@ def test_the_program_catches_what_eager_raises(mesh, compiled, ask):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_answers_are_eagers(mesh, compiled, question):
-    if OLD and question == "type_eq":
-        pytest.skip("torch 2.11 takes == of classes for == of their objects")
     ask = QUESTIONS[question]
     run, compiles = compiled(lambda x, m: (x + 1, ask(m)))
     for _ in range(2):
@@ -130,7 +126,6 @@ def test_a_collective_on_a_group_from_get_all_groups(mesh, compiled):
     assert mesh.get_group("tp").group_name in launch.args
 
 
-@pytest.mark.skipif(OLD, reason="torch 2.11 makes groups of a mesh without a source")
 def test_a_mesh_leaves_the_function_as_it_is(mesh, compiled):
     run, _ = compiled(lambda x, m: (x + 1, m, {"m": [m]}, m.get_all_groups()[0]))
     _, returned, nested, group = run(torch.zeros(1), mesh)
@@ -139,7 +134,6 @@ def test_a_mesh_leaves_the_function_as_it_is(mesh, compiled):
     assert group is mesh.get_group(0)
 
 
-@pytest.mark.skipif(OLD, reason="up to 2.11 a mesh is no value of a graph")
 def test_a_slice_of_a_mesh_in_a_graph_is_an_operator_that_inductor_takes(mesh):
     targets = []
 

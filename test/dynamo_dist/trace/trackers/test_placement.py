@@ -7,11 +7,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from dynamo_dist import versions
-
 pytestmark = pytest.mark.usefixtures("enabled")
-TORCH = versions.parse(torch.__version__)
-needs_2_12 = pytest.mark.skipif(TORCH < (2, 12), reason="torch 2.11 cannot trace it")
 
 
 class ScaledPartial(Partial):
@@ -77,7 +73,6 @@ QUESTIONS = {
     "sorted": lambda p: sorted([p, Replicate()], key=str),
     "key": lambda p: {str(p): p},
 }
-OF_A_SUBCLASS = ("dunders", "missing")
 PLACEMENTS = [Shard(1), Replicate(), Partial(), _StridedShard(1, split_factor=2), ScaledPartial(3)]
 
 
@@ -86,10 +81,6 @@ PLACEMENTS = [Shard(1), Replicate(), Partial(), _StridedShard(1, split_factor=2)
 def test_answers_are_eagers(compiled, placement, question):
     if isinstance(placement, ScaledPartial) and "copy" in question:
         pytest.skip("eager cannot copy it: torch's placements are not picklable from Python")
-    if TORCH < (2, 12) and question == "deepcopy":
-        pytest.skip("torch 2.11 breaks at every deepcopy")
-    if TORCH < (2, 13) and isinstance(placement, ScaledPartial) and question in OF_A_SUBCLASS:
-        pytest.skip("torch up to 2.12 does not trace the methods of a subclass")
     ask = QUESTIONS[question]
     run, compiles = compiled(lambda x, p: (x + 1, ask(p)))
     for _ in range(2):
@@ -137,7 +128,6 @@ def test_another_split_factor_recompiles_and_an_equal_one_does_not(compiled):
     assert len(compiles) == 2
 
 
-@needs_2_12
 def test_a_subclass_made_inside_is_made_anew_at_each_call(compiled):
     run, compiles = compiled(lambda x: (x + ScaledPartial(4).twice(), ScaledPartial(4)))
     first, second = run(torch.zeros(1)), run(torch.zeros(1))
@@ -150,7 +140,6 @@ def test_a_subclass_made_inside_is_made_anew_at_each_call(compiled):
     assert len(compiles) == 1
 
 
-@needs_2_12
 def test_a_subclass_that_torch_never_initialised(compiled):
     class Bare(Placement):
         def __init__(self, key):
@@ -168,7 +157,6 @@ def test_a_subclass_that_torch_never_initialised(compiled):
     assert made == Bare(2)
 
 
-@needs_2_12
 def test_other_copies_are_stocks(compiled):
     run, _ = compiled(lambda x, things: (copy.deepcopy(things), x + 1))
     things = [[1, 2], (3,), "text"]

@@ -8,14 +8,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist import versions
 from dynamo_dist.testing import count_graph_breaks, fake_mesh
 
 pytestmark = pytest.mark.usefixtures("enabled")
-needs_2_12 = pytest.mark.skipif(
-    versions.parse(torch.__version__) < (2, 12),
-    reason="torch 2.11 guards the identity of every group, and knows none written in Python",
-)
 BY_NAME = dist.distributed_c10d._resolve_process_group
 CPU = torch.device("cpu")
 
@@ -146,7 +141,6 @@ def test_another_group_recompiles_once_where_its_value_was_used(groups, compiled
     assert reads(compiled, ask, groups.four, groups.world) == 2
 
 
-@needs_2_12
 @pytest.mark.parametrize(
     ("ask", "compiles"),
     [
@@ -253,7 +247,6 @@ class TimedGroup(dist.ProcessGroup):
         return 2 * self.size()
 
 
-@needs_2_12
 def test_a_group_written_in_python(groups, compiled):
     group = TimedGroup(0, 4)
     ask = lambda g: (g.size(), g.group_name, g.rate, g.next_rate, g.twice(), type(g).__name__)  # noqa: E731

@@ -6,7 +6,6 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from dynamo_dist.testing import fake_mesh
-from inductor_passes import pin
 from inductor_passes.attach import hooks as attachment
 from inductor_passes.attach.compile import graph_passes_only
 
@@ -50,8 +49,6 @@ def test_forward_and_backward_are_told(what, told):
             return funcol.all_gather_tensor_autograd(x * read(mesh), 0, (mesh, 1)).sin()
 
         x = torch.randn(4, 4, requires_grad=True)
-        # Torch 2.11 cannot run a pinned graph as it is.
-        options = {"disable": [pin.NAME]}
-        compiled = torch.compile(step, backend="dynamo_dist", fullgraph=True, options=options)
+        compiled = torch.compile(step, backend="dynamo_dist", fullgraph=True)
         compiled(x).sum().backward()
     assert told == dict.fromkeys(("forward", "backward"), what in ASKED)

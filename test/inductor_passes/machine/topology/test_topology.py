@@ -161,12 +161,6 @@ class TestLoad(TestCase):
             """Topology file 'FILE': the whole file is a list of 1, but it must be an object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
         )
 
-    def test_key_given_twice(self):
-        self.assertExpectedInline(
-            self.message('{"name": "x", "name": "y"}'),
-            """Topology file 'FILE' has 'name' twice in one object. Correct the file. Known topologies: cpu-gloo, h100x8, h200x8; or give the path of a JSON file of the same form.""",
-        )
-
     def test_missing_field(self):
         self.assertExpectedInline(
             self.changed(None, "device", "memory_gb_per_s"),
