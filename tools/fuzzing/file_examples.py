@@ -153,8 +153,12 @@ def _profile() -> dict[str, object]:
         event("kernel", "nccl", **metadata, **group, **split),
         event("cpu_op", "aten::mm", **{"External id": 3}, **shapes),
         event("kernel", "gemm", **{"External id": 3}),
+        event(
+            "user_annotation", "gloo:all_gather", **{"Input Dims": [[64]], "Input type": ["float"]}
+        ),
     ]
-    return {"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 16}}
+    info = {"rank": 0, "world_size": 16, "pg_config": [{"pg_name": "0", "ranks": [0, 8]}]}
+    return {"traceEvents": events, "distributedInfo": info}
 
 
 _LOG = """\

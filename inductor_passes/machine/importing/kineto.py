@@ -1,6 +1,7 @@
 """A profile of torch.profiler (Kineto's Chrome trace) -> measurements.
 
-Collectives are NCCL's kernels, whose metadata name group, dtype and elements. Products are kernels that
+Collectives are NCCL's kernels, whose metadata name group, dtype and elements; or gloo's spans, from when one of its threads
+begins until it has the result, in a job of one group: they do not name theirs. Products are kernels that
 ``aten::mm`` and its kin started, if the profile recorded shapes; where no kernel runs on a device at all, the
 operators themselves, timed on the CPU. Of equal ones the shortest counts: an NCCL kernel lasts longer where it
 waits for a rank that is late, and no run is shorter than the work.
@@ -49,6 +50,15 @@ DTYPES = {
     "c10::Half": "float16",
     "signed char": "int8",
 }
+BYTES_OF_TYPES = {
+    "float": 4,
+    "double": 8,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "signed char": 1,
+    "long": 8,
+    "int": 4,
+}
 Event = dict[str, Any]
 
 _MOST_RANKS = 2**18
@@ -56,6 +66,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,15}")
 _COUNT = {"type": "integer", "minimum": 0}
 _COUNTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT}, {"type": "null"}]}
 _NAME = {"anyOf": [{"type": kind} for kind in ("integer", "string", "number", "null")]}
+_GROUPS = {"type": "array", "items": {"type": "object", "properties": {"ranks": _COUNTS}}}
 PROFILE = Form(
     name="profile",
     error=TopologyError,
@@ -68,7 +79,10 @@ PROFILE = Form(
                 "anyOf": [
                     {
                         "type": "object",
-                        "properties": {"world_size": {"anyOf": [_COUNT, {"type": "null"}]}},
+                        "properties": {
+                            "world_size": {"anyOf": [_COUNT, {"type": "null"}]},
+                            "pg_config": {"anyOf": [_GROUPS, {"type": "null"}]},
+                        },
                     },
                     {"type": "null"},
                 ]
@@ -97,16 +111,19 @@ _KERNEL = _event(
         "Out split size": _COUNTS,
     }
 )
-_PRODUCT = _event({})
+_OPERATION = _event({})
 
 
 def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
     """Read a profile. ``ranks_per_node`` places its groups. Raises TopologyError if it is none."""
     checked(trace, PROFILE, file)
     events = _read_events(trace["traceEvents"], file)
-    world = (trace.get("distributedInfo") or {}).get("world_size") or 0
+    info = trace.get("distributedInfo") or {}
+    world = info.get("world_size") or 0
     found = Measurements(source=f"profile, shortest of equal calls, {file}")
-    for key, payload, us in _collectives(events, world, ranks_per_node):
+    groups = [_numbers(g.get("ranks")) for g in info.get("pg_config") or ()]
+    of_gloo = _of_gloo(events, groups[0], world, ranks_per_node) if len(groups) == 1 else ()
+    for key, payload, us in (*_collectives(events, world, ranks_per_node), *of_gloo):
         _keep(found.collectives.setdefault(key, {}), payload, us)
     for dtype, shape, us in _products(events):
         _keep(found.products.setdefault(dtype, {}), shape, us)
@@ -114,15 +131,15 @@ def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
 
 
 def _read_events(all_events: Sequence[Any], file: str) -> list[Event]:
-    """Kernels, and the operators that multiply: what else a profile holds is nobody's business here."""
+    """Kernels, gloo's spans, and the operators that multiply: what else a profile holds is nobody's business here."""
     events = []
     for at, event in enumerate(all_events):
         if not isinstance(event, dict) or event.get("ph") != "X":
             continue
         if event.get("cat") == "kernel":
             events.append(checked(event, _KERNEL, file, ("traceEvents", at)))
-        elif type(event.get("name")) is str and event["name"] in PRODUCTS:
-            events.append(checked(event, _PRODUCT, file, ("traceEvents", at)))
+        elif type(event.get("name")) is str and (event["name"] in PRODUCTS or _gloo_kind(event)):
+            events.append(checked(event, _OPERATION, file, ("traceEvents", at)))
     return events
 
 
@@ -152,6 +169,32 @@ def _collectives(
             shape = shape_of_ranks(_ranks(known, size), ranks_per_node, max(world, size))
             nodes[size, *known] = shape.nodes
         yield (kind, size, nodes[size, *known]), elements * item, float(event["dur"])
+
+
+def _gloo_kind(event: Event) -> str:
+    if not event["name"].startswith("gloo:"):
+        return ""
+    kind = event["name"].removeprefix("gloo:")
+    return kind if kind in COLLECTIVES.values() else ""
+
+
+def _of_gloo(
+    events: Sequence[Event], ranks: Sequence[int], world: int, ranks_per_node: int
+) -> Iterator[tuple[GroupKey, int, float]]:
+    if len(set(ranks)) < max(2, len(ranks)):
+        return
+    shape = shape_of_ranks(ranks, ranks_per_node, max(world, len(ranks)))
+    for event in events:
+        if event.get("cat") == "kernel" or not (kind := _gloo_kind(event)) or not event["dur"]:
+            continue
+        args = event.get("args", {})
+        shapes, types = args.get("Input Dims"), args.get("Input type")
+        # Of several that are coalesced nobody says which took how long.
+        if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != 1:
+            continue
+        item = BYTES_OF_TYPES.get(str(types[0])) if len(types) == 1 else None
+        if item and _is_shape(shapes[0]) and (elements := math.prod(shapes[0])):
+            yield (kind, len(ranks), shape.nodes), elements * item, float(event["dur"])
 
 
 def _is_uneven(args: Event, size: int) -> bool:
@@ -187,7 +230,7 @@ def _products(events: Sequence[Event]) -> Iterator[tuple[str, Product, float]]:
     for kernel in kernels:
         by_launch.setdefault(kernel.get("args", {}).get("External id"), []).append(kernel)
     for event in events:
-        if event.get("cat") == "kernel":
+        if event.get("cat") == "kernel" or event["name"] not in PRODUCTS:
             continue
         args = event.get("args", {})
         operands = _operands(args, PRODUCTS[event["name"]])

@@ -202,6 +202,46 @@ def test_a_profile_of_the_cpu(tmp_path, capsys):
     assert [shape for shape, _ in products.points] == [(1, 32, 48, 16)]
 
 
+def gloo(us, *shapes, dtype="float", kind="all_gather"):
+    arguments = {"Input Dims": list(shapes), "Input type": [dtype] * len(shapes)}
+    return {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": f"gloo:{kind}",
+        "dur": us,
+        "args": arguments,
+    }
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([{"ranks": [0, 1]}], [("all_gather", 2, 1, ((32.0, 7.0), (64.0, 9.0))), ("all_reduce", 2, 1, ((16.0, 5.0),))]),
+        ([{"ranks": [0, 9]}], [("all_gather", 2, 2, ((32.0, 7.0), (64.0, 9.0))), ("all_reduce", 2, 2, ((16.0, 5.0),))]),
+        ([{"ranks": [0, 1]}, {"ranks": [0]}], []),
+        ([{"ranks": [0, 0]}], []),
+        ([{"ranks": [0]}], []),
+        ([{}], []),
+        (None, []),
+    ],
+)  # fmt: skip
+def test_gloos_spans_count_where_the_job_has_one_group(tmp_path, capsys, groups, found):
+    spans = [
+        gloo(9.0, [2, 8]),
+        gloo(8.0, [8]),
+        gloo(7.0, [4, 2]),
+        gloo(5.0, [2], dtype="double", kind="all_reduce"),
+    ]
+    spans += [gloo(1.0, [2], [2]), gloo(1.0, [2], dtype="c10::Odd"), gloo(1.0, [2], kind="barrier"), gloo(0, [2])]  # fmt: skip
+    spans += [gloo(1.0, 3), gloo(1.0, [0]), product("aten::mm", 1, [64, 128], [128, 256], us=3.0)]
+    info = {"world_size": 16, "pg_config": groups}
+    content = {"traceEvents": spans, "distributedInfo": info}
+    topology, _ = imported(tmp_path, capsys, {"trace.json": content})
+    assert [
+        (t.kind, t.ranks, t.nodes, t.points) for t in topology.collectives if t.ranks == 2
+    ] == found
+
+
 def events(event):
     """A profile whose second event is this one."""
     return json.dumps({"traceEvents": [{"ph": "M", "name": {}}, event]})
