@@ -57,7 +57,7 @@ def few_libraries() -> list[Change]:
     if not hasattr(stock_kernels, "cpp_pybinding") or not all(
         hasattr(bindings, each) for each in needed
     ):
-        return []
+        return [PoolsOfThisProcess()]
 
     def held_back(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
@@ -83,9 +83,43 @@ def few_libraries() -> list[Change]:
         return wait
 
     return [
+        PoolsOfThisProcess(),
         WrapAttribute(stock_kernels, "cpp_pybinding", held_back),
         WrapAttribute(stock_kernels, "wait", built),
     ]
+
+
+class PoolsOfThisProcess:
+    """A process that was forked after a compile builds with threads of its own.
+
+    The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch
+    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.13 to 2.15.
+    """
+
+    is_registered = False  # for ever: no handler of forks can be taken back
+    is_applied = False
+
+    def apply(self) -> None:
+        kind = type(self)
+        kind.is_applied = True
+        if not kind.is_registered and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=kind._forget)
+            kind.is_registered = True
+
+    def undo(self) -> None:
+        type(self).is_applied = False
+
+    @classmethod
+    def _forget(cls) -> None:
+        if not cls.is_applied:
+            return
+        from torch._inductor.async_compile import AsyncCompile
+
+        forget = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
+        if forget is not None:
+            forget()
+        if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
+            _cache().cache.clear()
 
 
 _functions: dict[str, Function] = {}
