@@ -15,16 +15,20 @@ from weakref import WeakKeyDictionary
 
 from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import CannotFollowError
-from dynamo_dist.job.votes import all_can
+from dynamo_dist.job.votes import ALL, DIFFERENT, all_can, vote
 
 
 @dataclass
 class _Wrapper:
-    """``text``: the same on all ranks. ``whole``: the way that was chosen; None before."""
+    """``text``: the same on all ranks. ``whole``: the way that was chosen; None before.
+
+    ``differs``: it was not chosen because graphs of ranks hold it beside other wrappers each.
+    """
 
     text: str
     ranks: Sequence[int]
     whole: bool | None = None
+    differs: bool = False
     changes: int = 0
 
 
@@ -45,15 +49,31 @@ def name(wrapper: Any, parameters: Sequence[tuple[Any, ...]], ranks: Sequence[in
     return _known[wrapper].text
 
 
-def is_whole(wrapper: Any, can: bool) -> bool:
+def are_whole(wrappers: Sequence[Any], cannot: Sequence[Any]) -> list[bool]:
+    """Return of each wrapper in one graph whether its ranks run its forward whole; this one cannot those of ``cannot``.
+
+    Where graphs of ranks end at different places, so that they hold other wrappers, none is whole: one rank would wait for
+    votes on a wrapper while another waits for the order of a graph that ends before it.
+    """
+    together = " ".join(_known[each].text for each in wrappers)
+    found = []
+    for each in wrappers:
+        found.append(is_whole(each, all(each is not other for other in cannot), together))
+        if _known[each].differs:
+            return [is_whole(other, False) for other in wrappers]
+    return found
+
+
+def is_whole(wrapper: Any, can: bool, together: str = "") -> bool:
     """Return whether the ranks of a wrapper run its forward whole, given whether this one can.
 
-    Asks them once; a rank that could and no longer can, because of a graph break that it meets later, asks them for
+    ``together`` names the wrappers of the graph. Asks them once; a rank that could and no longer can, because of a graph break that it meets later, asks them for
     the other way. Raises CannotFollowError where they go on as before.
     """
     mine = _known[wrapper]
     if mine.whole is None:
-        mine.whole = all_can(f"{mine.text} whole", mine.ranks, can, agreement_seconds())
+        verdict = vote(f"{mine.text} whole", mine.ranks, can, agreement_seconds(), together)
+        mine.whole, mine.differs = verdict == ALL, verdict == DIFFERENT
     elif mine.whole and not can:
         mine.changes += 1
         way = f"{mine.text} eager {mine.changes}"

@@ -205,9 +205,10 @@ def _ends(tx: Any, breaks: bool) -> bool:
     if known is None:
         return False
     calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
-    cannot = {id(each) for each in known.inside} if breaks else set()
-    left = [each for each in known.outermost if not one_way.is_whole(each, id(each) not in cannot)]
-    for each in [*left, *(known.inside if breaks else [])]:
+    cannot = known.inside if breaks else []
+    whole = one_way.are_whole(known.outermost, cannot)
+    left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
+    for each in [*left, *cannot]:
         _mark_broken(each, id(each) not in known.quiet)
     return bool(left or cannot)
 

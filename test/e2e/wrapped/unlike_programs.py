@@ -91,6 +91,26 @@ def one_rank_logs_where_ddp_launches_nothing():
             assert time.monotonic() - began < agreement_seconds()
 
 
+@program(2)
+def one_rank_logs_between_blocks():
+    """Graphs of the ranks end at different places: none waits for the other where the other does not come."""
+    torch._dynamo.reset()
+    began = time.monotonic()
+    model = Model()
+    for block in (model.first, model.second):
+        fully_shard(block, mesh=line())
+
+    def forward(x):
+        hidden = model.first(x)
+        if dist.get_rank() == 0:
+            print("between")
+        return model.second(hidden)
+
+    out = torch.compile(forward, backend="dynamo_dist")(batch(0))
+    torch.testing.assert_close(out, model(batch(0)))
+    assert time.monotonic() - began < agreement_seconds()
+
+
 @program(2, sweep=True)
 def all_ranks_log_later():
     trained(by_fsdp2, 2)
