@@ -15,9 +15,9 @@ from inductor_passes.torch_compat.logs import artifact_logger, trace_artifact
 
 # Artifact -> the module under whose name its lines come.
 MODULES = {
-    "dist_collectives": "inductor_passes.describe",
+    "dist_collectives": "inductor_passes.reporting.describe",
     "dist_fuse": "inductor_passes.fuse",
-    "dist_passes": "inductor_passes.pass_log",
+    "dist_passes": "inductor_passes.reporting.pass_log",
     "dist_schedule": "inductor_passes.schedule",
 }
 _KEPT = {True: "order kept", False: "order NOT kept", None: "order not read"}

@@ -28,7 +28,7 @@ class PassLog:
     """What passes do to one graph, told pass by pass; silent, and free, where nobody asks."""
 
     def __init__(self, graph: fx.Graph, graph_id: str) -> None:
-        self._log = logs.artifact_logger("inductor_passes.pass_log", "dist_passes")
+        self._log = logs.artifact_logger("inductor_passes.reporting.pass_log", "dist_passes")
         self._folder = _folder(graph_id)
         self._wanted = self._folder is not None or self._log.isEnabledFor(logging.DEBUG)
         self._graph, self._graph_id = graph, graph_id

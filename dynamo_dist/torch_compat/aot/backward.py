@@ -61,23 +61,28 @@ class _ReplicasOfAnySize(TorchDispatchMode):
 
 
 def replicas_in_backward() -> list[Change]:
-    """Let autograd's own formulas mix tensors that they make with the DTensors they are given, while they are traced.
+    """Let autograd's own formulas mix tensors that they make with the DTensors they are given.
 
     Formulas such as that of ``cummax`` start from zeros of the global shape, which are the same on
     every rank. Seen in 2.13 to 2.15, where two modules name the engine's entry.
     """
     stock = _autograd_graph._engine_run_backward
 
+    # By hand, and no context managers: every backward of every program passes here.
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
         mode = get_proxy_mode()
-        if mode is None:
-            return stock(*args, **kwargs)
-        # No mode where every size is a number: what looks for modes takes another way with any.
-        symbols = mode.tracer.sympy_expr_tracker
-        sizes = _ReplicasOfAnySize() if symbols else contextlib.nullcontext()
-        with plain_tensors_are_replicas(), sizes:
-            return stock(*args, **kwargs)
+        dispatching = DTensor._op_dispatcher
+        before = dispatching._allow_implicit_replication
+        dispatching._allow_implicit_replication = True
+        try:
+            # No mode where every size is a number: what looks for modes takes another way with any.
+            if mode is None or not mode.tracer.sympy_expr_tracker:
+                return stock(*args, **kwargs)
+            with _ReplicasOfAnySize():
+                return stock(*args, **kwargs)
+        finally:
+            dispatching._allow_implicit_replication = before
 
     return [
         SetAttribute(module, stock.__name__, run)

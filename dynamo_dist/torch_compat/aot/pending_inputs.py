@@ -6,10 +6,41 @@ import functools
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._pytree import tree_leaves
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.probing import _optional_module
+
+
+def write_to_pending_inputs() -> list[Change]:
+    """Let in-place ops on a tensor in flight that enters a graph write to the tensor itself.
+
+    AOTAutograd waits for such inputs before the graph; for those inside of DTensors from 2.14 on. In 2.13 the graph waits, and what that gives is another tensor, so that a write to it is lost.
+    """
+    if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def dispatch(
+            func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func._schema.is_mutable:
+                for tensor in tree_leaves((args, kwargs)):
+                    if not isinstance(tensor, AsyncCollectiveTensor) or tensor.completed:
+                        continue
+                    if isinstance(tensor.elem, FunctionalTensor):
+                        tensor.elem.copy_(tensor.trigger_wait())
+                    elif isinstance(tensor.elem, FakeTensor):
+                        tensor.completed = True  # what the graph made of it is written back
+            return stock(func, types, args, kwargs)
+
+        return staticmethod(dispatch)
+
+    return [WrapAttribute(AsyncCollectiveTensor, "__torch_dispatch__", changed)]
 
 
 def pending_inputs_have_gradients() -> list[Change]:

@@ -54,6 +54,7 @@ def changes(config: DistConfig) -> list[Change]:
         *equal_meshes.equal_meshes_are_one(),
         *view_sizes.sizes_of_bases_are_inputs(),
         *view_sizes.fixed_strides_are_numbers(),
+        *pending_inputs.write_to_pending_inputs(),
         *pending_inputs.pending_inputs_have_gradients(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),

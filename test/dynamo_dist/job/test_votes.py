@@ -54,5 +54,11 @@ def test_a_store_that_fails_leaves_the_old_way(store, monkeypatch):
     def broken(*args):
         raise RuntimeError("gone")
 
-    monkeypatch.setattr(votes.c10d, "job_store", lambda: type("S", (), {"add": broken})())
+    monkeypatch.setattr(votes.c10d, "job_store", lambda: type("S", (), {"compare_set": broken})())
     assert votes.all_can("w", (0, 1), True, 1.0) is False
+
+
+def test_ranks_that_would_do_it_in_other_ways_do_not(store):
+    with ThreadPoolExecutor(2) as pool:
+        said = [pool.submit(votes.vote, "w", (0, 1), True, 20.0, f"{rank}") for rank in (0, 1)]
+        assert [each.result() for each in said] == [votes.DIFFERENT] * 2

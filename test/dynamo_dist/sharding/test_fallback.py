@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 import dynamo_dist
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.differences import same_on_all_ranks
-from dynamo_dist.numerics.ranks import split, whole_tensor
+from dynamo_dist.numerics.ranks import all_ranks, split, whole_tensor
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -93,13 +93,13 @@ def planted(call):
     return {}["no such key"]
 
 
-def test_an_error_in_a_strategy_of_ours_is_no_gather(ranks, monkeypatch):
+def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
     from dynamo_dist.sharding.rules import registry
 
     dynamo_dist.disable()
     monkeypatch.setitem(registry.indexing.ROWS, "aten.searchsorted.Tensor", planted)
     dynamo_dist.enable()
-    with pytest.raises(StrategyError) as caught:
+    with all_ranks(4) as ranks, pytest.raises(StrategyError) as caught:
         torch.searchsorted(split(torch.arange(8), ranks, [Shard(0)]), torch.tensor(3))
     assert str(caught.value).startswith(
         f"{__name__}.planted, which decides for aten.searchsorted.Tensor, failed for (8,) in "
@@ -107,7 +107,7 @@ def test_an_error_in_a_strategy_of_ours_is_no_gather(ranks, monkeypatch):
     )
 
 
-def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
+def test_an_error_in_a_strategy_of_torch_is_a_gather(monkeypatch):
     from dynamo_dist.torch_compat.dtensor import calls
 
     dynamo_dist.disable()
@@ -115,10 +115,10 @@ def test_an_error_in_a_strategy_of_torch_is_a_gather(ranks, monkeypatch):
     x = torch.arange(8.0)
     with monkeypatch.context() as patched:
         patched.setitem(calls.propagator().op_strategy_funcs, op, planted)
-        with dynamo_dist.enabled():  # off again before what it found is put back
+        with dynamo_dist.enabled(), all_ranks(4) as ranks:
             found = split(x, ranks, [Shard(0)]).view(4, 2)
-    assert found.placements == (Replicate(),)
-    assert torch.equal(whole_tensor(found), x.view(4, 2))
+            assert found.placements == (Replicate(),)
+            assert torch.equal(whole_tensor(found), x.view(4, 2))
 
 
 def test_two_meshes_are_refused_by_name(grid):

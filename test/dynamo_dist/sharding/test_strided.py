@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from dynamo_dist.numerics.ranks import whole_tensor
 from dynamo_dist.sharding import register_rows, registration
 from dynamo_dist.torch_compat.dtensor.types import LocalTensor
-from dynamo_dist.torch_compat.wrappers import strided_shard
 
 RANKS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 UPDATES = {
@@ -29,7 +29,7 @@ def drawn(rows):
 def strided(tensor, mesh):
     """Split over the inner mesh dimension first, and each part over the outer one."""
     parts = {2 * outer + inner: tensor.chunk(2)[inner].chunk(2)[outer] for outer, inner in RANKS}
-    placements = [strided_shard(0, 2), Shard(0)]
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
     return DTensor.from_local(
         LocalTensor({rank: part.clone() for rank, part in parts.items()}),
         mesh,
