@@ -16,7 +16,10 @@ from typing import Any
 from dynamo_dist import activation
 from dynamo_dist.config import DistConfig
 from dynamo_dist.torch_compat import custom_operators
-from dynamo_dist.torch_compat.changes import SetAttribute, makers_noted
+from dynamo_dist.torch_compat.changes import ConfigDefault, OwnState, SetAttribute, makers_noted
+from dynamo_dist.torch_compat.dynamo import compiler
+
+OWN_STATE = "own state"
 
 _GROUPING = (__name__, "dynamo_dist.activation", "dynamo_dist.cli.doctor")
 _ISSUE = re.compile(r"(?:https://github\.com/)?pytorch/pytorch(?:/issues/|/pull/|#)\d+")
@@ -35,6 +38,46 @@ class Listed:
     made_by: str
     versions: str  # "2.13 to 2.15"; empty where it is not said
     issue: str  # of upstream; empty where there is none
+    what: str = "patch"  # or "setting", of torch's configuration, or "own state"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Changes of torch in one kind of place: by one function, or in the very same places. ``place``: the first."""
+
+    place: str
+    places: int
+    how: tuple[str, ...]
+    why: str
+    made_by: tuple[str, ...]
+    versions: str
+    issue: str
+    what: str
+
+
+def kinds(config: DistConfig | None = None) -> list[Kind]:
+    """What ``enable()`` changes in torch, an entry a kind of place; entries of tables are summed up."""
+    found: dict[str, list[Listed]] = {}
+    for each in listed(config):
+        if each.what != OWN_STATE:
+            found.setdefault(each.made_by, []).append(each)
+    joined: dict[frozenset[str], list[Listed]] = {}
+    for entries in found.values():
+        joined.setdefault(frozenset(p for each in entries for p in each.places), []).extend(entries)
+    return [_kind(entries) for entries in joined.values()]
+
+
+def _kind(entries: Sequence[Listed]) -> Kind:
+    return Kind(
+        place=entries[0].places[0],
+        places=sum(len(each.places) for each in entries),
+        how=tuple(dict.fromkeys(each.how for each in entries)),
+        why=next((each.why for each in entries if each.why), ""),
+        made_by=tuple(dict.fromkeys(each.made_by for each in entries)),
+        versions=next((each.versions for each in entries if each.versions), ""),
+        issue=next((each.issue for each in entries if each.issue), ""),
+        what=entries[0].what,
+    )
 
 
 def listed(config: DistConfig | None = None) -> list[Listed]:
@@ -88,7 +131,14 @@ def _listed(maker: str, module: str, changes: Sequence[Any]) -> Listed:
         made_by=maker.removeprefix("dynamo_dist."),
         versions=re.sub(r"\s+", " ", versions[1]) if versions else "",
         issue=issue[0] if issue else "",
+        what=_what(changes[0]),
     )
+
+
+def _what(change: Any) -> str:
+    if isinstance(change, OwnState):
+        return OWN_STATE
+    return "setting" if isinstance(change, (ConfigDefault, compiler.CacheKeyTag)) else "patch"
 
 
 def _sentence(doc: str) -> str:

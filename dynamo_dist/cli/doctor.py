@@ -10,9 +10,15 @@
      "passes": [str],            those that the pipeline would run, third parties' included
      "degraded": [{"what", "why", "fix"}]}
 
-With ``--changes``, what ``enable()`` changes in torch instead, as a list of::
+With ``--changes``, what ``enable()`` changes in torch instead, an entry a kind of place::
 
-    {"places": [str], "how": str, "why": str, "made_by": str, "versions": str, "issue": str}
+    {"place": str, "places": int, "how": [str], "why": str, "made_by": [str], "versions": str, "issue": str,
+     "what": "patch" or "setting"}
+
+and with ``--all`` too, each change::
+
+    {"places": [str], "how": str, "why": str, "made_by": str, "versions": str, "issue": str,
+     "what": "patch", "setting" or "own state"}
 
 The exit status is 0, or 1 where torch is not supported.
 """
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dynamo_dist.changes import Listed
+    from dynamo_dist.changes import Kind, Listed
 
 PROBE_MEANINGS = {
     "custom_class_names": "opaque objects are called custom classes (torch 2.14)",
@@ -238,13 +244,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--changes", action="store_true", help="what enable() changes in torch, and why"
     )
+    parser.add_argument("--all", action="store_true", help="with --changes: every place")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis, or the changes; the exit status."""
     diagnosis = diagnose()
     if arguments.changes and diagnosis.supported:
-        return _print_changes(arguments.json)
+        return _print_changes(arguments.json, arguments.all)
     if arguments.json:
         print(to_json(diagnosis))
     else:
@@ -254,25 +261,41 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if diagnosis.supported else 1
 
 
-def _print_changes(as_json: bool) -> int:
+def _print_changes(as_json: bool, is_all: bool) -> int:
     from rich.console import Console
 
     from dynamo_dist import changes
 
-    found = changes.listed()
+    found = changes.listed() if is_all else changes.kinds()
     if as_json:
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return 0
-    console = Console()
-    count = sum(len(each.places) for each in found)
-    console.print(f"{count} changes of enable(), in order; disable() undoes them", highlight=False)
-    print_entries(console, ((each.places[0], _told(each)) for each in found))
+    console, kinds = Console(), changes.kinds()
+    patches, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
+    console.print(
+        f"enable() changes {patches} kinds of places of torch and {settings} settings, in order; disable() undoes them",
+        highlight=False,
+    )
+    if is_all:
+        print_entries(console, (("\n".join(e.places), _told(e)) for e in changes.listed()))
+    else:
+        print_entries(console, ((_heading(kind), _summed(kind)) for kind in kinds))
     return 0
 
 
+def _heading(kind: Kind) -> str:
+    return kind.place + (f" and {kind.places - 1} more" if kind.places > 1 else "")
+
+
+def _summed(kind: Kind) -> Iterator[str]:
+    yield from kind.how
+    if kind.why:
+        yield kind.why
+    seen = f"seen in {kind.versions}" if kind.versions else ""
+    yield ", ".join(filter(None, (*kind.made_by, seen, kind.issue)))
+
+
 def _told(change: Listed) -> Iterator[str]:
-    if others := len(change.places) - 1:
-        yield f"and {others} more, which --json names"
     yield change.how
     if change.why:
         yield change.why

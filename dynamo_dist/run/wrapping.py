@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.aot import wrapping
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.changes import Change, OwnState
 
 # Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
 # plugin is disabled, all are dropped.
@@ -37,7 +37,7 @@ def changes() -> list[Change]:
     return [wrapping.wrap_with(unflatten), _Forget()]
 
 
-class _Forget:
+class _Forget(OwnState):
     """Undone with the rest: what was made while enabled is held no longer."""
 
     def apply(self) -> None:

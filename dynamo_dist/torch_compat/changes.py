@@ -72,6 +72,10 @@ class NotOursError(Exception):
         super().__init__(f"which is now {module}.{name}{where}")
 
 
+class OwnState:
+    """Something of ours, or what torch remembers, that follows the switch: no place of torch is changed."""
+
+
 class Place(Made):
     """A change of one place of torch: how it is read and written is the subclass's; applied and undone alike for all."""
 

@@ -33,7 +33,7 @@ def test_places_can_be_read(found):
         in (places)
     )
     assert (
-        "aten.poisson.default" in places
+        "aten.squeeze_.default" in places
         and "torch.distributed.distributed_c10d.all_reduce" in places
     )
     assert not [place for place in places if "0x" in place or place.isdigit()]
@@ -49,29 +49,52 @@ def test_attributes_named_are_there_while_enabled(found, enabled):
 
 
 def test_versions_are_read_from_the_docstring(found):
-    (drawing,) = [each for each in found if each.made_by == "torch_compat.dtensor.draws.on_draw"]
-    assert drawing.versions == "2.13 to 2.15"
-    assert drawing.why.startswith("Draws of sharded DTensors")
+    (hearing,) = [
+        each for each in found if each.made_by == "torch_compat.dynamo.frames.ask_before_giving_up"
+    ]
+    assert hearing.versions == "2.13 to 2.15"
+    assert hearing.why.startswith("Functions that Dynamo would leave to Python")
+
+
+def test_kinds_sum_up_what_is_listed_but_our_own_state(found):
+    kinds = changes.kinds(DistConfig())
+    own = [each for each in found if each.what == "own state"]
+    assert 0 < len(own) < 6
+    assert sum(kind.places for kind in kinds) == sum(
+        len(each.places) for each in found if each not in own
+    )
+    assert {kind.what for kind in kinds} == {"patch", "setting"}
 
 
 def test_the_command(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    assert __main__.main(["doctor", "--changes"]) == 0
-    told = capsys.readouterr().out
-    # Whole names, whatever the width.
-    assert (
+    name = (
         "torch.distributed.tensor._dispatch.OpDispatcher._propagate_op_sharding_dispatch_slow_path"
-        in told
     )
+    monkeypatch.setenv("COLUMNS", "60")
+    for options in ([], ["--all"]):
+        assert __main__.main(["doctor", "--changes", *options]) == 0
+        told = capsys.readouterr().out
+        assert name in told  # whole, whatever the width
+        assert ("aten.squeeze_.default" in told) == bool(options)
     assert __main__.main(["doctor", "--changes", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert set(listed[0]) == {"places", "how", "why", "made_by", "versions", "issue"}
-    assert f"{sum(len(each['places']) for each in listed)} changes of enable()" in told
+    assert set(listed[0]) == {
+        "place",
+        "places",
+        "how",
+        "why",
+        "made_by",
+        "versions",
+        "issue",
+        "what",
+    }
+    patches = sum(each["what"] == "patch" for each in listed)
+    assert f"enable() changes {patches} kinds of places" in " ".join(told.split())
 
 
 def test_nothing_is_applied_by_listing(found):
     assert not switch.is_enabled()
     assert (
-        torch.ops.aten.poisson.default
+        torch.ops.aten.squeeze_.default
         not in torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers
     )

@@ -17,6 +17,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat.changes import (
     Change,
+    OwnState,
     RemoveItem,
     SetAttribute,
     SetItem,
@@ -31,7 +32,7 @@ from dynamo_dist.torch_compat.dtensor.calls import (
 )
 
 
-class ClearCaches:
+class ClearCaches(OwnState):
     """Forget every sharding decision, those of eager's two caches and of global shapes."""
 
     def apply(self) -> None:

@@ -14,10 +14,10 @@ from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, OwnState, WrapAttribute
 
 
-class SkippedFrames:
+class SkippedFrames(OwnState):
     """Let Dynamo look anew at functions that it has given up on, at either switch.
 
     A function without one graph is marked for good, whatever compiles it later, and a mark outlives the

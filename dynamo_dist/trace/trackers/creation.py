@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.changes import Change, OwnState
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.torch_compat.dynamo import meshes as meshes_compat
 
@@ -38,7 +38,7 @@ _MESH = ("device_type", "mesh_shape", "mesh", "mesh_dim_names")
 Creation = dict[Hashable, Any]
 
 
-class Memory:
+class Memory(OwnState):
     """The groups and meshes made since ``enable()``. The first of equal ones stays as long as it is alive."""
 
     def __init__(self) -> None:
