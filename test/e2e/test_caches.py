@@ -52,22 +52,3 @@ def test_fully_sharded_layers_are_found_again_by_another_process(tmp_path):
     assert (first["hits"], first["misses"]) == (0, 1)
     assert (again["hits"], again["misses"]) == (1, 0)
     assert first["checksum"] == again["checksum"]
-
-
-def halve(folder, kind):
-    """Leave half of each file of a kind, as a killed process or a full disk does."""
-    files = [each for each in folder.rglob(kind) if each.is_file()]
-    assert files
-    for each in files:
-        os.truncate(each, each.stat().st_size // 2)
-
-
-def test_half_a_file_counts_as_none(tmp_path):
-    whole = run("enabled", tmp_path, new=False)
-    for kind in ("*.so", "*.py", "*.cpp"):
-        halve(tmp_path, kind)
-        again = run("enabled", tmp_path, new=False)
-        assert (again["hits"], again["checksum"]) == (1, whole["checksum"]), kind
-    halve(tmp_path, "*")
-    again = run("enabled", tmp_path, new=False)
-    assert (again["misses"], again["checksum"]) == (1, whole["checksum"])

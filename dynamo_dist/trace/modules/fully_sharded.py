@@ -240,8 +240,10 @@ def _leave_unsharded(tx: Any, state: Any) -> None:
     # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
     if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
         return
-    gathered = whole_parameters.reads(tx).gathered
-    wholes = [gathered[(id(state), param.path), calls.current_tracer(tx)] for param in params]
+    gathered, tracer = whole_parameters.reads(tx).gathered, calls.current_tracer(tx)
+    wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
+    if any(each is None for each in wholes):  # read in a graph inside alone, such as a checkpoint's
+        return
     detached = building.call_traced(tx, _detached, [building.build_list(tx, wholes)], {})
     tracker = building.build_by_weakref(tx, _sharded(state))
     building.set_after_graph(tx, tracker, "unsharded", detached)

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from inductor_passes.attach.compile import graph_passes_only
@@ -321,3 +322,23 @@ def test_fewer_rows_than_ranks(mesh):
     function, _ = compiled(model)
     function(torch.ones(2, 8)).sum().backward()
     assert model.weight.grad.shape == (1, 8)
+
+
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+def test_a_root_stays_unsharded_until_backward(mesh, in_checkpoint):
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return checkpoint(self.head, x, use_reentrant=False) if in_checkpoint else self.head(x)
+
+    model = fully_shard(Root(), mesh=mesh["tp"])
+    shard = model.head.weight
+    out = torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(2, 8)).sum()
+    assert isinstance(model.head.weight, DTensor) == in_checkpoint
+    assert model.state_dict()["head.weight"].shape == model.head.weight.shape == (8, 8)
+    out.backward()
+    assert model.head.weight is shard
+    assert shard.grad is not None
