@@ -3,6 +3,7 @@
 import pytest
 
 from dynamo_dist.errors import CannotFollowError
+from dynamo_dist.job import votes
 from dynamo_dist.trace.modules import one_way
 
 
@@ -19,7 +20,12 @@ def asked(monkeypatch):
         questions.append((what, tuple(ranks), can))
         return answers.pop() if answers else can
 
+    def vote(what, ranks, can, deadline_s, how=""):
+        answer = all_can(what, ranks, can, deadline_s)
+        return answer if isinstance(answer, str) else votes.ALL if answer else votes.NOT_ALL
+
     monkeypatch.setattr(one_way, "all_can", all_can)
+    monkeypatch.setattr(one_way, "vote", vote)
     return questions, answers
 
 
@@ -65,3 +71,16 @@ def test_one_rank_alone_may_not(asked):
         CannotFollowError, match="forward of Wrapper, which the job runs in one graph"
     ):
         one_way.is_whole(wrapper, False)
+
+
+def test_none_is_whole_where_graphs_hold_other_wrappers(asked):
+    wrappers = [named(), named()]
+    asked[1].append(votes.DIFFERENT)
+    assert one_way.are_whole(wrappers, []) == [False, False]
+    # The second is given up at once: who waits for it does not wait long.
+    assert [can for *_, can in asked[0]] == [True, False]
+
+
+def test_a_wrapper_that_breaks_leaves_the_others_whole(asked):
+    wrappers = [named(), named()]
+    assert one_way.are_whole(wrappers, wrappers[:1]) == [False, True]
