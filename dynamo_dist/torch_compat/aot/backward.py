@@ -11,6 +11,7 @@ import torch
 import torch._functorch._aot_autograd.graph_capture_wrappers as _graph_capture_wrappers
 import torch.autograd.graph as _autograd_graph
 from torch._ops import OpOverload
+from torch.distributed import is_initialized
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._op_schema import OutputSharding
@@ -68,11 +69,13 @@ def replicas_in_backward() -> list[Change]:
     """
     stock = _autograd_graph._engine_run_backward
 
-    # By hand, and no context managers: every backward of every program passes here.
+    # Every backward of every program passes here: without a group there is no mesh, and so no DTensor.
     @functools.wraps(stock)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_initialized():
+            return stock(*args, **kwargs)
         mode = get_proxy_mode()
-        dispatching = DTensor._op_dispatcher
+        dispatching = dispatcher()
         before = dispatching._allow_implicit_replication
         dispatching._allow_implicit_replication = True
         try:
