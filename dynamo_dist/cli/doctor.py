@@ -266,18 +266,19 @@ def _print_changes(as_json: bool, is_all: bool) -> int:
 
     from dynamo_dist import changes
 
-    found = changes.listed() if is_all else changes.kinds()
+    kinds, places = changes.kinds(), changes.listed() if is_all else []
     if as_json:
+        found = places if is_all else kinds
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return 0
-    console, kinds = Console(), changes.kinds()
+    console = Console()
     patches, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
     console.print(
         f"enable() changes {patches} kinds of places of torch and {settings} settings, in order; disable() undoes them",
         highlight=False,
     )
     if is_all:
-        print_entries(console, (("\n".join(e.places), _told(e)) for e in changes.listed()))
+        print_entries(console, (("\n".join(e.places), _told(e)) for e in places))
     else:
         print_entries(console, ((_heading(kind), _summed(kind)) for kind in kinds))
     return 0

@@ -78,6 +78,9 @@ def slice_backward(call: Call) -> list[Row]:
     return [*rows, *(call.row([each], grad_output=each) for each in (P, AVERAGE))]
 
 
+_END = 3  # of ``slice(self, dim, start, end, step)``
+
+
 def to_the_end(decide: calls.Strategy) -> calls.Strategy:
     """As ``decide``, with an end like that of ``x[:]`` spelled as none.
 
@@ -85,9 +88,13 @@ def to_the_end(decide: calls.Strategy) -> calls.Strategy:
     """
 
     def spelled_out(schema: types.OpSchema) -> Any:
-        args = tuple(None if is_end(value) else value for value in schema.args_schema)
+        args = list(schema.args_schema)
+        if len(args) > _END and is_end(args[_END]):
+            args[_END] = None
         return decide(
-            types.OpSchema(schema.op, args, schema.kwargs_schema, schema_info=schema.schema_info)
+            types.OpSchema(
+                schema.op, tuple(args), schema.kwargs_schema, schema_info=schema.schema_info
+            )
         )
 
     return spelled_out

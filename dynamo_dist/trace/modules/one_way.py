@@ -64,6 +64,11 @@ def are_whole(wrappers: Sequence[Any], cannot: Sequence[Any]) -> list[bool]:
     return found
 
 
+def is_open(wrapper: Any) -> bool:
+    """Return whether the ranks of a wrapper have yet to choose a way, of those that launch."""
+    return wrapper in _known and _known[wrapper].whole is None
+
+
 def is_whole(wrapper: Any, can: bool, together: str = "") -> bool:
     """Return whether the ranks of a wrapper run its forward whole, given whether this one can.
 

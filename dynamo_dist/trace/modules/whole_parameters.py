@@ -191,8 +191,9 @@ def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
     _begun.discard(wrapper)
     if given_up:
         _mark_broken(wrapper, launches)
-    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it traces no other either.
-    elif launches and is_broken(wrapper, False) and not is_broken(wrapper):
+    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it traces no other either,
+    # and ranks that do would wait. Once they have chosen this is a plain eager call.
+    elif launches and is_broken(wrapper, False) and one_way.is_open(wrapper):
         given_up = True
         _mark_broken(wrapper)
     if given_up and launches:

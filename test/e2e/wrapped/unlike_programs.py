@@ -92,6 +92,22 @@ def one_rank_logs_where_ddp_launches_nothing():
 
 
 @program(2)
+def one_rank_logs_in_evaluation_after_training():
+    """What has trained in one graph may train in eager mode next: no rank takes that for a break."""
+    torch._dynamo.reset()
+    began = time.monotonic()
+    model = DistributedDataParallel(Model())
+    compiled = torch.compile(model, backend="dynamo_dist")
+    compiled(batch(0)).sum().backward()
+    log(model, dist.get_rank() == 0)
+    with torch.no_grad():
+        compiled(batch(1))
+    log(model, False)
+    model(batch(2)).sum().backward()
+    assert time.monotonic() - began < agreement_seconds()
+
+
+@program(2)
 def one_rank_logs_between_blocks():
     """Graphs of the ranks end at different places: none waits for the other where the other does not come."""
     torch._dynamo.reset()
