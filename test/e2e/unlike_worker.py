@@ -259,6 +259,41 @@ def print_in_a_loop_at_first(rank):
         return against_ddp(rank, batches, model=model, before=before)
 
 
+def print_on_rank_0_in_a_manager(rank):
+    """A context manager that launches, used by a function that stays in Python and by one that is compiled."""
+    parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
+    loud = [rank == 0]
+
+    @contextlib.contextmanager
+    def summed(x):
+        total = fc.all_reduce(x.mean(0), "sum", dist.group.WORLD)
+        if loud[0]:
+            print("before")
+        yield total
+        total.add_(fc.all_reduce(x.sum(0), "sum", dist.group.WORLD))
+
+    def in_a_loop(x):
+        for part in parts:
+            with summed(x * part.mean(0)) as total:
+                x = torch.relu(x + part.mean(0))
+                if rank == 0:
+                    print("part")
+            x = x + total
+        return (x,)
+
+    def once(x):
+        sums = [fc.all_reduce(part * 2, "sum", dist.group.WORLD) for part in parts]
+        with summed(x) as total:
+            x = torch.relu(x + 1)
+        return *[each * 1.0 for each in sums], x + total
+
+    word = compare(in_a_loop, [batch()] * 2)
+    if word == "ok":
+        word = compare(once, [batch()])
+    loud[0] = False
+    return compare(once, [batch(), batch(12), batch(16)]) if word == "ok" else word
+
+
 def equal_sums(loud):
     """A word, and whether one launch serves for two equal ones."""
     part, x = drawn(4, WIDTH, seed=1), batch()[0].requires_grad_()
@@ -371,6 +406,7 @@ CASES = {
         print_in_a_loop_over_layers,
         print_in_a_loop_over_sharded_layers,
         print_in_a_loop_at_first,
+        print_on_rank_0_in_a_manager,
         equal_sums_are_one,
         equal_sums_beside_python,
         dynamic_on_rank_1,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import sys
 import types
 from collections.abc import Callable
 from types import CodeType
@@ -15,6 +18,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 
 from dynamo_dist.torch_compat.changes import Change, OwnState, WrapAttribute
+from dynamo_dist.torch_compat.dynamo import left_to_python
 
 
 class SkippedFrames(OwnState):
@@ -108,7 +112,8 @@ def on_what_is_left_to_python(
 ) -> list[Change]:
     """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
 
-    Not of frames without anything to compile. A function of which ``stays`` is true is neither compiled nor inlined, unless
+    Not of frames without anything to compile, nor of a context manager's generator, which Dynamo compiles with its caller or
+    not at all: then its caller is told of. A function of which ``stays`` is true is neither compiled nor inlined, unless
     ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
     returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
     """
@@ -118,6 +123,7 @@ def on_what_is_left_to_python(
     converter = getattr(convert_frame, "ConvertFrame", None)
     if converter is None:
         return []
+    around = {__file__, left_to_python.__file__, convert_frame.__file__}
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
@@ -126,11 +132,18 @@ def on_what_is_left_to_python(
                 return ConvertFrameReturn()
             fine = counters["frames"]["ok"]
             result = stock(self, frame, *args, skip=skip + 1, **named)
-            if counters["frames"]["ok"] == fine:  # an error that Dynamo took back
+            left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
+            if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
                 tell(frame.f_code)
             return result
 
         return call
+
+    def makes_manager() -> bool:
+        caller: types.FrameType | None = sys._getframe(2)
+        while caller is not None and caller.f_code.co_filename in around:
+            caller = caller.f_back
+        return caller is not None and caller.f_code.co_filename == contextlib.__file__
 
     def may_break() -> bool:
         translator: Any = InstructionTranslator.current_tx()

@@ -106,3 +106,26 @@ def test_a_collective_that_python_calls_is_no_graph_of_its_own(job):
         graphs = Graphs()
         torch.compile(gathered, backend=graphs)(torch.ones(4), loud=True)
     assert job.left and not any("all_gather" in name for graph in graphs.found for name in graph)
+
+
+def test_a_context_manager_of_what_is_left_to_python_is_inlined_elsewhere(job):
+    @contextlib.contextmanager
+    def managed(x):
+        yield x * 2
+
+    def in_python(x):
+        for _ in range(2):
+            with managed(x) as y:
+                print("turn")
+                x = y + 1
+        return x
+
+    def in_a_graph(x):
+        with managed(x) as y:
+            return y.sin()
+
+    torch.compile(in_python, backend="eager")(torch.ones(4))
+    assert job.left == [in_python.__code__]
+    graphs = Graphs()
+    torch.compile(in_a_graph, backend=graphs)(torch.ones(4))
+    assert graphs.found == [["mul", "sin"]]
