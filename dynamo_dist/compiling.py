@@ -25,19 +25,13 @@ def register_switches() -> None:
 
 
 def changes() -> list[Change]:
-    """List changes to torch's compile caches: keys by content, ranks that wait for what another compiles (``compile="shared"``), fewer headers."""
-    from dynamo_dist.torch_compat.inductor import headers, keys, shared
+    """List changes to torch's compile caches: keys by content, fewer headers."""
+    from dynamo_dist.torch_compat.inductor import headers, keys
     from inductor_passes.torch_compat import meshes
-
-    def missed(key: str) -> bool:
-        from inductor_passes.attach.shared import missed as ask
-
-        return ask(key)
 
     return [
         *keys.meshes_by_content(meshes.content),
         *keys.sources_by_name(),
-        *shared.look_again(missed),
         *headers.only_for_builds(),
     ]
 
@@ -54,13 +48,11 @@ def compile_frame(
     ``region``: the compile's name in torch's logs.
     """
     from dynamo_dist.run import shared_memory
-    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, below_autograd
-    from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct
     from dynamo_dist.run.guards import lighten
     from dynamo_dist.run.inputs import merge_inputs
     from dynamo_dist.trace.randomness import replicas
     from inductor_passes.agree.graph import frame_of_graph
-    from inductor_passes.attach.compile import compile_split
+    from inductor_passes.attach.session import CompileSession
     from inductor_passes.graph.source_lines import add_library
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
@@ -68,22 +60,24 @@ def compile_frame(
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
-            replicas.forget()
-            compiled = compile_split(
-                gm,
-                inputs,
-                own,
-                inductor,
-                around=lambda: below_autograd(BELOW_AUTOGRAD not in own.disable),
-                region=region,
-            )
-            replicas.check(agreement_seconds(), frame_of_graph())
-            return compiled
+        replicas.forget()
+        session = CompileSession(gm, inputs, own, inductor, region=region, traits=_traits(own))
+        compiled = session.run()
+        replicas.check(agreement_seconds(), frame_of_graph())
+        return compiled
 
     if own.plan == "off":
         return compile_(gm, example_inputs)
     return _compile_repaired(gm, example_inputs, compile_, own)
+
+
+def _traits(own: PassOptions) -> frozenset[str]:
+    """What this package makes code with, unless it is switched off."""
+    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD
+    from dynamo_dist.run.gradients import DIRECT_GRADIENTS
+
+    traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
+    return frozenset(traits - set(own.disable))
 
 
 def _compile_repaired(

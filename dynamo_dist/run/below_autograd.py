@@ -7,43 +7,31 @@ again as everything else that the host does for a layer.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from dynamo_dist.torch_compat import custom_operators
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.inductor import code
 from dynamo_dist.trace.lowering.ops import NAMESPACE
+from inductor_passes.attach.in_work import has_trait
 
-# In option ``disable``: operators keep autograd's kernels.
+# A trait of a compile; in option ``disable``: operators keep autograd's kernels.
 BELOW_AUTOGRAD = "below_autograd"
-_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("below_autograd", default=False)
 _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 # Operators whose autograd kernels record gradients and do nothing else.
 _KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor", NAMESPACE))
 
 
 def changes() -> list[Change]:
-    """List the changes that enabling makes; code that is made or loaded inside ``below_autograd()`` gains by them."""
+    """List the changes that enabling makes; compiles with the trait gain by them."""
     return code.wrap_compiled_code(_lower)
 
 
-@contextlib.contextmanager
-def below_autograd(yes: bool) -> Iterator[None]:
-    """Let graphs that are compiled, or loaded from a cache, in the block call below autograd, or not."""
-    token = _wanted.set(yes)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
-
-
 def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
-    if not _wanted.get() or not all(
+    if not has_trait(BELOW_AUTOGRAD) or not all(
         namespace in _KNOWN or custom_operators.is_custom_op(f"{namespace}::{name}")
         for namespace, name in _OPERATOR.findall(source)
     ):

@@ -8,10 +8,8 @@ placements, a tensor that is no leaf), the gradient goes the way it always went.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -22,31 +20,25 @@ from torch.utils.hooks import RemovableHandle
 from dynamo_dist.run.closures import are
 from dynamo_dist.torch_compat.aot import gradients, wrapping
 from dynamo_dist.torch_compat.changes import Change
+from inductor_passes.attach.in_work import has_trait
 
 _grad = operator.attrgetter("grad")
 _grad_dtype = operator.attrgetter("grad_dtype")
-# In option ``disable``: gradients stay with autograd.
+# A trait of a compile; in option ``disable``: gradients stay with autograd.
 DIRECT_GRADIENTS = "direct_gradients"
-_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("direct_gradients", default=False)
 
 
 def changes() -> list[Change]:
-    """List the changes that enabling makes; graphs compiled inside ``direct()`` gain by them."""
+    """List the changes that enabling makes; compiles with the trait gain by them."""
     return gradients.wrap_gradients(_make)
 
 
-@contextlib.contextmanager
-def direct(wanted: bool) -> Iterator[None]:
-    """Let graphs compiled in the block add their gradients themselves, or not."""
-    token = _wanted.set(wanted)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
-
-
 def _make(stock: wrapping.Wrap, layout: gradients.GradientLayout) -> wrapping.Wrap:
-    return torch.compiler.disable(Gradients(stock, layout).give) if _wanted.get() else stock
+    return (
+        torch.compiler.disable(Gradients(stock, layout).give)
+        if has_trait(DIRECT_GRADIENTS)
+        else stock
+    )
 
 
 class _Known(NamedTuple):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-import hashlib
 import logging
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -171,23 +168,6 @@ def _groups() -> list[Group]:
 
 
 _orders: dict[int, Orders] = {}
-_salt: contextvars.ContextVar[str] = contextvars.ContextVar("order_salt", default="")
-
-
-@contextlib.contextmanager
-def compiled_apart(decisions: Iterable[str]) -> Iterator[None]:
-    """Compiles in the block take nothing from a cache that was not compiled under these decisions too."""
-    digest = hashlib.sha256("\0".join(decisions).encode()).hexdigest()[:16]
-    token = _salt.set(digest)
-    try:
-        yield
-    finally:
-        _salt.reset(token)
-
-
-def salt() -> str:
-    """Return the text that the compile in work adds to its cache keys."""
-    return _salt.get()
 
 
 def current() -> Orders | None:

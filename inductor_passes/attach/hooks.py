@@ -7,7 +7,7 @@ import functools
 import hashlib
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
@@ -16,7 +16,6 @@ from inductor_passes.agree import carried, orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import LaunchPlan
-from inductor_passes.attach import shared_trace
 from inductor_passes.attach.checks import check_groups
 from inductor_passes.attach.joint import cut_joint, keep_before_writes
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
@@ -34,6 +33,9 @@ from inductor_passes.rewrite.downcast_before_gather import narrowed_types
 from inductor_passes.split.joint import Joint, half_of
 from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
+
+if TYPE_CHECKING:
+    from inductor_passes.attach.session import CompileSession
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class Attachment:
     uneven: bool = False
     # Where the graph stands in the program, if ranks settle its launches: they are known by that.
     place: str = ""
+    # The compile that these are of; None where a user has given them to Inductor.
+    session: CompileSession | None = dataclasses.field(default=None, compare=False, repr=False)
     # Only looks, for somebody who explains a program: gives way to passes that are asked for.
     observes: bool = False
 
@@ -73,8 +77,9 @@ class Attachment:
             graph,
             self.options,
             cost_model(graph, self.options),
-            graph_id=f"{graph_ids.compile_id()}:joint",
+            graph_id=f"{self.compile_id()}:joint",
             told=self.options.digest(),
+            session=self.session,
         )
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
@@ -98,7 +103,7 @@ class Attachment:
         check_groups(graph)
         logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
-        graph_id = f"{graph_ids.compile_id()}:{phase}"
+        graph_id = f"{self.compile_id()}:{phase}"
         looked_up = misses.why_missed(graph, self.key(), graph_id) if looks_up else None
         cost = cost_model(graph, self.options)
         record = self._run(graph, phase, graph_id, cost)
@@ -107,7 +112,8 @@ class Attachment:
         record = dataclasses.replace(record, cache=looked_up)
         if lowers:
             self._pin(graph, cost)
-        if recorder.compiled(record):
+        pending = None if self.session is None else self.session.pending
+        if recorder.compiled(record, pending):
             reporters.write(self.options.report)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
@@ -167,10 +173,14 @@ class Attachment:
             stream = dataclasses.replace(stream, joint=joint.key)
             carried.count(joint.stream, joint.plan)
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, shared_trace.offers_of_all(stream, offer))
+        decision = job.decide(stream, self.session.offer(stream, offer) if self.session else offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
         carried.count(stream, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
+
+    def compile_id(self) -> str:
+        """Return the id of the compile in work."""
+        return graph_ids.compile_id() if self.session is None else self.session.graph_id
 
     def looks_only(self) -> bool:
         """Return whether no pass of these options can change what a graph launches."""
@@ -204,7 +214,8 @@ class Attachment:
         }
         parts |= {f"option {name}": value for name, value in self.options.parts().items()}
         if (job := orders.current()) is not None:
-            parts["what ranks have settled"] = f"{job.digest()} {orders.salt()}"
+            salt = "" if self.session is None else self.session.cache_salt
+            parts["what ranks have settled"] = f"{job.digest()} {salt}"
         topologies = (
             (default_topology("cpu"), default_topology("cuda"))
             if self.options.topology is None

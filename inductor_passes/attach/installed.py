@@ -10,16 +10,16 @@ from typing import Any
 
 from torch import fx
 
-from inductor_passes.attach.compile import compile_split
 from inductor_passes.attach.options import taken_off
 from inductor_passes.attach.plain import is_plain
+from inductor_passes.attach.session import CompileSession
 from inductor_passes.errors import OptionError
 from inductor_passes.pass_options import OWN_KEYS, PassOptions, split
 from inductor_passes.reporting import reporters
 from inductor_passes.torch_compat import backend
 from inductor_passes.torch_compat.backend import Request
 
-# Compiles a graph as ``compile_split`` does, with its name in torch's logs.
+# Compiles a graph as ``CompileSession`` does, with its name in torch's logs.
 Compile = Callable[[fx.GraphModule, Any, PassOptions, Mapping[str, Any], str | None], Any]
 
 
@@ -129,7 +129,7 @@ class _Taker:
         for part in _parts.values():
             if part.compile_graph is not None:
                 return part.compile_graph(*graph, request.region)
-        return compile_split(*graph, region=request.region)
+        return CompileSession(*graph, region=request.region).run()
 
 
 def _options_of(request: Request) -> tuple[PassOptions, dict[str, Any]]:

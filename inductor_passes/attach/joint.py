@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -12,7 +13,6 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import PROGRAM, LaunchPlan
-from inductor_passes.attach import shared_trace
 from inductor_passes.machine import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
@@ -24,11 +24,20 @@ from inductor_passes.split.joint import Joint, note
 from inductor_passes.split.regions import SplitRegions
 from inductor_passes.torch_compat import aot
 
+if TYPE_CHECKING:
+    from inductor_passes.attach.session import CompileSession
+
 log = logging.getLogger(__name__)
 
 
 def cut_joint(
-    graph: fx.Graph, options: PassOptions, cost: CostModel, *, graph_id: str, told: str
+    graph: fx.Graph,
+    options: PassOptions,
+    cost: CostModel,
+    *,
+    graph_id: str,
+    told: str,
+    session: CompileSession | None,
 ) -> Joint | None:
     """Cut a joint graph in place, or leave it whole, on all ranks alike, and note which on its launches.
 
@@ -60,7 +69,7 @@ def cut_joint(
         joint = Joint("cut" if record.changed else PROGRAM, None, record)
     else:
         offer = GraphOffer(graph, stream, run)
-        decision = job.decide(stream, shared_trace.offers_of_all(stream, offer))
+        decision = job.decide(stream, session.offer(stream, offer) if session else offer)
         log.info("Graph %s: parts %s", graph_id, decision.how)
         made = None if decision.plan == PROGRAM else offer.carry_out(decision.plan)
         joint = Joint(decision.plan, stream, made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inductor_passes.attach.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.attach.owner import say_taken, take_ownership
@@ -11,6 +11,9 @@ from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.reporting import reporters
 from inductor_passes.torch_compat import config
 from inductor_passes.torch_compat import inductor as inductor_compat
+
+if TYPE_CHECKING:
+    from inductor_passes.attach.session import CompileSession
 
 _JOINT = "joint_custom_post_pass"  # seen in 2.11 to 2.15
 
@@ -41,12 +44,17 @@ def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any
 
 
 def config_patches(
-    own: PassOptions, inductor: Mapping[str, Any], *, uneven: bool = False, place: str = ""
+    own: PassOptions,
+    inductor: Mapping[str, Any],
+    *,
+    uneven: bool = False,
+    place: str = "",
+    session: CompileSession | None = None,
 ) -> dict[str, Any]:
     """Inductor configuration that runs the passes; passes the user has set keep running, first.
 
     ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
-    ``place``: where the graph stands in the program, for what caches hold of it.
+    ``place``: where the graph stands in the program, for what caches hold of it. ``session``: the compile that these are for.
     """
     reporters.start(own.report)
     patches = dict(inductor)
@@ -65,6 +73,7 @@ def config_patches(
         and bool(value("reorder_for_locality_in_training")),
         uneven=uneven,
         place=place,
+        session=session,
     )
     pre, post = attach(attachment)
     if has_joint:

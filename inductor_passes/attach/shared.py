@@ -8,7 +8,6 @@ program that was traced alike, all that follows the trace (``shared_trace.py``).
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import hashlib
 import logging
@@ -16,6 +15,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -28,25 +28,24 @@ from inductor_passes.files import folder
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.sizes import size_hint
 
+if TYPE_CHECKING:
+    from inductor_passes.attach.session import CompileSession
+
 log = logging.getLogger(__name__)
-_current: contextvars.ContextVar[SharedCompile | None] = contextvars.ContextVar(
-    "shared", default=None
-)
-
-# To ranks that wait for the program in work, of which this graph is: set by ``shared_trace``.
-passed_on: contextvars.ContextVar[Callable[[Stream, Offer], Offer]] = contextvars.ContextVar(
-    "passed on", default=lambda stream, offer: offer
-)
+Offers = Callable[[Stream, Offer], Offer]
 
 
-class SharedCompile:
+class SharedLowering:
     """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one.
 
-    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is told by them.
+    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is told by them. ``offers``: of
+    this rank's votes also for ranks that wait for the program of which the graph is.
     """
 
-    def __init__(self, store: c10d.Store, rank: int, sizes: str = "") -> None:
-        self._store, self._rank, self._sizes = store, rank, sizes
+    def __init__(
+        self, store: c10d.Store, rank: int, sizes: str = "", offers: Offers = lambda _, offer: offer
+    ) -> None:
+        self._store, self._rank, self._sizes, self._offers = store, rank, sizes, offers
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
@@ -74,7 +73,12 @@ class SharedCompile:
             return False
         log.info("Rank %d compiles this graph: waiting for it.", turn.rank)
         waiting = Waiting(
-            self._store, turn, self._rank, self._mark or "-", vote, still_s=orders.seconds() or None
+            self._store,
+            turn,
+            self._rank,
+            self._mark or "-",
+            functools.partial(vote, self._offers),
+            still_s=orders.seconds() or None,
         )
         is_apart = not is_here(turn.folder)
         if is_apart:
@@ -116,23 +120,22 @@ class SharedCompile:
 
 
 @contextlib.contextmanager
-def shared_compile(wanted: bool, inputs: Sequence[object] = ()) -> Iterator[SharedCompile | None]:
-    """A graph with these inputs that is compiled in the block is compiled by one rank of those that have it, if ``wanted``."""
-    store = c10d.job_store() if wanted and not orders.salt() else None
+def share_lowering(
+    session: CompileSession, inputs: Sequence[object]
+) -> Iterator[SharedLowering | None]:
+    """A graph with these inputs that is lowered in the block is lowered by one rank of those that have it, if that is asked for."""
+    wanted = session.options.compile == "shared" and not session.cache_salt
+    store = c10d.job_store() if wanted else None
     if store is None or (c10d.world_size() or 1) < 2:
         yield None
         return
-    if not caches.looks_again():
-        _say_once("dynamo_dist is not enabled")
-        yield None
-        return
-    compiling = SharedCompile(store, c10d.global_rank(), _hints(inputs))
-    token = _current.set(compiling)
+    pass_on = {} if session.trace is None else {"offers": session.trace.offers}
+    lowering = SharedLowering(store, c10d.global_rank(), _hints(inputs), **pass_on)
     try:
-        yield compiling
+        with caches.lowered_entries(lowering.missed):
+            yield lowering
     finally:
-        _current.reset(token)
-        compiling.end()
+        lowering.end()
 
 
 def _hints(inputs: Sequence[object]) -> str:
@@ -146,25 +149,13 @@ def _hints(inputs: Sequence[object]) -> str:
     return "".join(f" {size} {size_hint(size)}" for size in sizes)
 
 
-def missed(key: str) -> bool:
-    """Inductor's cache has no entry of a key: whether to look once more."""
-    compiling = _current.get()
-    return compiling is not None and compiling.missed(key)
-
-
-def offers(stream: Stream, offer: Offer) -> Offer:
-    """``offer`` of the graph in work, which ranks that wait for it give too."""
-    compiling = _current.get()
-    return offer if compiling is None else compiling.offers(stream, offer)
-
-
 def alike(stream: Stream) -> Stream:
     """Return a stream whose groups have the names that all ranks have for them."""
     groups = (replace(each, name=c10d.name_in_graphs(each.name)) for each in stream.groups)
     return replace(stream, groups=tuple(groups))
 
 
-def vote(stream: Stream, offer: Offer) -> None:
+def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
     """Vote on the launches of an equal graph of another rank; so do ranks that wait for the program that this rank compiles."""
     job = orders.current()
     if job is not None:
@@ -172,7 +163,7 @@ def vote(stream: Stream, offer: Offer) -> None:
         own = ((name, c10d.real_group_ranks(name)) for name in names)
         groups = tuple(Group(name, ranks or ()) for name, ranks in own)
         own_stream = replace(stream, groups=groups)
-        job.decide(own_stream, passed_on.get()(own_stream, offer))
+        job.decide(own_stream, offers(own_stream, offer))
 
 
 def leave_mark() -> str:

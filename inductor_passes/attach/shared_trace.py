@@ -10,12 +10,12 @@ The others get AOTAutograd's entry, with meshes of their own in it, and find it 
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import functools
 import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,11 +39,11 @@ from inductor_passes.torch_compat import (
     rank_reads,
 )
 
+if TYPE_CHECKING:
+    from inductor_passes.attach.session import CompileSession
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_current: contextvars.ContextVar[SharedTrace | None] = contextvars.ContextVar(
-    "shared trace", default=None
-)
 
 
 class Made(BaseException):
@@ -159,7 +159,7 @@ class SharedTrace:
             turn,
             self._rank,
             mark or "-",
-            shared.vote,
+            functools.partial(shared.vote, self.offers),
             still_s=orders.seconds() or None,
         )
         if not shared.is_here(turn.folder):
@@ -233,50 +233,32 @@ class _Ahead:
         return self._reads.first
 
 
-def made_once(
-    wanted: bool,
+def share_trace(
+    session: CompileSession,
     program: UntracedProgram,
-    about: object,
     is_alike: Callable[[fx.GraphModule], bool],
     make: Callable[[], T],
 ) -> tuple[T, int | None]:
     """Return what ``make`` compiles of ``program``, or finds in the cache once another rank has made it; and that rank, if it was so.
 
-    ``about``: what the code depends on beside the graph. ``is_alike``: whether a joint graph makes equal code on all ranks that have it.
+    ``is_alike``: whether a joint graph makes equal code on all ranks that have it.
     """
-    store = c10d.job_store() if wanted and not orders.salt() else None
+    wanted = session.options.compile == "shared" and not session.cache_salt
+    store = c10d.job_store() if wanted else None
     if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
         return make(), None
-    sharing = SharedTrace(store, c10d.global_rank(), about, is_alike, program)
-    with caches.traced_entries(sharing.missed):
-        tokens = _current.set(sharing), shared.passed_on.set(sharing.offers)
+    about = session.options.digest()
+    session.trace = shared = SharedTrace(store, c10d.global_rank(), about, is_alike, program)
+    with caches.traced_entries(shared.missed):
         try:
-            with aot.before_partition(sharing.ask):
-                return make(), sharing.made_by
+            with aot.before_partition(shared.ask):
+                return make(), shared.made_by
         except Made:
-            log.info("Rank %s has made the code of this program.", sharing.made_by)
+            log.info("Rank %s has made the code of this program.", shared.made_by)
         finally:
-            _current.reset(tokens[0])
-            shared.passed_on.reset(tokens[1])
-            sharing.end()
-    return make(), sharing.made_by
-
-
-def offers_of_all(stream: Stream, offer: Offer) -> Offer:
-    """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
-    return shared.offers(stream, shared.passed_on.get()(stream, offer))
-
-
-def traced(gm: fx.GraphModule, is_alike: Callable[[fx.GraphModule], bool]) -> None:
-    """AOTAutograd has traced the program in work: one of its graphs is lowered next."""
-    if (sharing := _current.get()) is not None:
-        sharing.traced(gm, is_alike)
-
-
-def compiled(key: str, is_rank_free: bool) -> None:
-    """Note a graph of Inductor's, of the program in work."""
-    if (sharing := _current.get()) is not None:
-        sharing.compiled(key, is_rank_free)
+            session.trace = None
+            shared.end()
+    return make(), shared.made_by
 
 
 def _packed(entry: bytes, graphs: Mapping[str, bytes]) -> bytes:

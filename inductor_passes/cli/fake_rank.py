@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from inductor_passes.attach.compile import compile_with_passes, graph_passes_only
+from inductor_passes.attach.session import compile_with_passes, graph_passes_only
 from inductor_passes.torch_compat import c10d
 
 

@@ -6,16 +6,12 @@ come, like Dynamo numbers functions, so that ranks which compile the same graphs
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import itertools
-from collections.abc import Iterator
 
 from inductor_passes.torch_compat import dynamo
 
 _OURS = "fx"
 _numbers = itertools.count()
-_given: contextvars.ContextVar[str] = contextvars.ContextVar("graph_id", default="")
 
 
 def compile_id() -> str:
@@ -24,7 +20,7 @@ def compile_id() -> str:
     Within one trace of AOTAutograd's it is the same each time, in the backward graph too; outside of any each call
     counts one further.
     """
-    if found := dynamo.compile_id() or _given.get():
+    if found := dynamo.compile_id():
         return found
     trace = dynamo.trace_in_work()
     known = getattr(trace, "dist_graph_id", None)
@@ -34,16 +30,6 @@ def compile_id() -> str:
     if trace is not None:
         trace.dist_graph_id = made
     return made
-
-
-@contextlib.contextmanager
-def given(name: str) -> Iterator[None]:
-    """Compiles in the block that are not Dynamo's bear this id."""
-    token = _given.set(name)
-    try:
-        yield
-    finally:
-        _given.reset(token)
 
 
 def in_this_process(graph_id: str) -> str:

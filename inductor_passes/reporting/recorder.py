@@ -8,14 +8,13 @@ that name. A name that was counted without being published is a graph from the c
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import hashlib
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from inductor_passes.files import folder as record_folder
@@ -32,9 +31,8 @@ _EPOCH = "inductor_passes.epoch"
 
 _lock = threading.RLock()
 _published: dict[str, int] = {}
-_pending: contextvars.ContextVar[dict[str, tuple[str, GraphRecord]] | None] = (
-    contextvars.ContextVar("pending", default=None)
-)
+# Records by id of their graph, each with its key: of graphs whose passes ran, and whose code is not made yet.
+Pending = dict[str, tuple[str, GraphRecord]]
 
 
 # Takes every later record, once it is complete; returns the function that ends it.
@@ -69,8 +67,8 @@ def _with_own_groups(record: GraphRecord) -> GraphRecord:
     )
 
 
-def compiled(record: GraphRecord) -> bool:
-    """Count the record of a graph that is compiled just now, and publish it, unless it is to be completed.
+def compiled(record: GraphRecord, pending: Pending | None = None) -> bool:
+    """Count the record of a graph that is compiled just now, and publish it, or put it among those to be completed.
 
     Returns whether it is published.
     """
@@ -78,7 +76,6 @@ def compiled(record: GraphRecord) -> bool:
     with _lock:
         _counts()[PREFIX + key] += 1
         _published[key] = _published.get(key, 0) + 1
-    pending = _pending.get()
     if pending is not None:
         pending[record.graph_id] = key, record
         return False
@@ -86,19 +83,10 @@ def compiled(record: GraphRecord) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def completing(
-    complete: Callable[[GraphRecord], GraphRecord],
-) -> Iterator[Mapping[str, tuple[str, GraphRecord]]]:
-    """Publish the records of the graphs that this thread compiles in the block at its end, ``complete``."""
-    pending: dict[str, tuple[str, GraphRecord]] = {}
-    token = _pending.set(pending)
-    try:
-        yield pending
-    finally:
-        _pending.reset(token)
-        for key, record in pending.values():
-            publish(complete(record), key)
+def complete(pending: Pending, order_kept: Callable[[GraphRecord], bool | None]) -> None:
+    """Publish records of graphs whose code is made, with whether it keeps their order."""
+    for key, record in pending.values():
+        publish(dataclasses.replace(record, order_kept=order_kept(record)), key)
 
 
 def store(key: str, record: GraphRecord) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import fx
+
+from inductor_passes.torch_compat import scoped
 
 
 @contextlib.contextmanager
@@ -48,31 +49,27 @@ def merged_without(
     """
     from torch._functorch import compile_utils, partitioners
 
-    owner: Any = partitioners
-    stock = getattr(owner, "fx_graph_cse", None)
-    if stock is None or not hasattr(compile_utils, "rand_ops"):
+    if not hasattr(compile_utils, "rand_ops"):
         yield
         return
 
-    def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
-        before = compile_utils.rand_ops
-        compile_utils.rand_ops = [*before, *apart(graph)]
-        try:
-            found: fx.Graph = stock(graph, **how)
-        finally:
-            compile_utils.rand_ops = before
-        return found
+    def merging(stock: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
+        def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
+            before = compile_utils.rand_ops
+            compile_utils.rand_ops = [*before, *apart(graph)]
+            try:
+                return stock(graph, **how)
+            finally:
+                compile_utils.rand_ops = before
 
-    @functools.wraps(stock)
-    def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
-        found = merged(graph, **how)
-        return merged(found, **how) if again(found) else found
+        def changed(graph: fx.Graph, **how: Any) -> fx.Graph:
+            found = merged(graph, **how)
+            return merged(found, **how) if again(found) else found
 
-    owner.fx_graph_cse = changed
-    try:
+        return changed
+
+    with scoped.wrapped(partitioners, "fx_graph_cse", merging):
         yield
-    finally:
-        owner.fx_graph_cse = stock
 
 
 @contextlib.contextmanager
@@ -85,19 +82,12 @@ def before_partition(
     """
     from torch._inductor import compile_fx
 
-    owner: Any = compile_fx
-    stock = getattr(owner, "partition_fn", None)
-    if stock is None:
-        yield
-        return
+    def asking(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def partition(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
+            ask(gm, how)
+            return stock(gm, *args, **how)
 
-    @functools.wraps(stock)
-    def changed(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
-        ask(gm, how)
-        return stock(gm, *args, **how)
+        return partition
 
-    owner.partition_fn = changed
-    try:
+    with scoped.wrapped(compile_fx, "partition_fn", asking):
         yield
-    finally:
-        owner.partition_fn = stock

@@ -6,10 +6,11 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
+from inductor_passes.torch_compat import scoped
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
 from inductor_passes.torch_compat.meshes import without_places
 
@@ -65,11 +66,23 @@ def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
         restore()
 
 
-def looks_again() -> bool:
-    """Return whether torch asks us what to do where its cache has no entry: while ``dynamo_dist`` is enabled."""
+@contextlib.contextmanager
+def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
+    """Call ``missed`` with the key of each graph that Inductor's cache lacks in the block: whether to look once more.
+
+    ``FxGraphCache.load_with_key`` was seen in 2.11 to 2.15.
+    """
     from torch._inductor.codecache import FxGraphCache
 
-    return hasattr(getattr(FxGraphCache, "load_with_key", None), "dist_looks_again")
+    def looking_again(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
+            found = stock(key, *args, **kwargs)
+            return stock(key, *args, **kwargs) if found[0] is None and missed(key) else found
+
+        return load_with_key
+
+    with scoped.wrapped(FxGraphCache, "load_with_key", looking_again):
+        yield
 
 
 def newest_entry(key: str) -> bytes | None:
@@ -148,34 +161,28 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
     """
     from torch._functorch._aot_autograd import autograd_cache
 
-    module = cast(Any, autograd_cache)
-    noted, owner = TracedEntries(), module.AOTAutogradCache
-    stock, make_key = vars(owner).get("_lookup"), vars(module).get("autograd_cache_key")
-    if stock is None:
+    noted = TracedEntries()
+
+    def looking_again(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def lookup(key: str, *args: Any, **kwargs: Any) -> Any:
+            noted.ask(key)
+            found = stock(key, *args, **kwargs)
+            return stock(key, *args, **kwargs) if found is None and missed(noted) else found
+
+        return lookup
+
+    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def make_key(*args: Any, **kwargs: Any) -> Any:
+            noted.note(lambda: str(stock(*args, **kwargs)[0]))
+            return stock(*args, **kwargs)
+
+        return make_key
+
+    with (
+        scoped.wrapped(autograd_cache.AOTAutogradCache, "_lookup", looking_again),
+        scoped.wrapped(autograd_cache, "autograd_cache_key", noting),
+    ):
         yield noted
-        return
-    lookup = owner._lookup
-
-    def changed(key: str, *args: Any, **kwargs: Any) -> Any:
-        noted.ask(key)
-        found = lookup(key, *args, **kwargs)
-        if found is None and missed(noted):
-            found = lookup(key, *args, **kwargs)
-        return found
-
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        noted.note(lambda: str(make_key(*args, **kwargs)[0]))
-        return make_key(*args, **kwargs)
-
-    owner._lookup = staticmethod(changed)
-    if make_key is not None:
-        module.autograd_cache_key = noting
-    try:
-        yield noted
-    finally:
-        owner._lookup = stock
-        if make_key is not None:
-            module.autograd_cache_key = make_key
 
 
 def traced_entries_of(key: str) -> str:

@@ -1,14 +1,16 @@
 """Compiled graphs skip autograd's kernels of the operators that they call, unless somebody else's may do more."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed._functional_collectives as funcol
 from torch._inductor.utils import fresh_cache
 
-from dynamo_dist.run.below_autograd import _lower, below_autograd
+from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, _lower
 from dynamo_dist.torch_compat.inductor import code
+from inductor_passes.attach.in_work import in_work
 
 pytestmark = pytest.mark.skipif(
     code.below_autograd is None, reason="this torch cannot call below autograd"
@@ -40,7 +42,7 @@ OTHERS = "torch.ops.others.launch.default(buf0)"
     ],
 )
 def test_where_all_operators_are_known(skips, source):
-    with below_autograd(True):
+    with in_work(SimpleNamespace(traits={BELOW_AUTOGRAD})):
         assert _lower(skips_autograd, source)() is skips
     assert _lower(skips_autograd, source) is skips_autograd
     assert not skips_autograd()
@@ -50,7 +52,10 @@ def test_an_error_does_not_leave_autograd_off():
     def fails():
         raise RuntimeError("in the graph")
 
-    with below_autograd(True), pytest.raises(RuntimeError, match="in the graph"):
+    with (
+        in_work(SimpleNamespace(traits={BELOW_AUTOGRAD})),
+        pytest.raises(RuntimeError, match="in the graph"),
+    ):
         _lower(fails, COLLECTIVE)()
     assert not skips_autograd()
 

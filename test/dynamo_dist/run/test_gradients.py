@@ -1,6 +1,7 @@
 """Gradients that a compiled graph adds by itself are those that autograd would have added."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,13 +17,19 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.run import gradients
-from dynamo_dist.run.gradients import Gradients, direct
+from dynamo_dist.run.gradients import DIRECT_GRADIENTS, Gradients
+from inductor_passes.attach.in_work import in_work
 
 pytestmark = pytest.mark.skipif(
     not gradients.changes(), reason="this torch wraps gradients in code that nothing can replace"
 )
 
 X = torch.arange(16.0).reshape(2, 8) / 8
+
+
+def direct():
+    """As in a compile that has its gradients added directly."""
+    return in_work(SimpleNamespace(traits={DIRECT_GRADIENTS}))
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def given(monkeypatch):
 @pytest.fixture
 def compile_(enabled):
     def backend(graph, inputs):
-        with direct(True):
+        with direct():
             return aot_eager(graph, inputs)
 
     return lambda fn: torch.compile(fn, backend=backend, fullgraph=True)
@@ -179,7 +186,7 @@ def test_a_hook_from_before_enabling_is_given_the_gradient(mesh, given):
     parameter = weight(mesh["tp"], Shard(0))
     accumulator = parameter.view_as(parameter).grad_fn.next_functions[0][0]
     accumulator.register_hook(lambda ins, outs: seen.append(outs[0]))
-    with dynamo_dist.enabled(), direct(True):
+    with dynamo_dist.enabled(), direct():
         step = torch.compile(lambda w: w.square().sum(), backend="aot_eager", fullgraph=True)
         step(parameter).to_local().backward()
     assert type(seen[0]) is DTensor and given == [1]
@@ -370,7 +377,7 @@ def test_after_disable_and_where_it_is_not_wanted(model, given):
         steps(model, step, 1)
         assert given == []
         torch.compiler.reset()
-        with direct(True):
+        with direct():
             steps(model, step, 1)
         assert given == [0]
     steps(model, step, 1)

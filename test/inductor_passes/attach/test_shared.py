@@ -12,7 +12,7 @@ from inductor_passes.agree import compile_once, orders
 from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.attach import shared
-from inductor_passes.attach.shared import SharedCompile
+from inductor_passes.attach.shared import SharedLowering
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.testing import trace
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
 def both(compiles, store=None, key=KEY):
     """What rank 1 gets that comes while rank 0, which runs ``compiles``, has a key: may it be there, and of whom."""
     store = store or dist.HashStore()
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(key)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(second.missed, key)
@@ -56,7 +56,7 @@ def test_what_one_has_compiled_the_other_finds_in_their_folder(folder):
 
 def test_who_comes_when_it_is_done_finds_it_too():
     store = dist.HashStore()
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
     save()
     first.end()
@@ -70,7 +70,7 @@ def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other(
     given = [graph.find_nodes(op="placeholder")[0].meta["val"] for graph in graphs]
     few, many = (shared._hints([x, x.shape[0], 3]) for x in given)
     assert few != many and " 4 " in few
-    ranks = [SharedCompile(store, rank, sizes) for rank, sizes in enumerate((few, many))]
+    ranks = [SharedLowering(store, rank, sizes) for rank, sizes in enumerate((few, many))]
     assert not any(each.missed(KEY) for each in ranks)
     for each in ranks:
         each.end()
@@ -80,7 +80,7 @@ def test_folders_apart_are_known_for_later_graphs(monkeypatch):
     monkeypatch.setattr(shared, "is_here", lambda mark: False)
     store = dist.HashStore()
     both(save, store)
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed("fother")
     caches.put_entry("fother", b"more")
     first.end()  # before the other comes
@@ -102,7 +102,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     job = SimpleNamespace(decide=lambda stream, offer: voted.append(stream.groups))
     monkeypatch.setattr(shared.orders, "current", lambda: job)
     store = dist.HashStore()
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
     launch = Launch("all_reduce sum float32", 0, ("f:3",), 8)
     first.offers(Stream((Group("3", (0, 1)),), (launch,)), offer=None)
@@ -129,7 +129,7 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
         settled = pool.map(lambda job: job.decide(stream, CachedOffer(plan)).plan, ranks.values())
     assert set(settled) == {plan}
     monkeypatch.setattr(orders, "current", lambda: ranks[1])
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
     first.offers(stream, CachedOffer("program"))
     assert not second.missed(KEY)  # an answer that is not there is no refusal
@@ -175,11 +175,11 @@ def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(monkeypatch, ca
 
 def test_a_key_is_asked_for_once_a_compile():
     store = dist.HashStore()
-    one = SharedCompile(store, 0)
+    one = SharedLowering(store, 0)
     assert not one.missed(KEY)
     assert not one.missed(KEY)
     one.end()
-    again = SharedCompile(store, 0)  # compiled here before, and gone from the cache since
+    again = SharedLowering(store, 0)  # compiled here before, and gone from the cache since
     assert not again.missed(KEY)
     again.end()
 
@@ -189,7 +189,7 @@ def test_a_store_that_fails_leaves_each_to_itself(caplog):
         def compare_set(self, *args):
             raise RuntimeError("connection reset")
 
-    one = SharedCompile(Gone(), 0)
+    one = SharedLowering(Gone(), 0)
     assert not one.missed(KEY)
     one.end()
     assert "connection reset" in caplog.text
@@ -201,7 +201,7 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 
     monkeypatch.setattr(compile_once.Waiting, "outcome", outcome)
     store = dist.HashStore()
-    first, second = SharedCompile(store, 0), SharedCompile(store, 1)
+    first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     first.missed(KEY)
     with pytest.raises(RanksDifferError):
         second.missed(KEY)
@@ -210,9 +210,10 @@ def test_ranks_that_do_not_match_are_no_failure_of_the_store(monkeypatch):
 
 def test_nothing_is_shared_without_a_job_or_unless_asked_for():
     for wanted in (True, False):
-        with shared.shared_compile(wanted) as found:
+        options = PassOptions(compile="shared" if wanted else "each")
+        session = SimpleNamespace(options=options, cache_salt="", trace=None)
+        with shared.share_lowering(session, ()) as found:
             assert found is None
-            assert not shared.missed(KEY)
 
 
 def test_the_option_is_checked_and_in_no_key():

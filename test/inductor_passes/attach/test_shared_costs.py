@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
-from inductor_passes.attach.compile import compile_with_passes, graph_passes_only
+from inductor_passes.attach.session import compile_with_passes, graph_passes_only
 from inductor_passes.machine.prices import roofline
 from inductor_passes.schedule.graph import schedule
 from inductor_passes.testing import fake_group

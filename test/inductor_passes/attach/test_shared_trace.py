@@ -118,8 +118,6 @@ def test_votes_on_a_graph_of_another_program_are_passed_on(store, joint, monkeyp
     decided = SimpleNamespace(decide=lambda stream, offer: published.append(offer))
     monkeypatch.setattr(shared_trace.shared.orders, "current", lambda: decided)
     monkeypatch.setattr(shared_trace.shared, "replace", lambda stream, groups: stream)
-    token = shared_trace.shared.passed_on.set(one.offers)
-    shared_trace.shared.vote(SimpleNamespace(groups=()), "offer")
-    shared_trace.shared.passed_on.reset(token)
+    shared_trace.shared.vote(one.offers, SimpleNamespace(groups=()), "offer")
     assert len(published) == 3 and published[-1] == "offer"
     one.end()

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-di
 
 import inductor_passes as ip
 from inductor_passes.attach import hooks as attachment
-from inductor_passes.attach.compile import compile_with_passes, graph_passes_only
+from inductor_passes.attach.session import compile_with_passes, graph_passes_only
 from inductor_passes.cli import kernels as listing
 from inductor_passes.errors import KernelError
 from inductor_passes.kernels import availability, register_operators

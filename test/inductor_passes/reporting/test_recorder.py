@@ -76,30 +76,21 @@ def test_cleared_counters_do_not_hide_a_cache_hit():
     assert len(recorder.publish_cached()) == 1
 
 
-def with_order(one):
-    return dataclasses.replace(one, order_kept=True)
-
-
 def test_a_record_is_published_once_when_it_is_complete(seen):
-    with recorder.completing(with_order) as pending:
-        assert not recorder.compiled(record())
-        assert seen == [] and len(pending) == 1
+    pending = {}
+    assert not recorder.compiled(record(), pending)
+    assert seen == [] and len(pending) == 1
+    recorder.complete(pending, lambda one: True)
     assert seen == [record(order_kept=True)]
     assert recorder.load_record(counted()).order_kept is True
     assert recorder.publish_cached() == []
 
 
-def test_of_a_compile_that_fails_the_record_is_published_as_far_as_it_is_known(seen):
-    with pytest.raises(ValueError, match="no code"), recorder.completing(lambda one: one):
-        recorder.compiled(record())
-        raise ValueError("no code")
-    assert seen == [record()]
-
-
 def test_of_a_graph_whose_passes_ran_twice_the_last_record_counts(seen):
-    with recorder.completing(with_order):
-        recorder.compiled(record(node_count=1))
-        recorder.compiled(record(node_count=2))
+    pending = {}
+    for count in (1, 2):
+        recorder.compiled(record(node_count=count), pending)
+    recorder.complete(pending, lambda one: True)
     assert [one.node_count for one in seen] == [2]
 
 

@@ -7,7 +7,7 @@ import torch.distributed._functional_collectives as funcol
 
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.attach import hooks as attachment
-from inductor_passes.attach.compile import graph_passes_only
+from inductor_passes.attach.session import graph_passes_only
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

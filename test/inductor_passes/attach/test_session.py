@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inductor_passes.agree import orders
-from inductor_passes.attach import compile
+from inductor_passes.attach import session
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -35,7 +35,7 @@ def phases(monkeypatch):
             raise NotImplementedError("not this one")
         return inductor_compat.run_graph_passes(gm, inputs, **how)
 
-    monkeypatch.setattr(inductor_compat, "compile_fx_inner", inner)
+    monkeypatch.setattr(session.CompileSession, "lower_by", staticmethod(inner))
     torch._dynamo.reset()
     return found
 
@@ -43,7 +43,7 @@ def phases(monkeypatch):
 def test_a_backward_graph_comes_with_its_forward_one_and_is_tried_again_when_needed(phases, caplog):
     x = torch.randn(4, 4, requires_grad=True)
     with caches.no_compile_caches():
-        y = torch.compile(lambda x: x.sin() * 2, backend=compile.compile_with_passes)(x)
+        y = torch.compile(lambda x: x.sin() * 2, backend=session.compile_with_passes)(x)
         assert phases == ["forward", "backward", "forward"] and "not this one" in caplog.text
         y.sum().backward()
     assert phases == ["forward", "backward", "forward", "backward"]
@@ -53,5 +53,5 @@ def test_a_backward_graph_comes_with_its_forward_one_and_is_tried_again_when_nee
 def test_compiled_autograd_needs_no_backward_graph(phases):
     x = torch.randn(4, 4, requires_grad=True)
     with caches.no_compile_caches(), torch._dynamo.config.patch(compiled_autograd=True):
-        torch.compile(lambda x: x.sin() * 2, backend=compile.compile_with_passes)(x)
+        torch.compile(lambda x: x.sin() * 2, backend=session.compile_with_passes)(x)
     assert phases == ["forward"]

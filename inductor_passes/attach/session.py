@@ -1,0 +1,294 @@
+"""One compile of a Dynamo graph: what is asked for, and how it goes through stock Inductor with our passes.
+
+``CompileSession.run`` reads top to bottom. Torch calls back on the way::
+
+    run                              a backend's call, with the graph of one frame
+      share_trace                    one rank may compile for all that have this program
+        compile_fx                   AOTAutograd traces, or loads from its cache
+          Attachment.joint           cuts the joint graph, as ranks agree
+          lower                      for each half
+            share_lowering           one rank may lower for all that have this graph
+              Attachment.after       passes, in the order of launches that ranks agree on
+              compile_fx_inner       Inductor makes code, or loads from its cache
+      agreed                         code from a cache launches as ranks agree now, or is made anew
+      publish                        records of what was done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from inductor_passes.agree import carried, orders
+from inductor_passes.agree.decide import Offer
+from inductor_passes.agree.equal_launches import equal_launches_stay
+from inductor_passes.agree.graph import place_of
+from inductor_passes.agree.offer import CachedOffer
+from inductor_passes.agree.stream import Stream
+from inductor_passes.attach.alike import is_rank_free, name_groups_alike
+from inductor_passes.attach.generated_code import order_kept
+from inductor_passes.attach.in_work import in_work
+from inductor_passes.attach.options import config_patches
+from inductor_passes.attach.shared import SharedLowering, share_lowering
+from inductor_passes.attach.shared_trace import SharedTrace, share_trace
+from inductor_passes.attach.uneven import has_uneven_values
+from inductor_passes.attach.untraced import UntracedProgram
+from inductor_passes.collector import rare_cycle_collection
+from inductor_passes.errors import RanksDifferError
+from inductor_passes.kernels import availability
+from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.records import GraphRecord
+from inductor_passes.reporting import graph_ids, recorder, reporters
+from inductor_passes.torch_compat import aot, c10d, caches, dynamo
+from inductor_passes.torch_compat import inductor as inductor_compat
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Code = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def graph_passes_only() -> Iterator[None]:
+    """Compiles in the block stop after the graph passes, for tests: what they return runs the graph, uncompiled."""
+    before = CompileSession.lower_by
+    CompileSession.lower_by = staticmethod(inductor_compat.run_graph_passes)
+    try:
+        with caches.no_compile_caches():
+            yield
+    finally:
+        CompileSession.lower_by = staticmethod(before)
+
+
+def compile_with_passes(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Code:
+    """Compile a graph as a torch.compile backend does.
+
+    ``mode`` means what it means for ``backend="inductor"``; ``options`` are ours
+    (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
+    """
+    own, inductor = split(options or {}, mode)
+    return CompileSession(gm, example_inputs, own, inductor).run()
+
+
+class CompileSession:
+    """One compile of one Dynamo graph, by configuration of its own: our options and Inductor's.
+
+    ``region``: the compile's name in torch's logs. ``traits``: what else code of this compile is made with, for those who change
+    torch where it is made, or loaded from a cache. Inductor's and AOTAutograd's caches work as they do in stock.
+    """
+
+    lower_by = staticmethod(inductor_compat.compile_fx_inner)
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: PassOptions,
+        inductor: Mapping[str, Any],
+        *,
+        region: str | None = None,
+        traits: frozenset[str] = frozenset(),
+    ) -> None:
+        self.gm, self.inputs, self.options = gm, inputs, options
+        self.region, self.traits = region, traits
+        self._lower_by = self.lower_by
+        self.graph_id = graph_ids.compile_id()
+        self.job = orders.current()
+        # Ranks agree on launches where they can reach each other.
+        self.agrees = self.job is not None and bool(c10d.real_groups())
+        if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse
+            inductor = {"benchmark_harness": False, **inductor}
+        self.patches = config_patches(
+            options,
+            inductor,
+            uneven=has_uneven_values(gm),
+            place=place_of(gm.graph) if self.agrees else "",
+            session=self,
+        )
+        self.cache_salt = ""  # of code that is made anew, under another order than cached code has
+        self.trace: SharedTrace | None = None  # the program, if other ranks may have it too
+        self.lowering: SharedLowering | None = None  # the graph that is lowered, likewise
+        self.made_by = "AOTAutograd's cache"  # or whoever made code that no pass ran for
+        self.pending: recorder.Pending | None = None  # records of the graph that is lowered
+        self._backward_errors: list[str] = []
+
+    def run(self) -> Code:
+        """Compile. A backward graph is lowered here too where ranks agree, else when it is first needed."""
+        with in_work(self), caches.keyed_by_rank(), self._equal_launches():
+            compiled = self._with_backward() if self._lowers_backward() else self._traced()
+        if self.job is not None and self.agrees:
+            dynamo.guard_frame(self.job.still_holds())
+        self.publish()
+        return compiled if availability.why_not_here() else _watched(compiled)
+
+    def _equal_launches(self) -> contextlib.AbstractContextManager[None]:
+        return equal_launches_stay() if self.agrees else contextlib.nullcontext()
+
+    def _lowers_backward(self) -> bool:
+        """Whether a backward graph is lowered with its forward one.
+
+        Stock does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to agree on it would wait for
+        those that get to theirs behind launches of the forward one.
+        """
+        return self.agrees and not dynamo.compiles_autograd()
+
+    def _with_backward(self) -> Code:
+        try:
+            with aot.backward_at_once():
+                return self._traced()
+        except Exception as error:
+            if not self._backward_errors or isinstance(error, RanksDifferError):
+                raise
+            log.warning(
+                "The backward graph will not compile where it is needed: %s",
+                self._backward_errors[0],
+            )
+            return self._traced()
+
+    def _traced(self) -> Code:
+        """AOTAutograd's part, by this rank or by one that has the same program."""
+
+        def trace() -> Code:
+            return inductor_compat.compile_fx(
+                self.gm, self.inputs, self.lower, self.patches, self.region
+            )
+
+        def shared() -> Code:
+            made, rank = share_trace(
+                self,
+                UntracedProgram(self.gm, self.inputs),
+                lambda joint: is_rank_free(joint, self.patches),
+                trace,
+            )
+            if rank is not None:
+                self.made_by = f"the compile of rank {rank}"
+            return made
+
+        return self.agreed(shared)
+
+    def lower(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        """Make code of a graph of AOTAutograd's: inference, forward or backward, the last perhaps long after ``run``."""
+        rank_free = is_rank_free(gm, self.patches)
+        if self.trace is not None:
+            self.trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
+        name_groups_alike(gm)
+        self.made_by = "Inductor's cache"
+
+        def lowered() -> Any:
+            with share_lowering(self, inputs) as self.lowering:
+                made = self._lower_by(gm, inputs, **how)
+            shared, self.lowering = self.lowering, None
+            if shared is not None and shared.made_by is not None:
+                self.made_by = f"the compile of rank {shared.made_by}"
+            if self.trace is not None:
+                self.trace.compiled("" if shared is None else shared.key, rank_free)
+            return made
+
+        before, self.pending = self.pending, {}
+        code: Any = None
+        try:
+            with (
+                rare_cycle_collection(),  # a backward graph is lowered long after its frame
+                in_work(self),
+                caches.keyed_by_rank(not rank_free),
+                _ranks_that_differ_say_so(),
+            ):
+                code = self.agreed(lowered)
+        except Exception as error:
+            if how.get("is_backward"):
+                self._backward_errors.append(str(error))
+            raise
+        finally:
+            fresh, self.pending = self.pending, before
+            source = dynamo.source_of(code)
+            recorder.complete(fresh, lambda record: order_kept(record.order, source))
+        self.publish(bool(fresh))
+        return code
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` compiles or loads, in the order of launches that all ranks agree on.
+
+        Code from a cache was made by what ranks had agreed on then; where that is something else now, it is made anew.
+        """
+        before = carried.Counts()
+        made = make()
+        if self.job is None:
+            return made
+        others = []
+        for found in before.since():
+            # Who waits for the code of the program that this is of hears of code from a cache too.
+            offer = self.offer(found.stream, CachedOffer(found.plan))
+            if (plan := self.job.decide(found.stream, offer).plan) != found.plan:
+                others.append(plan)
+        if not others:
+            return made
+        dynamo.compile_again()
+        before_salt, self.cache_salt = self.cache_salt, _digest(others)
+        try:
+            return make()
+        finally:
+            self.cache_salt = before_salt
+
+    def offer(self, stream: Stream, offer: Offer) -> Offer:
+        """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
+        for shared in (self.trace, self.lowering):
+            if shared is not None:
+                offer = shared.offers(stream, offer)
+        return offer
+
+    def publish(self, is_new: bool = False) -> None:
+        """Hand on the records of graphs that came from a cache, by whoever made them."""
+
+        def named(record: GraphRecord) -> str:
+            return f"{self.graph_id}:{record.phase}"
+
+        if recorder.publish_cached(named, self.made_by) or is_new:
+            reporters.write(self.options.report)
+
+
+def _digest(plans: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(plans).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _ranks_that_differ_say_so() -> Iterator[None]:
+    """Errors of ranks that differ leave the block as themselves, not as what Inductor makes of them."""
+    try:
+        yield
+    except RanksDifferError:
+        raise
+    except Exception as error:
+        inner: Any = error
+        while inner is not None:
+            if isinstance(inner, RanksDifferError):
+                raise inner from None
+            inner = getattr(inner, "inner_exception", None) or inner.__cause__
+        raise
+
+
+def _watched(compiled: Code) -> Code:
+    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA graph runs no operator."""
+    from inductor_passes.kernels.workspace import raise_if_failed
+
+    @functools.wraps(compiled)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise_if_failed(wait=False)
+        return compiled(*args, **kwargs)
+
+    return call
+
+
+def _holds_script_objects(gm: fx.GraphModule) -> bool:
+    return any(isinstance(n.meta.get("example_value"), torch.ScriptObject) for n in gm.graph.nodes)
