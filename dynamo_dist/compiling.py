@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dynamo_dist.config import DistConfig, agreement_seconds, digest
+from dynamo_dist.config import DistConfig, digest
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.changes import Change
@@ -58,8 +58,6 @@ def compile_frame(
     from dynamo_dist.run.gradients import DIRECT_GRADIENTS, direct
     from dynamo_dist.run.guards import lighten
     from dynamo_dist.run.inputs import merge_inputs
-    from dynamo_dist.trace.randomness import replicas
-    from inductor_passes.agree.graph import frame_of_graph
     from inductor_passes.attach.compile import compile_split
     from inductor_passes.graph.source_lines import add_library
 
@@ -69,8 +67,7 @@ def compile_frame(
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with direct(not own.exact and DIRECT_GRADIENTS not in own.disable):
-            replicas.forget()
-            compiled = compile_split(
+            return compile_split(
                 gm,
                 inputs,
                 own,
@@ -78,8 +75,6 @@ def compile_frame(
                 around=lambda: below_autograd(BELOW_AUTOGRAD not in own.disable),
                 region=region,
             )
-            replicas.check(agreement_seconds(), frame_of_graph())
-            return compiled
 
     if own.plan == "off":
         return compile_(gm, example_inputs)

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._redistribute as redistribute
 import torch.nn.functional as F
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -20,10 +19,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
-import dynamo_dist
 from dynamo_dist.run import recompiles
 from dynamo_dist.trace.modules import whole_parameters
-from dynamo_dist.trace.randomness import shards
 
 
 @pytest.fixture(autouse=True)
@@ -133,15 +130,6 @@ def test_as_strided_speaks_of_the_whole_tensor(mesh):
     assert torch.equal(found.to_local(), whole.t())
 
 
-def test_equal_draws_of_shards_are_not_merged():
-    (draw, *_) = shards._operators().values()
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output([graph.call_function(draw, (0, x)) for _ in range(2)])
-    kept = [node for node in fx_graph_cse(graph).nodes if node.op == "call_function"]
-    assert len(kept) == 2
-
-
 def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, compiled):
     group = mesh.get_group("tp")
 
@@ -152,13 +140,6 @@ def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, 
     run, graphs = compiled(lambda x: block(block(block(x))))
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 36.0))
     assert len(graphs) == 1
-
-
-def test_disabling_takes_back_what_inductor_was_told_of_draws():
-    shards._inductor.fill()  # as the first graph with a draw of shards does
-    assert shards._inductor._made
-    dynamo_dist.disable()
-    assert not shards._inductor._made
 
 
 @pytest.mark.parametrize(

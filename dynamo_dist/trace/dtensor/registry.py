@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs
+from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs, random
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import placements, redistribution
 from dynamo_dist.torch_compat.dynamo import dtensors, view_sizes
@@ -61,4 +61,6 @@ def changes(config: DistConfig) -> list[Change]:
         *placements.count_strided_shards_with_real_tensors(),
         *placements.fix_split_factors(),
         *redistribution.remember_redistributions(),
+        *random.save_states_before_objects(),
+        *random.draw_once(),
     ]
