@@ -99,7 +99,6 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 
     return [
         compiler.BackendEntryPoint(BACKEND),
-        compiler.same_backend_twice(),
         *registry.changes(config),
         *lowering.changes(config),
         *dtensor.changes(config),
@@ -120,8 +119,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *units.few_libraries(),
         *compiling.changes(),
         frames.SkippedFrames(),
-        frames.frames_left_alone(_runs_in_eager),
-        frames.frames_left_alone_with_callees(_dispatches),
+        frames.frames_left_alone(_runs_in_eager, _dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),
     ]
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.tensor as dtensor
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -81,3 +82,15 @@ def test_an_operator_of_others_in_place_is_refused():
 
     with pytest.raises(StrategyError, match=r"noise_.default draws random numbers"):
         on_a_rank(lambda x: noise_(x.detach()), LAYOUTS["shards"])
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_factories_on_the_cpu(backend):
+    def made(x):
+        layout = {"device_mesh": x.device_mesh, "placements": x.placements}
+        return dtensor.randn(9, 7, **layout) * dtensor.rand(9, 7, **layout)
+
+    y, _, state = on_a_rank(made, LAYOUTS["replicas"], backend)
+    torch.manual_seed(3)
+    assert torch.equal(y, torch.randn(9, 7) * torch.rand(9, 7))
+    assert torch.equal(state, torch.get_rng_state())
