@@ -37,7 +37,7 @@ MESHES = Path("torch/distributed/device_mesh.py")
 COMPILED = ("trace/modules/calls.py", "parallel")
 
 # Where functions are that stand in for torch's dispatching, and call nothing of the user's.
-DISPATCHING = ("sharding", "torch_compat/dtensor", "trace/randomness")
+DISPATCHING = ("sharding", "torch_compat/dtensor")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
@@ -95,17 +95,14 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.trace.dtensor import registry as dtensor
     from dynamo_dist.trace.lowering import registry as lowering
     from dynamo_dist.trace.modules import registry as modules
-    from dynamo_dist.trace.randomness import registry as randomness
     from dynamo_dist.trace.trackers import hooks, registry
 
     return [
         compiler.BackendEntryPoint(BACKEND),
-        compiler.same_backend_twice(),
         *registry.changes(config),
         *lowering.changes(config),
         *dtensor.changes(config),
         *modules.changes(config),
-        *randomness.changes(),
         *guards.changes(),
         *recompiles.changes(),
         *wrapping.changes(),
@@ -122,8 +119,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *units.few_libraries(),
         *compiling.changes(),
         frames.SkippedFrames(),
-        frames.frames_left_alone(_runs_in_eager),
-        frames.frames_left_alone_with_callees(_dispatches),
+        frames.frames_left_alone(_runs_in_eager, _dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),
     ]
 

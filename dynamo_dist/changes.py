@@ -15,9 +15,11 @@ from typing import Any
 
 from dynamo_dist import activation
 from dynamo_dist.config import DistConfig
+from dynamo_dist.losses import HOOK, LOSSES
 from dynamo_dist.torch_compat import custom_operators
 from dynamo_dist.torch_compat.changes import ConfigDefault, OwnState, SetAttribute, makers_noted
 from dynamo_dist.torch_compat.dynamo import compiler
+from dynamo_dist.versions import SUPPORTED
 
 OWN_STATE = "own state"
 
@@ -43,20 +45,22 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Changes of torch in one kind of place: by one function, or in the very same places. ``place``: the first."""
+    """Changes of torch in one kind of place: by one function, or in the very same places. ``place``: the first.
+
+    ``lost``: what a user would lose without. ``upstream``: an issue, or why there is none.
+    """
 
     place: str
     places: int
-    how: tuple[str, ...]
-    why: str
-    made_by: tuple[str, ...]
+    lost: str
+    upstream: str
     versions: str
-    issue: str
+    made_by: tuple[str, ...]
     what: str
 
 
 def kinds(config: DistConfig | None = None) -> list[Kind]:
-    """What ``enable()`` changes in torch, an entry a kind of place; entries of tables are summed up."""
+    """What ``enable()`` changes in torch, an entry a kind of place, the worst to lose first; entries of tables are summed up."""
     found: dict[str, list[Listed]] = {}
     for each in listed(config):
         if each.what != OWN_STATE:
@@ -64,18 +68,26 @@ def kinds(config: DistConfig | None = None) -> list[Kind]:
     joined: dict[frozenset[str], list[Listed]] = {}
     for entries in found.values():
         joined.setdefault(frozenset(p for each in entries for p in each.places), []).extend(entries)
-    return [_kind(entries) for entries in joined.values()]
+    order = [lost for lost, _ in LOSSES.values()]
+    return sorted(
+        map(_kind, joined.values()),
+        key=lambda kind: order.index(kind.lost) if kind.lost in order else len(order),
+    )
 
 
 def _kind(entries: Sequence[Listed]) -> Kind:
+    makers = tuple(dict.fromkeys(each.made_by for each in entries))
+    names = (".".join(each.split(".")[-2:]) for each in makers)
+    lost, why = next((LOSSES[n] for n in names if n in LOSSES), (entries[0].how, HOOK))
     return Kind(
         place=entries[0].places[0],
         places=sum(len(each.places) for each in entries),
-        how=tuple(dict.fromkeys(each.how for each in entries)),
-        why=next((each.why for each in entries if each.why), ""),
-        made_by=tuple(dict.fromkeys(each.made_by for each in entries)),
-        versions=next((each.versions for each in entries if each.versions), ""),
-        issue=next((each.issue for each in entries if each.issue), ""),
+        lost=lost,
+        upstream=next((each.issue for each in entries if each.issue), why),
+        versions=next((each.versions for each in entries if each.versions), SUPPORTED).removeprefix(
+            "torch "
+        ),
+        made_by=makers,
         what=entries[0].what,
     )
 

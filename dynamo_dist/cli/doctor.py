@@ -10,9 +10,9 @@
      "passes": [str],            those that the pipeline would run, third parties' included
      "degraded": [{"what", "why", "fix"}]}
 
-With ``--changes``, what ``enable()`` changes in torch instead, an entry a kind of place::
+With ``--changes``, what ``enable()`` changes in torch instead, an entry a kind of place, the worst to lose first::
 
-    {"place": str, "places": int, "how": [str], "why": str, "made_by": [str], "versions": str, "issue": str,
+    {"place": str, "places": int, "lost": str, "upstream": str, "versions": str, "made_by": [str],
      "what": "patch" or "setting"}
 
 and with ``--all`` too, each change::
@@ -40,7 +40,7 @@ from dynamo_dist.errors import ConfigError
 from inductor_passes.reporting.entries import print_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
@@ -280,20 +280,20 @@ def _print_changes(as_json: bool, is_all: bool) -> int:
     if is_all:
         print_entries(console, (("\n".join(e.places), _told(e)) for e in places))
     else:
-        print_entries(console, ((_heading(kind), _summed(kind)) for kind in kinds))
+        _print_table(console, kinds)
     return 0
 
 
-def _heading(kind: Kind) -> str:
-    return kind.place + (f" and {kind.places - 1} more" if kind.places > 1 else "")
-
-
-def _summed(kind: Kind) -> Iterator[str]:
-    yield from kind.how
-    if kind.why:
-        yield kind.why
-    seen = f"seen in {kind.versions}" if kind.versions else ""
-    yield ", ".join(filter(None, (*kind.made_by, seen, kind.issue)))
+def _print_table(console: Console, kinds: Sequence[Kind]) -> None:
+    """Print one line a kind, cut to the terminal."""
+    rows = [("without it", "upstream", "torch", "place")]
+    for kind in kinds:
+        more = f" and {kind.places - 1} more" if kind.places > 1 else ""
+        rows.append((kind.lost, kind.upstream, kind.versions, kind.place + more))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(map(str.ljust, row, widths)).rstrip()
+        console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
 
 
 def _told(change: Listed) -> Iterator[str]:

@@ -27,6 +27,7 @@ from dynamo_dist.numerics.differences import difference
 from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
 from dynamo_dist.reporting import collect
 from dynamo_dist.torch_compat.dynamo import counters
+from dynamo_dist.torch_compat.dynamo.modules import uncompiled
 from inductor_passes.attach.installed import uninstalled
 from inductor_passes.reporting.summary import totals
 
@@ -122,7 +123,7 @@ def compare(
 
     Raises CompareError if eager or ours fails. The other ranks then wait for this one, as in training.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    model = uncompiled(model)
     if steps < 1:
         raise CompareError(f"compare() got steps={steps}.", "It times at least one step.")
     parameters = parameters_of(model)

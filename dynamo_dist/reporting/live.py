@@ -14,7 +14,7 @@ from dynamo_dist.reporting import plans
 from dynamo_dist.reporting.collect import Collector
 from dynamo_dist.reporting.logs import log_decision
 from dynamo_dist.reporting.write import write_report
-from dynamo_dist.torch_compat.dynamo.watching import watch_dynamo
+from dynamo_dist.torch_compat.dynamo.watching import PLACES, watch_dynamo
 from inductor_passes.reporting import recorder, reporters
 from inductor_passes.reporting.live import LiveReport
 
@@ -41,6 +41,7 @@ class Listen:
     """A change of the plugin's switch: breaks, recompiles and plans are seen while enabled."""
 
     name = "listening"
+    of = PLACES
 
     def apply(self) -> None:
         self._listening = contextlib.ExitStack()

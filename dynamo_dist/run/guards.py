@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 def changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
     return [
-        guard_managers.leave_out(is_on_own_code),
-        *(guard_managers.wrap_checks(name, identity_first) for name in guard_managers.VALUE_GUARDS),
+        guard_managers.wrap_checks(name, identity_first) for name in guard_managers.VALUE_GUARDS
     ]
 
 
@@ -67,10 +66,11 @@ def lighten() -> dict[Any, object]:
     guards = guard_managers.guards()
     if guards is None:
         return {}
+    own = {id(guard) for guard in guards.inner if is_on_own_code(guard)}
     closures = Closures(guards)
-    left = [guard for guard in guards.inner if id(guard) not in closures.implied]
+    left = [guard for guard in guards.inner if id(guard) not in closures.implied | own]
     modules = ModuleHooks(left, closures.checks)
-    dropped = _meshes_of_specs(guards) | closures.implied | modules.implied
+    dropped = _meshes_of_specs(guards) | closures.implied | modules.implied | own
     if dropped:
         log.debug("%d guards are implied by others", len(dropped))
         checks = {

@@ -14,14 +14,13 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import collectives, gathered
 from dynamo_dist.torch_compat import custom_operators
 from dynamo_dist.torch_compat.aot import backward
 from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
-from dynamo_dist.trace.randomness import shards
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +31,6 @@ _decomposing: ContextVar[frozenset[types.OpOverload]] = ContextVar(
 
 # What takes over another tensor's memory, as no gathered tensor has it. The second is ``x.data = y`` from 2.14 on.
 _TAKES_MEMORY = frozenset({"aten::set_", "aten::shallow_copy_data_"})
-# Why nothing is drawn in place there.
-INTO_A_SUM = "In a pending sum each rank would draw its own, and their sum would be drawn by none."
 
 
 class Decompose(Exception):
@@ -62,10 +59,7 @@ def instead(
     if op._schema.name in _TAKES_MEMORY:
         raise error
     if torch.Tag.nondeterministic_seeded in op.tags:
-        if op._schema.name.endswith("_") and not is_pending(args[0]):
-            return draw_in_place(op, args, kwargs)
-        why = [INTO_A_SUM] * op._schema.name.endswith("_")
-        raise random(op, args, kwargs, *why) from error
+        raise random(op, args, kwargs) from error
     function = None if writes_or_views(op) else operators.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
@@ -107,19 +101,6 @@ def instead(
     return results
 
 
-def draw_in_place(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a DTensor by an operator of others: each shard draws its own numbers, in Python."""
-    target = args[0]
-    shard = shards.position(target.device_mesh, target.placements)
-    shards.draw(op, shard, (target._local_tensor, *args[1:]), kwargs)
-    return target if op._schema.returns else None
-
-
-def is_pending(value: object) -> bool:
-    """Return whether it is a DTensor of which ranks hold summands, or parts of another reduction."""
-    return isinstance(value, DTensor) and any(isinstance(p, Partial) for p in value.placements)
-
-
 def is_known(op: types.OpOverload) -> bool:
     """Return whether the schema of ``op`` is one that torch checks."""
     if op.namespace in collectives.NAMESPACES:
@@ -127,18 +108,13 @@ def is_known(op: types.OpOverload) -> bool:
     return op.namespace in ("aten", "prims") or custom_operators.is_custom_op(op._schema.name)
 
 
-def random(
-    op: types.OpOverload,
-    args: Any,
-    kwargs: Any,
-    why: str = "On gathered arguments each rank would draw its own, and replicas would differ.",
-) -> StrategyError:
-    """The error for a random operator where each rank's own numbers would be wrong."""
+def random(op: types.OpOverload, args: Any, kwargs: Any) -> StrategyError:
+    """The error for a random operator that has no strategy."""
     return StrategyError(
         f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
-        why,
-        "Redistribute its arguments to Shard or Replicate first, or register a strategy with "
-        "dynamo_dist.sharding.register_strategy.",
+        "Each rank would draw its own: replicas would differ, and a pending sum would be drawn by none.",
+        "Draw on the local tensors (tensor.to_local()), redistribute a pending sum first, or register "
+        "a strategy with dynamo_dist.sharding.register_strategy.",
     )
 
 

@@ -10,6 +10,8 @@ import torch._C._distributed_c10d as _distributed_c10d
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
 
+from dynamo_dist.torch_compat.changes import has
+
 # The group registered under a name; raises if there is none.
 resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]
 group_tag: Callable[[Any], str] = vars(_c10d)["_get_group_tag"]
@@ -51,3 +53,11 @@ def nn_function(name: str) -> Any:
 def collective_options(kind: str) -> Any:
     """New options of a backend's collective: ``kind`` is "Allreduce", "Barrier" and so on."""
     return getattr(_distributed_c10d, f"{kind}Options")()
+
+
+def functional_op(name: str) -> tuple[Any, ...]:
+    """An operator of ``torch.ops._c10d_functional`` and its overload; nothing if it has none."""
+    if not has(torch.ops._c10d_functional, name, off=f"calls of {name} stay as they are in graphs"):
+        return ()
+    packet = getattr(torch.ops._c10d_functional, name)
+    return packet, packet.default

@@ -15,6 +15,15 @@ _MISSING = object()
 _PACKAGE = str(Path(__file__).parents[1])
 
 
+def has(owner: Any, *names: str, off: str) -> bool:
+    """Return whether ``owner`` has these names of torch's own; else warn of what is ``off`` without them."""
+    missing = [name for name in names if not hasattr(owner, name)]
+    if missing:
+        where = getattr(owner, "__name__", type(owner).__name__)
+        log.warning("This torch has no %s in %s: %s.", ", ".join(missing), where, off)
+    return not missing
+
+
 class Change(Protocol):
     """One thing done to torch. ``undo`` is called once after ``apply`` and restores exactly."""
 

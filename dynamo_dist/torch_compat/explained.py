@@ -1,27 +1,25 @@
-"""Changes made in torch while a script is explained. Imports nothing of torch that it has not loaded itself."""
+"""What a script that is explained asks of torch, from its first compile on."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
+from dynamo_dist.torch_compat.changes import ConfigDefault
 
-def on_compile_call(listen: Callable[[], object], adapt: Callable[[Any], Any]) -> None:
-    """Replace ``torch.compile``: ``listen`` runs before its first call, ``adapt`` changes its keywords.
 
-    For the rest of the process. Seen in 2.13 to 2.15.
-    """
+def compile_by_default_with(backend: str) -> None:
+    """Have ``torch.compile`` use ``backend`` where a program names none, for the rest of the process."""
     import torch
 
-    stock: Any = torch.compile
+    torch.compiler.set_default_backend(backend)
 
-    @functools.wraps(stock)
-    def compile(model: Any = None, **kwargs: Any) -> Any:
-        listen()
-        return stock(model, **adapt(kwargs))
 
-    torch.compile = compile
+def observe_inductor(observer: Any) -> None:
+    """Have Inductor call ``observer`` behind its passes on each graph, unless the program sets such a pass itself."""
+    from torch._inductor import config
+
+    # Of every thread: backward graphs may be compiled in another one.
+    ConfigDefault(config, "post_grad_custom_post_pass", observer).apply()
 
 
 def meeting_point() -> str:

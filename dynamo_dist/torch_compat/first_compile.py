@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +17,19 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
 
     places: list[tuple[Any, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
     stock = [getattr(owner, name) for owner, name in places]
+    lock = threading.RLock()
 
     def waiting(owner: Any, name: str) -> Any:
         @functools.wraps(getattr(owner, name))
         def compile(*args: Any, **kwargs: Any) -> Any:
-            if getattr(owner, name) is compile:
-                put(stock)
-                try:
-                    prepare()
-                except BaseException:
-                    put(ours)
-                    raise
+            with lock:
+                if getattr(owner, name) is compile:
+                    put(stock)
+                    try:
+                        prepare()
+                    except BaseException:
+                        put(ours)
+                        raise
             # What is there now, which ``prepare`` may have changed.
             return getattr(owner, name)(*args, **kwargs)
 

@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState as _Sha
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
 from torch.distributed.tensor import DTensor, Placement
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
 
 PRE_FORWARD: Any = FSDPState._pre_forward
 POST_FORWARD: Any = FSDPState._post_forward
@@ -134,7 +134,9 @@ def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> 
 
         return get_managed_modules
 
-    if not hasattr(_init, "_get_managed_modules"):
+    if not has(
+        _init, "_get_managed_modules", off="a model sharded after its compile is many graphs"
+    ):
         return []
     return [WrapAttribute(_init, "_get_managed_modules", changed)]
 

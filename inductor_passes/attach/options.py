@@ -30,17 +30,9 @@ def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str,
     return config_patches(own, inductor)
 
 
-def observed(given: Mapping[str, Any], mode: str | None = None) -> dict[str, Any]:
-    """Inductor's options for ``mode`` and ``given``, by which each graph is recorded and none is changed.
-
-    As they are, if a post pass is among them or is set for the whole process.
-    """
-    merged = {**config.mode_options(mode), **given}
-    key = "post_grad_custom_post_pass"
-    if merged.get(key) is None and config.get_config(key) is None:
-        look_only = Attachment(PassOptions(passes=(), schedule="off"), observes=True)
-        merged[key] = attach(look_only)[1]
-    return merged
+def observer() -> Any:
+    """The object for ``post_grad_custom_post_pass`` that records each graph and changes none; it gives way to ours."""
+    return attach(Attachment(PassOptions(passes=(), schedule="off"), observes=True))[1]
 
 
 def config_patches(
@@ -66,7 +58,7 @@ def config_patches(
     attachment = Attachment(
         options=own,
         chain_pre=_as_one(value("post_grad_custom_pre_pass")),
-        chain_post=_as_one(value("post_grad_custom_post_pass")),
+        chain_post=_unless_it_observes(_as_one(value("post_grad_custom_post_pass"))),
         chain_joint=_as_one(value(_JOINT)) if has_joint else None,
         locality=bool(value("reorder_for_locality")),
         locality_in_training=config.has_config("reorder_for_locality_in_training")
@@ -92,6 +84,11 @@ def config_patches(
     if own.schedule != "off":
         patches.update(take_ownership(patches))
     return patches
+
+
+def _unless_it_observes(pass_: Any) -> Any:
+    attachment = getattr(pass_, "attachment", None)
+    return None if isinstance(attachment, Attachment) and attachment.observes else pass_
 
 
 def taken_off(inductor: Mapping[str, Any]) -> tuple[PassOptions | None, dict[str, Any]]:

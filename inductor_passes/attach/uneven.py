@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
-from inductor_passes.torch_compat import dynamo
+from inductor_passes.torch_compat import dynamo, meshes
 
 
 def is_rank_dependent() -> bool:
@@ -43,8 +42,8 @@ def has_uneven_inputs() -> bool:
 
 def is_uneven(value: object) -> bool:
     """Return whether ``value`` is a DTensor whose shards differ in size."""
-    spec = getattr(value, "_spec", None)
-    return isinstance(value, torch.Tensor) and spec is not None and shards_differ(value.shape, spec)
+    spec = meshes.spec_of(value)
+    return spec is not None and shards_differ(spec.shape, spec)
 
 
 def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:

@@ -74,8 +74,7 @@ def _text(value: Any) -> str:
     """Return what torch's key leaves out of an input: the hint of a symbol, the local part of a DTensor."""
     if isinstance(value, torch.SymInt):
         return f"{value} {size_hint(value)}"
-    local = getattr(value, "_local_tensor", None)
-    tensor = value if local is None else local
+    tensor = meshes.local_of(value)
     if not isinstance(tensor, torch.Tensor):
         return type(value).__name__
     sizes = [
@@ -86,5 +85,5 @@ def _text(value: Any) -> str:
 
 
 def _mesh(value: object) -> DeviceMesh | None:
-    spec = getattr(value, "_spec", None) if isinstance(value, torch.Tensor) else None
+    spec = meshes.spec_of(value)
     return meshes.mesh_of(value if spec is None else spec.mesh)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 # Made of others, or without meaning in another process.
 _NOT_CONTENT = ("_hash", "_pg_registry")
@@ -94,3 +95,13 @@ def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
             del owner.__setstate__
         else:
             owner.__setstate__ = stock
+
+
+def spec_of(value: object) -> Any:
+    """The layout of a DTensor; None of anything else."""
+    return value._spec if isinstance(value, DTensor) else None
+
+
+def local_of(value: Any) -> Any:
+    """The local tensor of a DTensor; anything else as it is."""
+    return value._local_tensor if isinstance(value, DTensor) else value

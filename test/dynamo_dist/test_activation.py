@@ -291,36 +291,6 @@ def test_what_stock_gave_up_on_is_looked_at_anew(groups, compiled):
     assert (len(stock_graphs), len(graphs)) == (0, 1)
 
 
-def test_threads_name_the_backend_at_once(monkeypatch):
-    from torch._dynamo.backends import registry
-
-    gate = threading.Barrier(2, timeout=30)
-    stock = registry._BACKENDS["dynamo_dist"]
-
-    class Slow:
-        """Both threads load before either registers what it gives."""
-
-        def load(self):
-            loaded = stock.load()
-            gate.wait()
-            return loaded
-
-    with dynamo_dist.enabled():
-        monkeypatch.setitem(registry._BACKENDS, "dynamo_dist", Slow())
-        monkeypatch.delitem(registry._COMPILER_FNS, "dynamo_dist", raising=False)
-        found = []
-        threads = [
-            threading.Thread(target=lambda: found.append(registry.lookup_backend("dynamo_dist")))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        monkeypatch.undo()
-    assert len(found) == 2 and found[0] is found[1]
-
-
 def test_a_backend_that_another_thread_registers_meanwhile(monkeypatch):
     from torch._dynamo.backends import registry
 

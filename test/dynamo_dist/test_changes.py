@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dynamo_dist import __main__, changes, switch
+from dynamo_dist import losses as losses_of
 from dynamo_dist.config import DistConfig
 
 
@@ -59,11 +60,22 @@ def test_versions_are_read_from_the_docstring(found):
 def test_kinds_sum_up_what_is_listed_but_our_own_state(found):
     kinds = changes.kinds(DistConfig())
     own = [each for each in found if each.what == "own state"]
-    assert 0 < len(own) < 6
+    assert 0 < len(own) < 8
     assert sum(kind.places for kind in kinds) == sum(
         len(each.places) for each in found if each not in own
     )
     assert {kind.what for kind in kinds} == {"patch", "setting"}
+
+
+def test_each_kind_has_its_loss_and_the_worst_come_first():
+    kinds = changes.kinds(DistConfig())
+    losses = [lost for lost, _ in losses_of.LOSSES.values()]
+    assert [kind.lost for kind in kinds] == [
+        each for each in losses if each in {k.lost for k in kinds}
+    ]
+    makers = {".".join(maker.split(".")[-2:]) for kind in kinds for maker in kind.made_by}
+    assert makers >= losses_of.LOSSES.keys()
+    assert len(kinds) - sum(kind.what == "setting" for kind in kinds) <= 65
 
 
 def test_the_command(capsys, monkeypatch):
@@ -71,23 +83,25 @@ def test_the_command(capsys, monkeypatch):
         "torch.distributed.tensor._dispatch.OpDispatcher._propagate_op_sharding_dispatch_slow_path"
     )
     monkeypatch.setenv("COLUMNS", "60")
-    for options in ([], ["--all"]):
-        assert __main__.main(["doctor", "--changes", *options]) == 0
-        told = capsys.readouterr().out
-        assert name in told  # whole, whatever the width
-        assert ("aten.squeeze_.default" in told) == bool(options)
+    assert __main__.main(["doctor", "--changes", "--all"]) == 0
+    detail = capsys.readouterr().out
+    assert name in detail and "aten.squeeze_.default" in detail  # whole, whatever the width
+    assert __main__.main(["doctor", "--changes"]) == 0
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 60
     assert __main__.main(["doctor", "--changes", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert set(listed[0]) == {
         "place",
         "places",
-        "how",
-        "why",
-        "made_by",
+        "lost",
+        "upstream",
         "versions",
-        "issue",
+        "made_by",
         "what",
     }
+    assert len(told.splitlines()) <= 3 + len(listed)  # a line each, and the heading
+    assert not [each["made_by"] for each in listed if not (each["lost"] and each["upstream"])]
     patches = sum(each["what"] == "patch" for each in listed)
     assert f"enable() changes {patches} kinds of places" in " ".join(told.split())
 

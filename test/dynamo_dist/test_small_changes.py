@@ -3,14 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.tensor._redistribute as redistribute
 import torch.nn.functional as F
-from torch._functorch.compile_utils import fx_graph_cse
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -20,10 +17,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
-import dynamo_dist
 from dynamo_dist.run import recompiles
 from dynamo_dist.trace.modules import whole_parameters
-from dynamo_dist.trace.randomness import shards
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +40,6 @@ def test_the_size_of_a_strided_shard_is_a_number_while_tracing():
     wanted = shard.local_shard_size_and_offset(8, 4, 1)
     with FakeTensorMode():
         assert shard.local_shard_size_and_offset(8, 4, 1) == wanted
-
-
-def test_the_way_between_two_layouts_is_looked_for_once(mesh):
-    def way():
-        meta = TensorMeta((8, 8), (8, 1), torch.float32)
-        layouts = [(Shard(0), Shard(1)), (Replicate(), Replicate())]
-        specs = [DTensorSpec(mesh, layout, tensor_meta=meta) for layout in layouts]
-        return redistribute._gen_transform_infos_non_cached(*specs)
-
-    assert way() is way()
 
 
 def test_a_trace_has_its_own_mask_of_an_embedding_whose_result_stays_pending(mesh):
@@ -133,15 +118,6 @@ def test_as_strided_speaks_of_the_whole_tensor(mesh):
     assert torch.equal(found.to_local(), whole.t())
 
 
-def test_equal_draws_of_shards_are_not_merged():
-    (draw, *_) = shards._operators().values()
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output([graph.call_function(draw, (0, x)) for _ in range(2)])
-    kept = [node for node in fx_graph_cse(graph).nodes if node.op == "call_function"]
-    assert len(kept) == 2
-
-
 def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, compiled):
     group = mesh.get_group("tp")
 
@@ -152,24 +128,3 @@ def test_a_region_that_reads_a_mesh_and_a_group_from_outside_is_one_graph(mesh, 
     run, graphs = compiled(lambda x: block(block(block(x))))
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 36.0))
     assert len(graphs) == 1
-
-
-def test_disabling_takes_back_what_inductor_was_told_of_draws():
-    shards._inductor.fill()  # as the first graph with a draw of shards does
-    assert shards._inductor._made
-    dynamo_dist.disable()
-    assert not shards._inductor._made
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [(Partial("product"), Replicate()), (Partial("avg"), Partial("max"))]
-)
-def test_no_strategy_is_chosen_whose_layouts_cannot_be_reached(mesh, one, other):
-    # Stock joins them as one pending tensor, and then cannot bring the other's pending values to it.
-    pieces = [
-        DTensor.from_local(torch.full((2, 3), 2.0), mesh["tp"], [layout], run_check=False)
-        for layout in (one, other)
-    ]
-    found = torch.cat(pieces)
-    assert found.placements == (Replicate(),)
-    assert found.shape == (4, 3)

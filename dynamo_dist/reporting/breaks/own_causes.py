@@ -233,18 +233,6 @@ OWN: tuple[Cause, ...] = (
         fix="model.unshard()\ny = compiled(x)\nmodel.reshard()",
     ),
     Cause(
-        name="mode_around",
-        kind=r"^Compiled function called while a dispatch mode is on$",
-        why=(
-            "A dispatch mode (CommDebugMode, for instance) sees operators one by one: under it torch runs the function in "
-            "eager mode, also one that it has compiled, and counts no break. Up to torch 2.13 a new one is never compiled afterwards."
-        ),
-        fix=(
-            "y = compiled(x)    # without the mode\n"
-            "report = dynamo_dist.explain(function)(x)    # what its graphs launch"
-        ),
-    ),
-    Cause(
         name="state_dict_inside",
         kind=r"^state_dict\(\) in a compiled function$",
         why="state_dict sets an attribute of a dictionary, which this torch cannot trace.",

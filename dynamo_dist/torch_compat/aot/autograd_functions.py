@@ -16,7 +16,7 @@ from torch._dynamo.variables.tensor import TensorVariable
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import _is_setup_context_defined
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
 
 
 def pass_context() -> list[Change]:
@@ -84,7 +84,8 @@ def gradients_are_apart() -> list[Change]:
         return trace_backward_graph
 
     name = "trace_backward_graph"
-    if not hasattr(AutogradFunctionApplyVariable, name):
+    off = "autograd functions whose backward writes to its gradient may not compile"
+    if not has(AutogradFunctionApplyVariable, name, off=off):
         return []
     return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
 

@@ -10,7 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.aot.wrapping import Wrap
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute, has
+from dynamo_dist.torch_compat.probing import _optional_module
 
 _AccumulateGrad: Any = getattr(torch._C._functions, "AccumulateGrad", None)
 _hook_owner: Any = getattr(torch.autograd.function, "_HookMixin", None)
@@ -47,18 +48,15 @@ def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Change]
     Empty where this torch has no such function, or lacks what ``make`` needs to tell that nobody looks
     at a gradient. ``codegen_backward_subclass_fns`` was seen in 2.13 to 2.15.
     """
-    try:
-        from torch._functorch._aot_autograd import subclass_codegen as owner
-    except ImportError:
-        return []
-    needed = (
-        _AccumulateGrad,
-        getattr(_hook_owner, "_register_hook", None),
-        getattr(owner, "codegen_backward_subclass_fns", None),
-        getattr(torch._C, "_current_autograd_node", None),
-        getattr(torch._C, "_will_engine_execute_node", None),
-    )
-    if None in needed:
+    owner = _optional_module("torch._functorch._aot_autograd.subclass_codegen")
+    nodes = "_current_autograd_node", "_will_engine_execute_node"
+    off = "gradients of DTensors are wrapped and added one by one, which takes longer"
+    if not (
+        has(owner, "codegen_backward_subclass_fns", off=off)
+        and has(torch._C, *nodes, off=off)
+        and has(torch._C._functions, "AccumulateGrad", off=off)
+        and has(_hook_owner, "_register_hook", off=off)
+    ):
         return []
 
     def wrapped(stock: Any) -> Any:

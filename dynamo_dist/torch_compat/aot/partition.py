@@ -8,7 +8,7 @@ from typing import Any
 
 import torch._functorch.partitioners as _partitioners
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, has
 
 _LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
 
@@ -21,14 +21,16 @@ def keep_in_its_pass(own: str) -> list[Change]:
     are other ones on another rank. ``own`` is the namespace of our ops, which it takes for ops without
     effects. Seen in 2.13 to 2.15; where the predicates are missing nothing is changed.
     """
-    changes: list[Change] = []
-    if not hasattr(_partitioners, "_has_tag_is_forward"):
-        return changes
-    for name, part in (("_must_be_in_forward", "forward"), ("_must_be_in_backward", "backward")):
-        if (stock := getattr(_partitioners, name, None)) is not None:
-            kept = functools.partial(_kept, stock, own, part)
-            changes.append(SetAttribute(_partitioners, name, kept))
-    return changes
+    parts = {"_must_be_in_forward": "forward", "_must_be_in_backward": "backward"}
+    off = "launches may move from forward to backward, on this rank alone"
+    if not has(_partitioners, "_has_tag_is_forward", *parts, off=off):
+        return []
+    return [
+        SetAttribute(
+            _partitioners, name, functools.partial(_kept, getattr(_partitioners, name), own, part)
+        )
+        for name, part in parts.items()
+    ]
 
 
 def _kept(stock: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
@@ -48,9 +50,9 @@ def drop_dead_chains() -> list[Change]:
     launch it keeps, dead or not, so that a launch whose result goes into a dead one would run twice. Seen
     in 2.13 to 2.15; where the predicate is missing nothing is changed.
     """
-    stock = getattr(_partitioners, "is_not_collective", None)
-    if stock is None:
+    if not has(_partitioners, "is_not_collective", off="some dead launches run"):
         return []
+    stock = _partitioners.is_not_collective
     return [
         SetAttribute(
             _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()

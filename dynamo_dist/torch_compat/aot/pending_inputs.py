@@ -11,7 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute, has
 from dynamo_dist.torch_compat.probing import _optional_module
 
 
@@ -53,9 +53,9 @@ def pending_inputs_have_gradients() -> list[Change]:
         _optional_module("torch._functorch._aot_autograd.frontend_utils"),
         _optional_module("torch._functorch.aot_autograd"),
     ]
-    stock = getattr(places[0], "process_inputs", None)
-    if stock is None:
+    if not has(places[0], "process_inputs", off="inputs in flight lose their gradients"):
         return []
+    stock: Any = getattr(places[0], "process_inputs")  # noqa: B009 - a module that may be missing
 
     @functools.wraps(stock)
     def process(flat_args: list[Any], *args: Any, **kwargs: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch._functorch.compile_utils as _compile_utils
@@ -65,30 +63,5 @@ def draw_once() -> list[Change]:
 
     return [
         SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
-        *_never_merged([operator]),
+        WrapAttribute(_compile_utils, "rand_ops", lambda stock: [*stock, operator]),
     ]
-
-
-def _never_merged(operators: Iterable[Any]) -> list[Change]:
-    return [WrapAttribute(_compile_utils, "rand_ops", lambda stock: [*stock, *operators])]
-
-
-def known_as_random(operators: Iterable[Any]) -> list[Change]:
-    """AOTAutograd knows these as random: not merged, and in a checkpoint drawn again from the saved state.
-
-    Its lists name torch's operators without their overloads. Seen in 2.13 to 2.15.
-    """
-    packets = {op.overloadpacket for op in operators}
-    lists = ("fusible_ops", "random_ops")
-
-    def known(stock: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(stock)
-        def known_operators() -> Any:
-            found = stock()
-            return dataclasses.replace(
-                found, **{name: getattr(found, name) | packets for name in lists}
-            )
-
-        return known_operators
-
-    return [WrapAttribute(_partitioners, "get_default_op_list", known), *_never_merged(packets)]

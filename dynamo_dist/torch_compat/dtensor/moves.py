@@ -17,6 +17,9 @@ from dynamo_dist.torch_compat.changes import Change, Made, WrapAttribute
 def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Change]:
     """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``meta[field]``.
 
+    A conjugation or negation that is only noted on a local tensor is done before it is sent: products, copies and views
+    take such tensors as they are, and c10d then refuses them.
+
     ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where the
     program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from graph to graph;
     a field of our own leaves ``meta["custom"]`` to whoever annotates a program. That list,
@@ -30,6 +33,9 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     def annotated(stock: Any) -> Any:
         @functools.wraps(stock)
         def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
+            # Asked first: an exported program would name both, whether there is something to do or not.
+            if local.is_conj() or local.is_neg():
+                local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
                 return stock(local, current, target, **how)
             with _noted(field, describe(current, target, asking.get())):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, _dispatch, _redistribute
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -18,29 +18,6 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.specs import own_part_of_index
-
-
-def resolved_before_collectives() -> list[Change]:
-    """Have a conjugation or negation that is only noted on a local tensor done before it is sent.
-
-    Products, copies and views take such tensors as they are, and c10d then refuses them. Seen in 2.13
-    to 2.15.
-    """
-
-    def resolving(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(stock)
-        def redistribute(local: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            # Asked first: an exported program would name both, whether there is something to do or not.
-            if local.is_conj() or local.is_neg():
-                local = local.resolve_conj().resolve_neg()
-            return stock(local, *args, **kwargs)
-
-        return redistribute
-
-    return [
-        WrapAttribute(module, "redistribute_local_tensor", resolving)
-        for module in (_redistribute, _dispatch)
-    ]
 
 
 def whole_numbers_in_parts() -> list[Change]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute, has
 from dynamo_dist.torch_compat.dtensor.types import DTensorSpec, TensorMeta
 
 KEPT_OFFSETS = 64
@@ -72,9 +71,9 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
     Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.13 to 2.15.
     """
     cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
-    stock = vars(cls).get(name)
-    if not inspect.isfunction(stock):
+    if not has(cls, name, off="strided shards may not trace"):
         return []
+    stock: Any = vars(cls)[name]
 
     @functools.wraps(stock)
     def size_and_offset(*args: Any, **kwargs: Any) -> Any:

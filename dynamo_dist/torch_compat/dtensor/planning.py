@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from dynamo_dist.program import Choice, Spec
 from dynamo_dist.torch_compat.changes import SetAttribute, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.calls import Handler
+from dynamo_dist.torch_compat.dtensor.strategies import has_strategy
 from dynamo_dist.torch_compat.dtensor.words import placement, words
 
 _dispatcher: Any = DTensor._op_dispatcher
@@ -115,6 +116,8 @@ def propagated(schema: Any) -> Choice | None:
 
     None if it refuses.
     """
+    if not has_strategy(schema.op):
+        return None
     try:
         result = _propagator.propagate_op_sharding_non_cached(schema)
     except Exception:  # a strategy may refuse in any way; what it refuses is no choice

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 
-from dynamo_dist.torch_compat.changes import Change, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, SetItem, WrapAttribute, has
 from dynamo_dist.torch_compat.dtensor.calls import Handler, dispatcher
 
 try:
@@ -102,11 +102,6 @@ def wrap_all(local: Sequence[torch.Tensor], specs: Sequence[DTensorSpec]) -> Any
 def is_here(mesh: DeviceMesh) -> bool:
     """Return whether this rank is one of the mesh's."""
     return mesh.get_coordinate() is not None
-
-
-def is_observed() -> bool:
-    """Return whether somebody traces, or looks at what is dispatched."""
-    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def relayout(
@@ -197,10 +192,10 @@ def in_context_parallel(
     for attention. A torch without these names has no context parallelism that we know of; seen in 2.13 to
     2.15.
     """
-    table = getattr(_context_parallel, "custom_ops", None)
-    style = getattr(_context_parallel, "_ContextParallel", None)
-    if table is None or style is None:
+    names = "custom_ops", "_ContextParallel"
+    if not has(_context_parallel, *names, off="context_parallel on the CPU is torch's"):
         return []
+    table, style = _context_parallel.custom_ops, _context_parallel._ContextParallel
     return [
         *(SetItem(table, op, handler) for op, handler in handlers.items()),
         WrapAttribute(style, "sdpa_output_fn", output, traced=True),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
-from torch.distributed.tensor import Placement, _sharding_prop
-from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dispatch import OpDispatcher
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import _expand_single_dim_strategy_to_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
@@ -19,7 +18,6 @@ from dynamo_dist.torch_compat.changes import (
     Change,
     OwnState,
     RemoveItem,
-    SetAttribute,
     SetItem,
     WrapAttribute,
 )
@@ -42,13 +40,8 @@ class ClearCaches(OwnState):
         clear_caches()
 
 
-# What was learned of torch's decisions for lists of DTensors; ``local_lists.py`` fills it.
-answers_for_lists: dict[Any, Any] = {}
-
-
 def clear_caches() -> None:
     """Forget every sharding decision of this process."""
-    answers_for_lists.clear()
     _clear_sharding_prop_cache()
     propagator()._propagate_tensor_meta_cached.cache_clear()
 
@@ -121,13 +114,6 @@ def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
     return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
 
 
-def decided_operators() -> list[OpOverload]:
-    """List the operators for which torch has a strategy, in its order, and no handler."""
-    tables = propagator()
-    known = {**tables.op_strategy_funcs, **tables.op_single_dim_strategy_funcs}
-    return [op for op in known if op not in dispatcher()._custom_op_handlers]
-
-
 def stock_strategy(op: OpOverload) -> Strategy | None:
     """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension comes first.
 
@@ -175,11 +161,21 @@ def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     )
 
 
+def has_strategy(op: OpOverload) -> bool:
+    """Return whether torch decides for ``op`` by a strategy or a rule, not by its decomposition."""
+    tables = propagator()
+    known = (tables.op_strategy_funcs, tables.op_single_dim_strategy_funcs, tables.op_to_rules)
+    return op is torch.ops.aten._local_scalar_dense.default or any(op in each for each in known)
+
+
 def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
     """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
 
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
     decision for the result of the operator, as it does for operators that it decomposes.
+
+    For an operator without a strategy torch derives one from its decomposition, and then runs the operator itself on
+    the local tensors, where a mean or a gradient divides by the local number of elements. So torch is not asked.
     """
 
     def changed(stock: Any) -> Any:
@@ -188,6 +184,11 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
             self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
         ) -> Any:
             try:
+                if not has_strategy(op):
+                    # Operators made of others, which autograd takes apart: here in inference mode alone.
+                    if op._can_decompose():
+                        return op.decompose(*args, **kwargs)
+                    raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
                 return stock(self, op, args, kwargs, *rest)
             except (NotImplementedError, RuntimeError) as error:
                 return answer(error, op, args, kwargs)
@@ -195,46 +196,3 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
         return propagate
 
     return [WrapAttribute(OpDispatcher, "_propagate_op_sharding_dispatch_slow_path", changed)]
-
-
-def only_reachable_strategies(
-    is_reachable: Callable[[Sequence[Placement], Sequence[Placement]], bool],
-) -> list[Change]:
-    """Have torch choose a strategy whose layouts it can bring the arguments to, if there is one.
-
-    It prices what it cannot do as any other, and fails later. With none left, no strategy decides.
-    """
-    stock = _sharding_prop._select_min_cost_strategy
-
-    def reachable(each: OpSpec, schema: OpSchema) -> bool:
-        return all(
-            is_reachable(
-                now.placements, (each.input_specs or [each.output_spec] * (at + 1))[at].placements
-            )
-            for at, now in enumerate(schema.args_spec)
-        )
-
-    @functools.wraps(stock)
-    def select(strategy: OpStrategy, schema: OpSchema | None = None) -> OpSpec:
-        chosen = stock(strategy, schema)
-        if schema is None or reachable(chosen, schema):
-            return chosen
-        kept = [each for each in strategy.strategies if reachable(each, schema)]
-        if not kept:
-            raise NotImplementedError(f"{schema.op}: torch cannot redistribute to what it needs")
-        return stock(OpStrategy(kept), schema)
-
-    return [SetAttribute(_sharding_prop, stock.__name__, select)]
-
-
-def without_derived_strategies() -> list[Change]:
-    """Have no strategy derived from an operator's decomposition.
-
-    Torch derives the placements from the decomposition and then runs the operator itself on the local
-    tensors, where a mean or a gradient divides by the local number of elements.
-    """
-
-    def has_decomposition(op: OpOverload) -> bool:
-        return False
-
-    return [SetAttribute(DecompShardingStrategy, "has_decomp", staticmethod(has_decomposition))]

@@ -182,3 +182,8 @@ def python_object(tracker: Any) -> Any:
     tracker = realized(tracker)
     value = getattr(tracker, "value", _MISSING)
     return tracker.as_python_constant() if value is _MISSING else unwrap(value)
+
+
+def value_of(tracker: Any) -> object:
+    """The object that a tracker keeps, if it keeps one; no guard is installed."""
+    return getattr(tracker, "value", None)

@@ -18,7 +18,6 @@ from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.exc import UnspecializeRestartAnalysis
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.distributed import BackwardHookVariable
@@ -28,7 +27,6 @@ from dynamo_dist.torch_compat.changes import (
     Change,
     ConfigDefault,
     SetAttribute,
-    SetItem,
     WrapAttribute,
 )
 from dynamo_dist.torch_compat.dynamo.building import realized
@@ -205,18 +203,6 @@ def forget_in_dictionaries(tx: Any, values: set[int]) -> None:
                 del tracker.items[key]
                 if key in tracker.original_items:
                     tracker.items[key] = tracker.original_items[key]
-
-
-def on_object(value: object, make: Callable[[Any, Any], Any]) -> list[Change]:
-    """Track one object by ``make(tx, source)``."""
-    return [
-        SetItem(
-            VariableBuilder._id_dispatch(),
-            id(value),
-            lambda builder, _: make(builder.tx, builder.source),
-            of=value,
-        )
-    ]
 
 
 def allow_point_to_point() -> list[Change]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch._dynamo.convert_frame as _convert_frame
 import torch.compiler.config as _compiler_config
 from torch._dynamo.backends import registry as _backends
 
-from dynamo_dist.torch_compat.changes import _MISSING, Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import _MISSING, OwnState
 
 
 class CacheKeyTag:
@@ -56,7 +55,7 @@ def cache_key_tag() -> str:
     return _compiler_config.cache_key_tag
 
 
-class BackendEntryPoint:
+class BackendEntryPoint(OwnState):
     """Make Dynamo resolve a backend's entry point again at its next naming, once undone.
 
     Dynamo keeps the function that an entry point gave (``_COMPILER_FNS``) and forgets the entry
@@ -84,24 +83,6 @@ def forget_backend(name: str) -> None:
     ``_COMPILER_FNS`` was seen in 2.13 to 2.15.
     """
     _backends._COMPILER_FNS.pop(name, None)
-
-
-def same_backend_twice() -> Change:
-    """Let several threads register the same backend: each that names it first does, and stock's second fails.
-
-    ``register_backend`` was seen in 2.13 to 2.15.
-    """
-
-    def wrap(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def register(compiler_fn: Any = None, name: str | None = None, tags: Any = ()) -> Any:
-            if name is not None and _backends._COMPILER_FNS.get(name, _MISSING) is compiler_fn:
-                return compiler_fn
-            return stock(compiler_fn, name, tags)
-
-        return register
-
-    return WrapAttribute(_backends, "register_backend", wrap)
 
 
 # Dynamo holds this lock while it traces: under it no table changes in the middle of a trace, and

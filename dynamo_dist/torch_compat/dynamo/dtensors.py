@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch._dynamo.guards as _guards
@@ -15,10 +15,9 @@ from torch._dynamo.utils import proxy_args_kwargs as _proxy_args_kwargs
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import TensorVariable
-from torch._dynamo.variables.user_defined import UserDefinedClassVariable
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 from dynamo_dist.torch_compat.dynamo.building import fake_tensor, realized
 
 
@@ -61,38 +60,6 @@ def on_tensor_attributes(
         WrapAttribute(TensorVariable, "call_obj_hasattr", asking),
         WrapAttribute(TensorVariable, name, getting),
     ]
-
-
-def on_tensor_methods(names: Iterable[str], answer: Callable[[Any, Any], Any]) -> list[Change]:
-    """Methods that plain tensors lack: ``tensor.name()`` while tracing is ``answer(tx, tracker)``, where that is not None.
-
-    A method of ``TensorVariable`` whose name is ``method_`` and the tensor's is asked first. Seen in 2.13 to 2.15.
-    """
-
-    def method(self: Any, tx: Any) -> Any:
-        return answer(tx, self)
-
-    return [
-        SetAttribute(TensorVariable, f"method_{name}", method)
-        for name in names
-        if not hasattr(TensorVariable, f"method_{name}")
-    ]
-
-
-def on_construction(answers: Mapping[type, Callable[..., Any]]) -> list[Change]:
-    """``cls(...)`` while tracing, where ``answers[cls](tx, args, kwargs)`` is not None.
-
-    One call for all classes: a second would take the place of the first.
-    """
-    stock: Any = UserDefinedClassVariable.call_function
-
-    @functools.wraps(stock)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        answer = next((answers[cls] for cls in answers if cls is self.value), None)
-        found = None if answer is None else answer(tx, list(args), kwargs)
-        return stock(self, tx, args, kwargs) if found is None else found
-
-    return [SetAttribute(UserDefinedClassVariable, "call_function", call_function)]
 
 
 def dtensor_state(tx: Any) -> dict[str, Any]:
@@ -175,7 +142,7 @@ def keep_implicit_replication() -> list[Change]:
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)
-        def call_user_compiler(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def compile_subgraph(self: Any, *args: Any, **kwargs: Any) -> Any:
             on = implicit_replication()
             if on:
                 _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
@@ -184,9 +151,9 @@ def keep_implicit_replication() -> list[Change]:
             finally:
                 set_implicit_replication(on)
 
-        return call_user_compiler
+        return compile_subgraph
 
-    return [WrapAttribute(OutputGraph, "call_user_compiler", changed)]
+    return [WrapAttribute(OutputGraph, "compile_subgraph", changed)]
 
 
 def REPLICATES_IMPLICITLY(builder: Any, guard: Any) -> None:

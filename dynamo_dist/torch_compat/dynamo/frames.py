@@ -8,17 +8,14 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch._dynamo.convert_frame as _convert_frame
-import torch._dynamo.trace_rules as _trace_rules
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 
-from dynamo_dist.torch_compat.changes import Change, OwnState, WrapAttribute
-from dynamo_dist.torch_compat.dynamo import left_to_python
+from dynamo_dist.torch_compat.changes import Change, OwnState, WrapAttribute, has
 
 
 class SkippedFrames(OwnState):
@@ -41,31 +38,14 @@ class SkippedFrames(OwnState):
     undo = apply
 
 
-def frames_left_alone(is_ours: Callable[[str], bool]) -> Change:
+def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str], bool]) -> Change:
     """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
 
     Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
-    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own.
-    ``trace_rules.check`` was seen in 2.13 to 2.15.
-    """
-
-    def wrap(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def check(obj: Any, is_inlined_call: bool = False, *args: Any, **kwargs: Any) -> Any:
-            if not is_inlined_call and isinstance(obj, CodeType) and is_ours(obj.co_filename):
-                return True
-            return stock(obj, is_inlined_call, *args, **kwargs)
-
-        return check
-
-    return WrapAttribute(_trace_rules, "check", wrap)
-
-
-def frames_left_alone_with_callees(is_ours: Callable[[str], bool]) -> Change:
-    """Have Dynamo look neither at functions in files that ``is_ours`` nor at anything that they call.
-
-    They answer calls that torch answers in C++. Dynamo would compile methods of DTensor that they use, as though
-    the user had called them. ``CatchErrorsWrapper`` and ``_FrameExecStrategy`` were seen in 2.13.
+    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own. Where a file
+    ``dispatches``, it does not look at what its functions call either: they answer calls that torch answers in C++, and
+    Dynamo would compile methods of DTensor that they use, as though the user had called them. ``CatchErrorsWrapper`` and
+    ``_FrameExecStrategy`` were seen in 2.13.
     """
     unseen = _eval_frame._FrameExecStrategy(
         _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP
@@ -74,9 +54,10 @@ def frames_left_alone_with_callees(is_ours: Callable[[str], bool]) -> Change:
     def wrap(stock: Any) -> Any:
         @functools.wraps(stock)
         def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_ours(frame.f_code.co_filename):
+            file = frame.f_code.co_filename
+            if dispatches(file):
                 return ConvertFrameReturn(frame_exec_strategy=unseen)
-            return stock(self, frame, *args, **kwargs)
+            return ConvertFrameReturn() if is_ours(file) else stock(self, frame, *args, **kwargs)
 
         return call
 
@@ -91,7 +72,7 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Chang
     from torch._dynamo import convert_frame
 
     name = "exceeds_recompile_limit"
-    if not hasattr(convert_frame, name):
+    if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
     def changed(stock: Any) -> Any:
@@ -120,10 +101,11 @@ def on_what_is_left_to_python(
     from torch._dynamo import convert_frame, trace_rules
     from torch._dynamo.utils import counters
 
-    converter = getattr(convert_frame, "ConvertFrame", None)
-    if converter is None:
+    off = "ranks are not told of a function that one leaves to Python"
+    if not has(convert_frame, "ConvertFrame", off=off):
         return []
-    around = {__file__, left_to_python.__file__, convert_frame.__file__}
+    converter = convert_frame.ConvertFrame
+    around = {__file__, convert_frame.__file__}
 
     def changed(stock: Any) -> Any:
         @functools.wraps(stock)

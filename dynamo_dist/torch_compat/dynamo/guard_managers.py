@@ -11,9 +11,9 @@ import torch._dynamo.guards as _guards
 import torch._dynamo.source as _sources
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import GuardsSet, TracingContext
+from torch._guards import TracingContext
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute
 from dynamo_dist.torch_compat.dynamo.checks import Check
 
 # What guards a DTensor's spec, and an object that Dynamo takes as it is (a mesh, a group).
@@ -57,20 +57,6 @@ class _Manager:
 
     def add_lambda_guard(self, check: Callable[[Any], bool], *rest: Any) -> Any:
         return self.manager.add_lambda_guard(self.wrap(self.value, check), *rest)
-
-
-def leave_out(unneeded: Callable[[Any], bool]) -> Change:
-    """Do not collect guards that are ``unneeded``."""
-
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def add(self: Any, guard: Any, *args: Any, skip: int = 0, **options: Any) -> None:
-            if not unneeded(guard):
-                stock(self, guard, *args, skip=skip + 1, **options)
-
-        return add
-
-    return WrapAttribute(GuardsSet, "add", changed)
 
 
 def module_and_member(guard: Any) -> tuple[str, str | None] | None:

@@ -13,7 +13,7 @@ from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._library import opaque_object as _opaque
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute
+from dynamo_dist.torch_compat.changes import Change, SetAttribute, has
 from dynamo_dist.torch_compat.dynamo.building import call_traced
 
 
@@ -99,7 +99,9 @@ def derive_by_overload(cls: type) -> list[Change]:
     slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
     """
     info = _opaque.get_opaque_obj_info(cls)
-    stock = getattr(info, "reconstruct_fn", None)
+    if not has(info, "reconstruct_fn", off="Inductor takes no slice of a mesh in a graph"):
+        return []
+    stock: Any = info.reconstruct_fn  # type: ignore[union-attr]
     if stock is None:
         return []
 

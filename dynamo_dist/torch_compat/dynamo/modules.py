@@ -288,3 +288,8 @@ def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Change]:
         if name in vars(UnspecializedNNModuleVariable)
     )
     return [WrapAttribute(UnspecializedNNModuleVariable, name, changed)]
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that ``torch.compile`` has wrapped; anything else as it is."""
+    return module._orig_mod if isinstance(module, OptimizedModule) else module

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch._dynamo.config as _dynamo_config
 from torch._dynamo.bytecode_transformation import create_call_function
 from torch._dynamo.codegen import PyCodegen
 from torch._dynamo.guards import GuardBuilder
@@ -215,21 +216,6 @@ def _is_same_class(self: Any, other: Any) -> bool:
     return self.value is other.as_python_constant()
 
 
-def on_class_call(cls: type, answer: Callable[..., Any]) -> list[Change]:
-    """Answer ``cls(...)`` while tracing by ``answer(tx, args, kwargs)``, for a class of opaque objects."""
-
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def call(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            if self.value is cls:
-                return answer(tx, list(args), kwargs)
-            return stock(self, tx, args, kwargs)
-
-        return call
-
-    return [WrapAttribute(_OPAQUE_CLASS, "call_function", changed)]
-
-
 def extend_builtins() -> list[Change]:
     """``str`` and ``isinstance`` of our trackers, where stock looks at the stand-in.
 
@@ -330,18 +316,52 @@ def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
 
     Answers add up: the one that came last is asked first.
     """
-    table = VariableBuilder._id_dispatch()
 
-    def wrap(builder: Any, value: Any) -> Any:
+    def track(builder: Any, stock: Any) -> Any:
+        return FunctionTracker(function, answer, stock, source=builder.source)
+
+    return [_on_stock_tracker(function, track)]
+
+
+def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else stock's tracker has it."""
+
+    def track(_: Any, stock: Any) -> Any:
+        kind: Any = type(stock)
+        stock.__class__ = _answering(kind, answer)
+        return stock
+
+    return [_on_stock_tracker(cls, track)]
+
+
+@functools.cache
+def _answering(stock: Any, answer: Callable[..., Any]) -> Any:
+    """A tracker of a class, whose calls we answer."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = answer(tx, list(args), kwargs)
+        return stock.call_function(self, tx, args, kwargs) if found is None else found
+
+    members = {"__module__": __name__, "call_function": call_function}
+    return type(f"{stock.__name__}WithAnswer", (stock,), members)
+
+
+def _on_stock_tracker(value: object, track: Callable[[Any, Any], Any]) -> Change:
+    def wrap(builder: Any, _: Any) -> Any:
         change.undo()
         try:
             stock = builder._wrap(value)
         finally:
             change.apply()
-        return FunctionTracker(value, answer, stock, source=builder.source)
+        return track(builder, stock)
 
-    change = SetItem(table, id(function), wrap, of=function)
-    return [change]
+    change = on_object(value, wrap)
+    return change
+
+
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> Change:
+    """Track one function, class or object of torch by ``make(builder, value)``, wherever a program reads it."""
+    return SetItem(VariableBuilder._id_dispatch(), id(value), make, of=value)
 
 
 def on_values(
@@ -369,6 +389,15 @@ def constant_node(function: Callable[..., Any], *args: Any) -> Any:
     return proxy
 
 
+def keep_no_fake_results() -> None:
+    """Have torch keep no fake results of operators, in this trace and in the compile of its graph."""
+    tx: Any = InstructionTranslator.current_tx()
+    tx.fake_mode.cache_enabled = False
+    configured = _dynamo_config.patch(fake_tensor_cache_enabled=False)
+    configured.__enter__()
+    tx.output.add_cleanup_hook(lambda: configured.__exit__(None, None, None))
+
+
 def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
     """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
 
@@ -390,3 +419,8 @@ def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Ch
         self.clear_tos()
 
     return [SetAttribute(PyCodegen, "__call__", call)]
+
+
+def made_by(tracker: Any) -> Any:
+    """The arguments, by position and by name, with which a traced program made an object; None for any other."""
+    return getattr(tracker, "ctor_args_kwargs", None)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch._dynamo.output_graph as _output_graph
 from torch._dynamo.output_graph import SubgraphTracer
-from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.builder import GraphArg
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -54,26 +53,6 @@ def sizes_of_bases_are_inputs() -> list[Change]:
         # By which inputs are dropped that nobody reads.
         WrapAttribute(_output_graph, "free_symbols", counted),
     ]
-
-
-def fixed_strides_are_numbers() -> list[Change]:
-    """The strides of a tensor whose sizes a view has fixed are numbers to a trace, as its sizes are.
-
-    ``x.unflatten(1, (2, 4))`` makes the number 4 * 2 of a symbol, and with one row no symbol is left. Dynamo then
-    makes integers of the sizes alone, and fails at ``x.contiguous().stride()``. Seen in torch 2.13 and 2.14.
-    """
-
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def specialize(value: torch.Tensor) -> Any:
-            found = stock(value)
-            if "stride" in found:
-                found["stride"] = tuple(map(int, found["stride"]))
-            return found
-
-        return staticmethod(specialize)
-
-    return [WrapAttribute(TensorVariable, "specialize", changed)]
 
 
 def _numbers(tensor: torch.Tensor) -> Iterator[torch.SymInt]:

@@ -10,10 +10,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from dynamo_dist.torch_compat.dynamo import left_to_python
+from dynamo_dist.torch_compat.changes import Change, NotOursError, WrapAttribute, has
 
 log = logging.getLogger(__name__)
 
@@ -52,42 +51,46 @@ _FALLBACK_PREFIXES = (
 )
 _watch_lock = threading.RLock()
 _watchers: list[tuple[BreakListener, CompileListener]] = []
-_unwatch: list[Callable[[], None]] = []
+_applied: list[Change] = []
+
+PLACES = (
+    "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break",
+    "torch._dynamo.utils.log_compilation_event",
+)
 
 
 @contextlib.contextmanager
 def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterator[None]:
     """Tell of every graph break and every compile, whatever TORCH_LOGS says; nothing else changes.
 
-    Wraps three functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
-    which Dynamo calls once for each break it recovers from, the hook ``log_compilation_event``,
-    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off), and
-    ``CatchErrorsWrapper.__call__``, which it asks for each frame that has no code yet. They run at compile time only. Seen in torch 2.13 to 2.15; where one is missing, its events are too.
+    Wraps two functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
+    which Dynamo calls once for each break it recovers from, and the hook ``log_compilation_event``,
+    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off). They run at compile
+    time only. Seen in torch 2.13 to 2.15; where one is missing, its events are too.
     """
     watcher = (on_break, on_compile)
     with _watch_lock:
         _watchers.append(watcher)
         if len(_watchers) == 1:
-            _unwatch.extend(_wrap_dynamo())
+            for change in _changes():
+                change.apply()
+                _applied.append(change)
     try:
         yield
     finally:
         with _watch_lock:
             _watchers.remove(watcher)
-            if not _watchers:
-                while _unwatch:
-                    _unwatch.pop()()
+            while not _watchers and _applied:
+                # Somebody else may have wrapped ours: then theirs stays, and ours calls nobody.
+                with contextlib.suppress(NotOursError):
+                    _applied.pop().undo()
 
 
-def _wrap_dynamo() -> Iterator[Callable[[], None]]:
-    import torch._dynamo.convert_frame as convert_frame
+def _changes() -> list[Change]:
     import torch._dynamo.symbolic_convert as symbolic_convert
     import torch._dynamo.utils as utils
 
-    translator = getattr(symbolic_convert, "InstructionTranslatorBase", None)
-    log_break = getattr(translator, "log_graph_break", None)
-    if translator is not None and log_break is not None:
-
+    def breaks(log_break: Any) -> Any:
         @functools.wraps(log_break)
         def log_graph_break(self: Any, *args: Any, **kwargs: Any) -> Any:
             bound = dict(zip(("code_options", "reason", "exc"), args, strict=False)) | kwargs
@@ -98,11 +101,9 @@ def _wrap_dynamo() -> Iterator[Callable[[], None]]:
                 _notify(0, lambda: _seen_break(exc, str(bound.get("reason", ""))))
             return result
 
-        yield _replace(translator, "log_graph_break", log_graph_break)
+        return log_graph_break
 
-    log_event = getattr(utils, "log_compilation_event", None)
-    if log_event is not None:
-
+    def compiles(log_event: Any) -> Any:
         @functools.wraps(log_event)
         def log_compilation_event(metrics: Any) -> Any:
             result = log_event(metrics)
@@ -110,24 +111,15 @@ def _wrap_dynamo() -> Iterator[Callable[[], None]]:
             _notify(1, lambda: _seen_compile(metrics, exc))
             return result
 
-        yield _replace(utils, "log_compilation_event", log_compilation_event)
+        return log_compilation_event
 
-    catcher = getattr(convert_frame, "CatchErrorsWrapper", None)
-    if catcher is not None:
-        told = left_to_python.telling(catcher.__call__, _left)
-        yield _replace(catcher, "__call__", told)
-
-
-def _replace(owner: Any, name: str, wrapper: Any) -> Callable[[], None]:
-    original = owner.__dict__[name]
-    setattr(owner, name, wrapper)
-
-    def restore() -> None:
-        # Somebody else may have wrapped ours: then theirs stays, and ours calls nobody.
-        if owner.__dict__.get(name) is wrapper:
-            setattr(owner, name, original)
-
-    return restore
+    translator = symbolic_convert.InstructionTranslatorBase
+    found: list[Change] = []
+    if has(translator, "log_graph_break", off="reports have no graph breaks"):
+        found.append(WrapAttribute(translator, "log_graph_break", breaks))
+    if has(utils, "log_compilation_event", off="reports have no recompiles"):
+        found.append(WrapAttribute(utils, "log_compilation_event", compiles))
+    return found
 
 
 def _notify(which: int, make: Callable[[], Any]) -> None:
@@ -141,17 +133,6 @@ def _notify(which: int, make: Callable[[], Any]) -> None:
             listener(event)
     except Exception:
         log.exception("A watcher of graph breaks raised; the compile goes on.")
-
-
-def _left(frame: FrameType, modes: list[str]) -> None:
-    """Python runs a function that was to be compiled: all of it, without a break that Dynamo counts."""
-    under = ", ".join(modes)
-    message = (
-        f"{left_to_python.KIND}\n  Explanation: torch runs it in eager mode under {under}, without a word."
-        f"\n\n  Developer debug context: {under}"
-    )
-    stack = left_to_python.stack_of(frame)
-    _notify(0, lambda: SeenBreak(left_to_python.KIND, message, stack, falls_back=True))
 
 
 def _seen_break(exc: BaseException, reason: str) -> SeenBreak:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
 
 # In a block of it, operators skip the kernels of autograd.
 below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
@@ -27,7 +27,10 @@ def wrap_compiled_code(
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
 
-    if below_autograd is None or not hasattr(CompiledFxGraph, "post_compile"):
+    off = "compiled graphs call operators through autograd, which takes longer"
+    if not has(torch._C, "_AutoDispatchBelowAutograd", off=off):
+        return []
+    if not has(CompiledFxGraph, "post_compile", off=off):
         return []
 
     def changed(stock: Any) -> Any:

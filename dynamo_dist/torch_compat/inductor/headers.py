@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
 
 # As many libraries take longer without a compiled header, together, as the header takes: a second each.
 _WITHOUT = 5
@@ -23,7 +23,7 @@ def only_for_builds() -> list[Change]:
     """
     from torch._inductor import codecache
 
-    if not hasattr(codecache, "_precompile_header"):
+    if not has(codecache, "_precompile_header", off="a first compile on a host builds headers"):
         return []
     last = threading.local()
     without: set[str] = set()

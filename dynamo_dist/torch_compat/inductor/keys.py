@@ -10,7 +10,7 @@ from typing import Any
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
 
 #: A global that we have Dynamo install: the object's ``id`` and the number of the trace in this process.
 _OWN_GLOBAL = re.compile(r"__dynamo_dist\w*?_\d+_c\d+")
@@ -26,7 +26,7 @@ def meshes_by_content(content: Callable[..., str]) -> list[Change]:
     from torch._inductor.codecache import FxGraphCachePickler
 
     name = "_reduce_fake_script_object"
-    if not hasattr(FxGraphCachePickler, name):
+    if not has(FxGraphCachePickler, name, off="graphs that take meshes are not cached"):
         return []
 
     def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def sources_by_name() -> list[Change]:
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
 
     name = "_reduce_aot_config"
-    if not hasattr(AOTAutogradCachePickler, name):
+    if not has(AOTAutogradCachePickler, name, off="graphs of FSDP2 and DDP are not cached"):
         return []
 
     def changed(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change, OwnState, WrapAttribute, has
 from dynamo_dist.torch_compat.inductor.code import cache_dir
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,8 @@ def few_libraries() -> list[Change]:
     stock_kernels = async_compile.AsyncCompile
     bindings = getattr(codecache, "CppPythonBindingsCodeCache", None)
     needed = ("load_async", "suffix_template", "call_entry_function", "extra_parse_arg")
-    if not hasattr(stock_kernels, "cpp_pybinding") or not all(
-        hasattr(bindings, each) for each in needed
-    ):
+    off = "each C++ kernel is a library, which takes longer to build"
+    if not has(stock_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
         return [PoolsOfThisProcess()]
 
     def held_back(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,7 +88,7 @@ def few_libraries() -> list[Change]:
     ]
 
 
-class PoolsOfThisProcess:
+class PoolsOfThisProcess(OwnState):
     """A process that was forked after a compile builds with threads of its own.
 
     The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch

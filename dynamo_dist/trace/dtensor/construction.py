@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,9 +112,9 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
         )
 
 
-CONSTRUCTED: dict[type, Callable[..., Any]] = {DTensor: answer}
-
-
 def changes() -> list[Change]:
-    """List the changes that enabling makes for ``from_local``."""
-    return trackers.on_function(DTensor.from_local, from_local)
+    """List the changes that enabling makes for ``DTensor(...)`` and ``from_local``."""
+    return [
+        *trackers.on_construction(DTensor, answer),
+        *trackers.on_function(DTensor.from_local, from_local),
+    ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist.torch_compat.dynamo import building
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dynamo import building, trackers
 
 
 def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
@@ -21,4 +21,6 @@ def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
     )
 
 
-CONSTRUCTED: dict[type, Callable[..., Any]] = {CommDebugMode: refuse}
+def changes() -> list[Change]:
+    """List the changes that enabling makes for the mode."""
+    return trackers.on_construction(CommDebugMode, refuse)

@@ -27,7 +27,7 @@ def in_line(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _holds_dtensors(function: Any) -> bool:
-    module = getattr(function, "value", None)
+    module = building.value_of(function)
     return isinstance(module, nn.Module) and any(
         isinstance(each, DTensor) for each in [*module.parameters(), *module.buffers()]
     )

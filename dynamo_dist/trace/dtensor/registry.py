@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs
+from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs, random
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import placements, redistribution
-from dynamo_dist.torch_compat.dynamo import dtensors, view_sizes
+from dynamo_dist.torch_compat.dtensor import factories, placements
+from dynamo_dist.torch_compat.dynamo import view_sizes
 from dynamo_dist.trace.dtensor import (
     attributes,
     branches,
@@ -23,7 +23,7 @@ from dynamo_dist.trace.dtensor import (
     unused_outputs,
     views,
 )
-from dynamo_dist.trace.trackers import creation, reduce_op
+from dynamo_dist.trace.trackers import reduce_op
 
 
 def changes(config: DistConfig) -> list[Change]:
@@ -36,14 +36,8 @@ def changes(config: DistConfig) -> list[Change]:
         *copies.changes(),
         *data_sizes.changes(),
         *distribution.changes(),
-        *dtensors.on_construction(
-            {
-                **construction.CONSTRUCTED,
-                **debug.CONSTRUCTED,
-                **creation.CONSTRUCTED,
-                **reduce_op.CONSTRUCTED,
-            }
-        ),
+        *debug.changes(),
+        *reduce_op.changes(),
         *loss_parallel.changes(),
         *implicit_replication.changes(),
         *inside_operators.changes(),
@@ -53,12 +47,13 @@ def changes(config: DistConfig) -> list[Change]:
         *outputs.keep_first_symbols(),
         *equal_meshes.equal_meshes_are_one(),
         *view_sizes.sizes_of_bases_are_inputs(),
-        *view_sizes.fixed_strides_are_numbers(),
         *pending_inputs.write_to_pending_inputs(),
         *pending_inputs.pending_inputs_have_gradients(),
         *placements.keep_strided_shards(),
         *placements.cut_empty_shards(),
         *placements.count_strided_shards_with_real_tensors(),
         *placements.fix_split_factors(),
-        *redistribution.remember_redistributions(),
+        *random.save_states_before_objects(),
+        *random.draw_once(),
+        *factories.random_on_cpu(),
     ]

@@ -11,9 +11,9 @@ import torch
 
 from dynamo_dist.torch_compat import overlap
 from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors
+from dynamo_dist.torch_compat.dynamo import building, dtensors, modules
 
-_METHODS = frozenset({"trigger_wait", "wait"})  # of AsyncCollectiveTensor
+_METHODS = ("trigger_wait", "wait")  # of AsyncCollectiveTensor
 
 
 def _has_been_waited_for(tracker: Any) -> bool:
@@ -33,7 +33,7 @@ def _has_been_waited_for(tracker: Any) -> bool:
     return True
 
 
-def _itself(tx: Any, tracker: Any) -> Any:
+def _itself(tx: Any, tracker: Any, args: Any) -> Any:
     return tracker if _has_been_waited_for(tracker) else None
 
 
@@ -50,6 +50,6 @@ def _attribute(tx: Any, tracker: Any, name: str) -> Any:
 def changes() -> list[Change]:
     """List the changes that enabling makes for what functional collectives return."""
     return [
-        *dtensors.on_tensor_methods(sorted(_METHODS), _itself),
+        *(change for name in _METHODS for change in modules.on_tensor_method(name, _itself)),
         *dtensors.on_tensor_attributes(_has_attribute, _attribute),
     ]

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
@@ -243,7 +242,7 @@ def changes(config: DistConfig) -> list[Change]:
         *trackers.on_function(state.coalesces, _constant(state.coalesces)),
         *trackers.on_function(coalescing.open_manager, _open_manager),
         *trackers.on_function(coalescing.close_manager, _close_manager),
-        *calls_compat.on_object(dist.reduce_op, lambda tx, source: ReduceOpNames(source=source)),
+        trackers.on_object(dist.reduce_op, lambda builder, _: ReduceOpNames(source=builder.source)),
     ]
 
 
@@ -258,10 +257,9 @@ IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
 
 
 def _on_op(name: str, answer: Callable[..., Any]) -> list[Change]:
-    packet = getattr(torch.ops._c10d_functional, name, None)
-    if packet is None:
-        return []
-    return [*trackers.on_function(packet, answer), *trackers.on_function(packet.default, answer)]
+    return [
+        change for op in c10d.functional_op(name) for change in trackers.on_function(op, answer)
+    ]
 
 
 def _traced_instead(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import building, guards, trackers
 from dynamo_dist.trace.trackers import attributes
 
@@ -48,6 +47,8 @@ class BoxedGroupVariable(trackers.ConstantTracker):
         return attributes.refuse(self.value, name)
 
     def as_proxy(self) -> Any:
+        # Torch keeps an operator's fake results by its arguments, and boxes have a hash but no equality.
+        trackers.keep_no_fake_results()
         return trackers.constant_node(boxed, unboxed(self.value).group_name)
 
 
@@ -60,23 +61,6 @@ def from_outside(tx: Any, value: Any, source: Any) -> Any:
     return BoxedGroupVariable(value, source=source)
 
 
-def _comparing(stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    @functools.wraps(stock)
-    def equal(self: Any, other: Any) -> Any:
-        if is_boxed_group(self) and is_boxed_group(other):
-            return unboxed(self) is unboxed(other)
-        return stock(self, other)
-
-    return equal
-
-
 def changes() -> list[Change]:
-    """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member.
-
-    Boxes of one group are equal: torch keeps an operator's fake results by its arguments, and a box has
-    a hash but no equality.
-    """
-    return [
-        *trackers.on_values(torch.ScriptObject, is_boxed_group, from_outside),
-        WrapAttribute(torch.ScriptObject, "__eq__", _comparing),
-    ]
+    """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
+    return trackers.on_values(torch.ScriptObject, is_boxed_group, from_outside)

@@ -131,7 +131,7 @@ def changes() -> list[Change]:
         *meshes_compat.on_mesh_creation(MEMORY.on_mesh),
         *trackers.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
         *trackers.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh, _MESH)),
-        *trackers.on_class_call(DeviceMesh, CONSTRUCTED[DeviceMesh]),
+        *trackers.on_construction(DeviceMesh, _answer(DeviceMesh, _equal_constructed, _MESH)),
         *trackers.on_function(DeviceMesh._concatenate, _answer_concatenate),
     ]
 
@@ -197,11 +197,6 @@ def _equal_constructed(arguments: Mapping[str, Any]) -> DeviceMesh | None:
     except (TypeError, ValueError, RuntimeError):
         return None
     return MEMORY.mesh(arguments["device_type"], ranks, arguments["mesh_dim_names"])
-
-
-CONSTRUCTED: dict[type, Callable[..., Any]] = {
-    DeviceMesh: _answer(DeviceMesh, _equal_constructed, _MESH)
-}
 
 
 def flattened(

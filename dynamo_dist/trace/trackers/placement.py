@@ -88,7 +88,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
     Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new one.
     """
     value: Any = tracker.real
-    made_by: Any = getattr(tracker, "ctor_args_kwargs", None)
+    made_by = trackers.made_by(tracker)
     if made_by is None or is_torchs_own(value):
         return value, False
     args, kwargs = made_by

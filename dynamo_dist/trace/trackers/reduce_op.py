@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat.dynamo import building
+from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.dynamo import building, trackers
 
 
 def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -21,4 +21,6 @@ def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return building.build_unchanging(tx, dist.ReduceOp(value))
 
 
-CONSTRUCTED: dict[type, Callable[..., Any]] = {dist.ReduceOp: _made}
+def changes() -> list[Change]:
+    """List the changes that enabling makes for the class."""
+    return trackers.on_construction(dist.ReduceOp, _made)

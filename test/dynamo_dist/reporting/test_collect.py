@@ -8,10 +8,7 @@ import torch
 import torch._dynamo.symbolic_convert as symbolic_convert
 import torch._dynamo.utils as dynamo_utils
 import torch.distributed as dist
-from torch._dynamo.convert_frame import CatchErrorsWrapper
-from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist import versions
 from dynamo_dist.reporting import collect, explain
 from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause
 from dynamo_dist.testing import fake_mesh
@@ -246,44 +243,3 @@ def test_explain_compiles_anew_and_reports():
     run(branches, torch.ones(3))
     report = explain(branches, backend="eager")(torch.ones(3))
     assert [item.cause for item in report.breaks] == ["data_dependent_branch"]
-
-
-def test_a_function_left_to_python_under_a_dispatch_mode_is_counted():
-    """Each that was to be compiled, or has been; not what it calls."""
-    before = CatchErrorsWrapper.__call__
-    x = torch.ones(2)
-    run(branches_not, x)
-    with collect() as collector:
-        with CommDebugMode():
-            run(outer_of_two, x)
-            run(branches_not, x)
-        run(branches_not, x)
-    assert [found.user_line for found in collector.breaks] == [
-        line_of(outer_of_two, 0) + "def outer_of_two(x):",
-        line_of(branches_not, 0) + "def branches_not(x):",
-    ]
-    assert {(found.cause, found.effect) for found in collector.breaks} == {("mode_around", "eager")}
-    assert "CommDebugMode" in collector.breaks[0].reason
-    assert CatchErrorsWrapper.__call__ is before
-
-
-def test_a_function_first_called_under_a_dispatch_mode_compiles_later_or_never():
-    """As its cause says: torch's own doing."""
-    torch._dynamo.utils.counters.clear()
-    with CommDebugMode():
-        run(first_under_a_mode, torch.ones(2))
-    run(first_under_a_mode, torch.ones(2))
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert graphs == (versions.parse(torch.__version__) >= (2, 14))
-
-
-def first_under_a_mode(x):
-    return x * 3
-
-
-def branches_not(x):
-    return x - 1
-
-
-def outer_of_two(x):
-    return adds(x, 2) * 2

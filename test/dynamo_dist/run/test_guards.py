@@ -324,6 +324,7 @@ def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, m
     own = []
 
     def backend(graph, inputs):
+        lighten()
         named = [
             (guard_managers.module_and_member(guard), guard.name)
             for guard in guard_managers.guards().inner

@@ -12,7 +12,7 @@ from torch._inductor import config as inductor_config
 
 import inductor_passes
 from inductor_passes.attach import installed
-from inductor_passes.attach.options import observed
+from inductor_passes.attach.options import observer
 from inductor_passes.errors import OptionError
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -138,10 +138,14 @@ def test_options_that_were_attached_by_hand_hold(graphs):
 
 
 def test_what_only_looks_at_graphs_gives_way(graphs):
-    looking = observed({})
+    looking = {"post_grad_custom_post_pass": observer()}
     inductor_passes.install()
     assert "schedule" in ran(graphs, **looking)
     assert ran(graphs, **looking, passes=[]) == set()
+    inductor_passes.uninstall()
+    with inductor_config.patch(looking):
+        assert "schedule" in ran(graphs, **inductor_passes.options())
+    assert len(graphs) == 1  # recorded once
 
 
 def test_passes_that_a_user_has_set_run_and_stay(graphs):

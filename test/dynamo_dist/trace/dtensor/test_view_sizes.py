@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing import assert_close
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -80,31 +80,3 @@ def test_written_and_with_gradients(mesh):
         x = of_length(mesh, rows, Shard(0), grad=True)
         run(x.view(-1)).to_local().sum().backward()
         assert_close(x.grad.to_local(), x.detach().to_local().cos())
-
-
-def test_strides_are_numbers_where_a_view_has_fixed_the_sizes(mesh):
-    def copied(x):
-        parts = x.unflatten(1, (2, 12))
-        y = x.contiguous()
-        doubled = DTensor.from_local(
-            y.to_local() * 2, x.device_mesh, x.placements, shape=y.shape, stride=y.stride()
-        )
-        return parts, doubled
-
-    run = torch.compile(copied, backend="aot_eager", fullgraph=True, dynamic=True)
-    for rows in (1, *LENGTHS):  # one row is a number at once, so that the view leaves no symbol
-        x = of_length(mesh, rows, Replicate()).flatten(1)
-        for found, expected in zip(run(x), copied(x), strict=True):
-            assert_close(found.to_local(), expected.to_local())
-            assert found.stride()[1:] == expected.stride()[1:]  # one row may have any
-
-
-def test_strides_of_tensors_too():
-    def copied(x):
-        return x.unflatten(1, (2, 12)), x * x.contiguous().stride()[0]
-
-    run = torch.compile(copied, backend="aot_eager", fullgraph=True, dynamic=True)
-    for rows in (1, *LENGTHS):
-        x = torch.arange(rows * 24.0).view(rows, 24)
-        for found, expected in zip(run(x), copied(x), strict=True):
-            assert_close(found, expected)

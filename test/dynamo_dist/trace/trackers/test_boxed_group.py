@@ -51,14 +51,6 @@ def test_boxed_inside(groups):
     assert function(torch.ones(1), groups[0]).item() == 3
 
 
-def test_boxes_of_one_group_are_equal(groups):
-    a, b = groups
-    assert a.boxed() == a.boxed()
-    assert not a.boxed() == b.boxed()
-    with pytest.raises(NotImplementedError):
-        a.boxed() == 1  # noqa: B015 - as stock
-
-
 def test_the_operator_again_with_the_same_arguments(groups):
     def twice(x, box):
         return program(x, box) + program(x, box)

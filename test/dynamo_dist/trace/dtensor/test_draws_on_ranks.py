@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-WORKER = Path(__file__).with_name("ranks_worker.py")
+WORKER = Path(__file__).with_name("draws_worker.py")
 
 
 @pytest.mark.slow

@@ -1,1 +1,0 @@
-"""Random operators on DTensors: replicas equal, and equal again where a checkpoint recomputes them."""
