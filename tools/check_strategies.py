@@ -22,8 +22,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from strategies.samples import operators
-from strategies.table import summary, update
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
+from comparison.strategies.samples import operators
+from comparison.strategies.table import summary, update
 from workers import run
 
 RESULTS = Path(__file__).parent / "strategies" / "results"
@@ -101,7 +104,7 @@ def _sweep(names: list[str], rules: str, options: argparse.Namespace) -> list[di
 
 def _operators_under(rules: str, limit: int) -> Callable[[str], dict[str, Any]]:
     """What a process of the sweep does with an operator's name, under "stock" rules or "ours"."""
-    from strategies.operator import sweep
+    from comparison.strategies.operator import sweep
 
     torch.set_num_threads(1)
     if rules == "ours":

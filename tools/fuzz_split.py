@@ -18,14 +18,13 @@ import contextlib
 import copy
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from fuzzing import runs
-from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -41,6 +40,11 @@ from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.aot import is_joint
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
+from fuzzing import runs
+from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 
 _SUMMED = ("programs", "cut", "in_several_regions", "launches_cut", "failed", "seconds")
 

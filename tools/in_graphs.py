@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from members.page import counted, faults, page
-from members.row import known
-from members.run import SIDES, results, run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
+from comparison.in_graphs.page import counted, faults, page
+from comparison.in_graphs.row import known
+from comparison.in_graphs.run import SIDES, results, run
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "tools" / "bench" / "results" / "dtensor_in_graphs.json"

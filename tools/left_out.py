@@ -28,6 +28,9 @@ from typing import Any
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
 from workers import run
 
 ROOT = Path(__file__).parents[1]

@@ -23,13 +23,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from beside_stock.keeping import Kept
-from beside_stock.outcome import BAD, End, Verdict, judge
-from beside_stock.part import SIDES, Part, working
-from beside_stock.parts import PARTS
-from beside_stock.table import figures, show
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
+from comparison.keeping import Kept
+from comparison.outcome import BAD, End, Verdict, judge
+from comparison.part import SIDES, Part, working
+from comparison.parts import PARTS
+from comparison.table import figures, show
 from workers import run
 
 NO_ANSWER = ("hang", "crash")

@@ -1,15 +1,10 @@
 """Committed figures that no machine changes: made again, compared, and told where they have drifted."""
 
 import json
-import sys
-from pathlib import Path
-
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import drift
+import pytest
+import torch
 
 COMMITTED = {
     "torch": torch.__version__,

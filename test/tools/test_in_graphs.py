@@ -4,9 +4,9 @@ import json
 
 import in_graphs
 import pytest
-from members.page import faults, page
-from members.row import known
-from members.run import results, run
+from comparison.in_graphs.page import faults, page
+from comparison.in_graphs.row import known
+from comparison.in_graphs.run import results, run
 
 KEPT = json.loads(in_graphs.RESULTS.read_text())
 # One or two of most sections.

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
 
-from beside_stock.keeping import Kept  # noqa: E402
-from beside_stock.outcome import End, compare, judge, numbers  # noqa: E402
-from beside_stock.parts import PARTS  # noqa: E402
+from comparison.keeping import Kept  # noqa: E402
+from comparison.outcome import End, compare, judge, numbers  # noqa: E402
+from comparison.parts import PARTS  # noqa: E402
 
 RIGHT, WRONG, ERROR = End("right"), End("wrong", "off"), End("error", "refused")
 HANG, CRASH, UNFIT = End("hang"), End("crash"), End("unfit")
@@ -111,7 +110,7 @@ def test_programs_that_hang_or_die_are_lost_and_the_run_goes_on(tmp_path):
 
 BAD = """
 import os, time
-from beside_stock.outcome import End
+from comparison.outcome import End
 
 def names(part):
     return ["dies", "hangs", "raises", "differs", "works"]
