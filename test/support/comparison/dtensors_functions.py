@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from comparison.dtensors import PROGRAMS, Program
-from comparison.feature import draw
+from comparison.program import draw, on_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 _LABELS = (3, 0, -100, 5, 1, -100, -100, 2)
 
 
-def _labels(like: torch.Tensor) -> torch.Tensor:
+def _labels(like):
     """Class of each row; ranks' parts have different numbers of them."""
     labels = torch.tensor(_LABELS)
     if not isinstance(like, DTensor):
@@ -23,7 +22,7 @@ def _labels(like: torch.Tensor) -> torch.Tensor:
     return _laid_out(labels, like.device_mesh, rows)
 
 
-def _laid_out(whole: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
+def _laid_out(whole, mesh, placements):
     """``whole`` so laid out; a partial sum's parts differ from rank to rank."""
     if any(isinstance(p, Partial) for p in placements):
         rank = mesh.get_local_rank()
@@ -33,7 +32,7 @@ def _laid_out(whole: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
     return replicated.redistribute(placements=placements).detach()
 
 
-def _like(x: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+def _like(x, whole):
     """A replicated value where ``x`` is a DTensor."""
     if not isinstance(x, DTensor):
         return whole
@@ -138,7 +137,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def _written(x: torch.Tensor) -> torch.Tensor:
+def _written(x):
     y = x * 1
     y[:, 1:4].mul_(2)
     y.view(-1)[3:9].add_(1)
@@ -148,7 +147,7 @@ def _written(x: torch.Tensor) -> torch.Tensor:
 _LAYOUTS = {"S0": [Shard(0)], "S1": [Shard(1)], "R": [Replicate()], "P": [Partial()]}
 
 
-def _trained(function: Any, x: torch.Tensor) -> list[Any]:
+def _trained(function, x):
     x = x.requires_grad_()
     out = function(x)
     if not out.requires_grad:
@@ -160,14 +159,20 @@ def _trained(function: Any, x: torch.Tensor) -> list[Any]:
     return [whole, grad]
 
 
-def _register(name: str, function: Callable[..., Any], layout: str) -> None:
-    def run(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+def _register(name, function, layout):
+    def run(given):
         x = draw(8, 8, dtype=torch.float64) / 2
         x = x.float()
         expected = _trained(function, x.clone())
-        yield _trained(wrap(lambda t: function(t)), _laid_out(x, mesh, _LAYOUTS[layout])), expected
+        yield (
+            _trained(
+                given.compiled(lambda t: function(t)), _laid_out(x, given.mesh, _LAYOUTS[layout])
+            ),
+            expected,
+        )
 
-    PROGRAMS[f"{name}_{layout}"] = Program(run, (4,), ("eager", "aot_eager"))
+    run.__name__ = f"{name}_{layout}"
+    on_mesh()(run)
 
 
 for _name, _function in FUNCTIONS.items():

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from comparison.dtensors import program
-from comparison.feature import draw, mlp
+from comparison.program import draw, mlp, on_mesh
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -39,10 +38,10 @@ _OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _split(module: nn.Module, mesh: Any) -> nn.Module:
+def _split(module, mesh):
     """Weights sharded by rows, biases too."""
 
-    def place(name: str, each: nn.Module, mesh: Any) -> None:
+    def place(name, each, mesh):
         for key, parameter in list(each.named_parameters(recurse=False)):
             spread = distribute_tensor(parameter.data, mesh, [Shard(0)], src_data_rank=None)
             each.register_parameter(key, nn.Parameter(spread))
@@ -59,11 +58,11 @@ def _split(module: nn.Module, mesh: Any) -> nn.Module:
     )
 
 
-def _steps(module: nn.Module, call: Any, make: Callable[..., Any], clip: bool = True) -> list[Any]:
+def _steps(module, call, make, clip=True):
     optimizer = make(list(module.parameters()))
     for at in range(2):
 
-        def closure(at: int = at) -> Any:
+        def closure(at=at):
             optimizer.zero_grad()
             out = call(draw(4, 8, seed=at))
             loss = (out.full_tensor() if isinstance(out, DTensor) else out).square().mean()
@@ -77,17 +76,17 @@ def _steps(module: nn.Module, call: Any, make: Callable[..., Any], clip: bool = 
     return [p.detach() for p in module.parameters()]
 
 
-def _register(name: str, make: Callable[..., Any]) -> None:
-    def run(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-        one, many = mlp(), _split(mlp(), mesh)
-        yield _steps(many, wrap(many), make), _steps(one, one, make)
+def _register(name, make):
+    def run(given):
+        one, many = mlp(), _split(mlp(), given.mesh)
+        yield _steps(many, given.compiled(many), make), _steps(one, one, make)
 
     run.__name__ = f"trained_by_{name}"
-    program(backends=EAGER)(run)
+    on_mesh(ways=EAGER)(run)
 
-    def compiled(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+    def compiled(given):
         """The optimizer's step is compiled."""
-        one, many = mlp(), _split(mlp(), mesh)
+        one, many = mlp(), _split(mlp(), given.mesh)
         for module in (one, many):
             out = module(draw(4, 8))
             (out.full_tensor() if isinstance(out, DTensor) else out).square().mean().backward()
@@ -102,27 +101,27 @@ def _register(name: str, make: Callable[..., Any]) -> None:
 
     if name not in ("lbfgs",):
         compiled.__name__ = f"step_compiled_of_{name}"
-        program(2, backends=EAGER)(compiled)
+        on_mesh(2, ways=EAGER)(compiled)
 
 
 for _name, _make in _OPTIMIZERS.items():
     _register(_name, _make)
 
 
-@program()
-def tensor_parallel(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh()
+def tensor_parallel(given):
     one = mlp()
-    many = parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    out = wrap(many)(draw(4, 8))
+    many = parallelize_module(mlp(), given.mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    out = given.compiled(many)(draw(4, 8))
     out.square().mean().backward()
     ref = one(draw(4, 8))
     ref.square().mean().backward()
     yield [out, *(p.grad for p in many.parameters())], [ref, *(p.grad for p in one.parameters())]
 
 
-@program()
-def sequence_parallel(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    def build() -> nn.Module:
+@on_mesh()
+def sequence_parallel(given):
+    def build():
         torch.manual_seed(0)
         return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
 
@@ -132,22 +131,22 @@ def sequence_parallel(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
         "1": ColwiseParallel(input_layouts=Shard(1)),
         "3": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
     }
-    many = parallelize_module(build(), mesh, plan)
+    many = parallelize_module(build(), given.mesh, plan)
     x = draw(2, 8, 8)
-    given = distribute_tensor(x, mesh, [Shard(1)], src_data_rank=None)
-    out = wrap(many)(given)
+    sharded = distribute_tensor(x, given.mesh, [Shard(1)], src_data_rank=None)
+    out = given.compiled(many)(sharded)
     out.full_tensor().square().mean().backward()
     ref = one(x)
     ref.square().mean().backward()
     yield [out, *(p.grad for p in many.parameters())], [ref, *(p.grad for p in one.parameters())]
 
 
-@program()
-def prepared_inputs(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh()
+def prepared_inputs(given):
     one = mlp()
     many = parallelize_module(
         mlp(),
-        mesh,
+        given.mesh,
         {
             "": PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Replicate()),
             "0": ColwiseParallel(),
@@ -155,75 +154,75 @@ def prepared_inputs(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
         },
     )
     x = draw(8, 8)
-    yield wrap(many)(x.chunk(4)[rank]), one(x)
+    yield given.compiled(many)(x.chunk(4)[given.rank]), one(x)
 
 
-@program()
-def checkpointed(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh()
+def checkpointed(given):
     one = mlp()
-    many = parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    many = parallelize_module(mlp(), given.mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x):
         return checkpoint(many, x, use_reentrant=False)
 
-    wrap(step)(draw(4, 8)).square().mean().backward()
+    given.compiled(step)(draw(4, 8)).square().mean().backward()
     one(draw(4, 8)).square().mean().backward()
     yield [p.grad for p in many.parameters()], [p.grad for p in one.parameters()]
 
 
-@program(backends=EAGER)
-def fully_sharded(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh(ways=EAGER)
+def fully_sharded(given):
     from torch.distributed.fsdp import fully_shard
 
     one, many = mlp(), mlp()
-    fully_shard(many, mesh=mesh)
+    fully_shard(many, mesh=given.mesh)
     make = _OPTIMIZERS["adamw"]
     yield _steps(many, many, make), _steps(one, one, make)
 
 
-@program(2, 2, backends=EAGER)
-def fully_sharded_and_tensor_parallel(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh(2, 2, ways=EAGER)
+def fully_sharded_and_tensor_parallel(given):
     from torch.distributed.fsdp import fully_shard
 
     one, many = mlp(), mlp()
-    parallelize_module(many, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(many, mesh=mesh["dp"])
+    parallelize_module(many, given.mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(many, mesh=given.mesh["dp"])
     make = _OPTIMIZERS["adamw"]
     yield _steps(many, many, make), _steps(one, one, make)
 
 
-@program()
-def experts(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh()
+def experts(given):
     """A mixture of experts, whose weights are shared by ranks."""
     up, x = draw(4, 8, 16), draw(12, 8)
 
-    def step(w: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def step(w, tokens):
         return torch.einsum("td,edh->eth", tokens, w).relu().sum(0)
 
-    spread = distribute_tensor(up, mesh, [Shard(0)], src_data_rank=None).requires_grad_()
-    tokens = distribute_tensor(x, mesh, [Replicate()], src_data_rank=None)
-    wrap(step)(spread, tokens).sum().backward()
+    spread = distribute_tensor(up, given.mesh, [Shard(0)], src_data_rank=None).requires_grad_()
+    tokens = distribute_tensor(x, given.mesh, [Replicate()], src_data_rank=None)
+    given.compiled(step)(spread, tokens).sum().backward()
     whole = up.clone().requires_grad_()
     step(whole, x).sum().backward()
     yield spread.grad, whole.grad
 
 
-@program(backends=EAGER)
-def copied(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
-    one, many = mlp(), _split(mlp(), mesh)
+@on_mesh(ways=EAGER)
+def copied(given):
+    one, many = mlp(), _split(mlp(), given.mesh)
     other = copy.deepcopy(many)
     yield other(draw(4, 8)), one(draw(4, 8))
     other.load_state_dict(many.state_dict())
     yield list(other.state_dict().values()), list(one.state_dict().values())
 
 
-@program()
-def accumulated(mesh: Any, rank: int, wrap: Callable[..., Any]) -> Any:
+@on_mesh()
+def accumulated(given):
     one, many = (
         mlp(),
-        parallelize_module(mlp(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
+        parallelize_module(mlp(), given.mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}),
     )
-    call = wrap(many)
+    call = given.compiled(many)
     for at in range(3):
         call(draw(4, 8, seed=at)).square().mean().backward()
         one(draw(4, 8, seed=at)).square().mean().backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from comparison.feature import Given, Pairs, draw, feature, mlp, trained, trained_module
+from comparison.program import draw, feature, mlp, trained, trained_module
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -13,21 +13,21 @@ from torch.utils.checkpoint import (
 )
 
 
-def _halve(parameter: torch.Tensor) -> None:
+def _halve(parameter):
     parameter.grad.mul_(0.5)
 
 
-def _branch(x: torch.Tensor) -> torch.Tensor:
+def _branch(x):
     return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 
 
 @feature()
-def cond_training(given: Given) -> Pairs:
+def cond_training(given):
     yield trained(given.compiled(_branch), (4,)), trained(_branch, (4,))
 
 
 @feature()
-def checkpointed(given: Given) -> Pairs:
+def checkpointed(given):
     def run(x, y):
         return checkpoint(lambda a, b: (a @ b).relu().sin(), x, y, use_reentrant=False)
 
@@ -35,15 +35,7 @@ def checkpointed(given: Given) -> Pairs:
 
 
 @feature()
-def checkpointed_cond(given: Given) -> Pairs:
-    def run(x):
-        return checkpoint(lambda a: _branch(a).sin(), x, use_reentrant=False)
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
-@feature()
-def checkpointed_reentrant(given: Given) -> Pairs:
+def checkpointed_reentrant(given):
     module = mlp()
 
     def run(x):
@@ -55,7 +47,7 @@ def checkpointed_reentrant(given: Given) -> Pairs:
 
 
 @feature("aot_eager")
-def checkpointed_dropout(given: Given) -> Pairs:
+def checkpointed_dropout(given):
     def run(x):
         return checkpoint(lambda a: torch.nn.functional.dropout(a, 0.5) * a, x, use_reentrant=False)
 
@@ -67,7 +59,7 @@ def checkpointed_dropout(given: Given) -> Pairs:
 
 
 @feature()
-def selective_checkpoint(given: Given) -> Pairs:
+def selective_checkpoint(given):
     def policy(ctx, op, *args, **kwargs):
         return (
             CheckpointPolicy.MUST_SAVE
@@ -88,7 +80,7 @@ def selective_checkpoint(given: Given) -> Pairs:
 
 
 @feature()
-def compiled_autograd(given: Given) -> Pairs:
+def compiled_autograd(given):
     module = mlp()
     expected = trained_module(module, module, draw(4, 8))
     with torch._dynamo.config.patch(compiled_autograd=True):
@@ -96,7 +88,7 @@ def compiled_autograd(given: Given) -> Pairs:
 
 
 @feature()
-def compiled_autograd_of_eager(given: Given) -> Pairs:
+def compiled_autograd_of_eager(given):
     module = mlp()
     expected = trained_module(module, module, draw(4, 8))
     with torch._dynamo.compiled_autograd._enable(given.compiled):
@@ -104,7 +96,7 @@ def compiled_autograd_of_eager(given: Given) -> Pairs:
 
 
 @feature()
-def compiled_autograd_with_hooks(given: Given) -> Pairs:
+def compiled_autograd_with_hooks(given):
     def run(wrap):
         x = draw(4, grad=True)
         x.register_hook(lambda g: g * 2)
@@ -118,19 +110,7 @@ def compiled_autograd_with_hooks(given: Given) -> Pairs:
 
 
 @feature()
-def compiled_autograd_of_cond(given: Given) -> Pairs:
-    def run(wrap):
-        x = draw(4, grad=True)
-        wrap(_branch)(x).sum().backward()
-        return x.grad
-
-    expected = run(lambda f: f)
-    with torch._dynamo.config.patch(compiled_autograd=True):
-        yield run(given.compiled), expected
-
-
-@feature()
-def hooks_of_a_graph(given: Given) -> Pairs:
+def hooks_of_a_graph(given):
     def run(x):
         y = x.sin()
         y.register_hook(lambda g: g * 2)
@@ -140,7 +120,7 @@ def hooks_of_a_graph(given: Given) -> Pairs:
 
 
 @feature()
-def hooks_of_modules(given: Given) -> Pairs:
+def hooks_of_modules(given):
     def build():
         module = mlp()
         module[0].register_forward_hook(lambda m, a, o: o * 2)
@@ -156,29 +136,7 @@ def hooks_of_modules(given: Given) -> Pairs:
 
 
 @feature()
-def hooks_of_accumulation(given: Given) -> Pairs:
-    def build():
-        module = mlp()
-        for p in module.parameters():
-            p.register_post_accumulate_grad_hook(_halve)
-        return module
-
-    a, b = build(), build()
-    yield trained_module(a, given.compiled(a), draw(4, 8)), trained_module(b, b, draw(4, 8))
-
-
-@feature()
-def accumulation_over_steps(given: Given) -> Pairs:
-    a, b = mlp(), mlp()
-    call = given.compiled(a)
-    for at in range(3):
-        call(draw(4, 8, seed=at)).sum().backward()
-        b(draw(4, 8, seed=at)).sum().backward()
-    yield [p.grad for p in a.parameters()], [p.grad for p in b.parameters()]
-
-
-@feature()
-def function_of_a_user(given: Given) -> Pairs:
+def function_of_a_user(given):
     class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -197,7 +155,7 @@ def function_of_a_user(given: Given) -> Pairs:
 
 
 @feature()
-def function_that_writes(given: Given) -> Pairs:
+def function_that_writes(given):
     class Write(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -215,7 +173,7 @@ def function_that_writes(given: Given) -> Pairs:
 
 
 @feature()
-def autocast(given: Given) -> Pairs:
+def autocast(given):
     module = mlp()
     call = given.compiled(module)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -227,33 +185,7 @@ def autocast(given: Given) -> Pairs:
 
 
 @feature()
-def autocast_inside(given: Given) -> Pairs:
-    def run(x, y):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            z = x @ y
-        with torch.autocast("cpu", enabled=False):
-            return z.float().sin()
-
-    yield (
-        [t.mul(0.1).round() for t in trained(given.compiled(run), (4, 4), (4, 4))],
-        [t.mul(0.1).round() for t in trained(run, (4, 4), (4, 4))],
-    )
-
-
-@feature()
-def autocast_of_cond(given: Given) -> Pairs:
-    def run(x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return torch.cond(x.sum() > 0, lambda a: (a @ a).float(), lambda a: a.cos(), (x,))
-
-    yield (
-        [t.mul(0.1).round() for t in trained(given.compiled(run), (4, 4))],
-        [t.mul(0.1).round() for t in trained(run, (4, 4))],
-    )
-
-
-@feature()
-def scaler(given: Given) -> Pairs:
+def scaler(given):
     def run(wrap):
         module = mlp()
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
@@ -271,16 +203,8 @@ def scaler(given: Given) -> Pairs:
     yield run(given.compiled), run(lambda f: f)
 
 
-@feature("eager")
-def twice_differentiated(given: Given) -> Pairs:
-    x = draw(4, grad=True)
-    (g,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
-    (h,) = torch.autograd.grad(g.sum(), x)
-    yield h, -x.sin()
-
-
 @feature()
-def saved_tensor_hooks(given: Given) -> Pairs:
+def saved_tensor_hooks(given):
     def run(wrap):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t + 0):
             return trained(wrap(lambda x: x.sin().exp()), (4,))
@@ -289,16 +213,7 @@ def saved_tensor_hooks(given: Given) -> Pairs:
 
 
 @feature()
-def offloaded(given: Given) -> Pairs:
-    def run(wrap):
-        with torch.autograd.graph.save_on_cpu():
-            return trained(wrap(lambda x: x.sin().exp()), (4,))
-
-    yield run(lambda f: given.compiled(f, fullgraph=False)), run(lambda f: f)
-
-
-@feature()
-def gradient_inside(given: Given) -> Pairs:
+def gradient_inside(given):
     def run(x):
         (g,) = torch.autograd.grad(x.sin().sum(), x, create_graph=True)
         return g * 2
@@ -308,37 +223,7 @@ def gradient_inside(given: Given) -> Pairs:
 
 
 @feature()
-def anomaly(given: Given) -> Pairs:
-    with torch.autograd.detect_anomaly(check_nan=False):
-        yield (
-            trained(given.compiled(lambda x: x.sin()), (4,)),
-            trained(lambda x: x.sin(), (4,)),
-        )
-
-
-@feature()
-def partly_without_grad(given: Given) -> Pairs:
-    def run(x):
-        with torch.no_grad():
-            y = x.sin()
-        return y * x
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
-@feature()
-def views_that_are_written(given: Given) -> Pairs:
-    def run(x):
-        y = x.clone()
-        y[1:3].mul_(2)
-        y.view(2, 2)[0].add_(1)
-        return y.t() if y.ndim == 2 else y
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
-@feature()
-def inputs_that_are_written(given: Given) -> Pairs:
+def inputs_that_are_written(given):
     def run(x, y):
         x.mul_(2)
         y.view(-1)[:4].add_(1)
@@ -349,7 +234,7 @@ def inputs_that_are_written(given: Given) -> Pairs:
 
 
 @feature()
-def scheduled_optimizer(given: Given) -> Pairs:
+def scheduled_optimizer(given):
     for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.RMSprop):
 
         def run(wrap, kind=kind):

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import torch
-from comparison.feature import Given, Pairs, draw, feature, mlp, trained
+from comparison.program import draw, feature, trained
 from torch._dynamo.testing import CompileCounterWithBackend
 
 
 @feature()
-def sizes_that_vary(given: Given) -> Pairs:
-    call = given.compiled(lambda x: x.sin().sum(0) * x.shape[0], dynamic=True)
-    for rows in (3, 5, 8):
-        yield call(draw(rows, 4)), draw(rows, 4).sin().sum(0) * rows
-
-
-@feature()
-def sizes_that_vary_trained(given: Given) -> Pairs:
+def sizes_that_vary_trained(given):
     call = given.compiled(lambda x, w: (x @ w).relu())
     for rows in (3, 5, 8):
         yield (
@@ -28,7 +20,7 @@ def sizes_that_vary_trained(given: Given) -> Pairs:
 
 
 @feature()
-def sizes_that_are_marked(given: Given) -> Pairs:
+def sizes_that_are_marked(given):
     x = draw(6, 4)
     torch._dynamo.mark_dynamic(x, 0)
     call = given.compiled(lambda x: x.view(-1, 2).sum(1))
@@ -39,7 +31,7 @@ def sizes_that_are_marked(given: Given) -> Pairs:
 
 
 @feature()
-def sizes_of_values(given: Given) -> Pairs:
+def sizes_of_values(given):
     def run(x):
         n = int(x.sum())
         torch._check(n >= 0)
@@ -52,7 +44,7 @@ def sizes_of_values(given: Given) -> Pairs:
 
 
 @feature()
-def breaks(given: Given) -> Pairs:
+def breaks(given):
     def run(x):
         y = x.sin()
         torch._dynamo.graph_break()
@@ -63,19 +55,8 @@ def breaks(given: Given) -> Pairs:
     yield trained(given.compiled(run, fullgraph=False), (4,)), trained(run, (4,))
 
 
-@feature()
-def loops_with_breaks(given: Given) -> Pairs:
-    def run(x):
-        for _ in range(3):
-            x = x.sin()
-            torch._dynamo.graph_break()
-        return x
-
-    yield trained(given.compiled(run, fullgraph=False), (4,)), trained(run, (4,))
-
-
 @feature("aot_eager")
-def graphs_of_a_loop_with_breaks(given: Given) -> Pairs:
+def graphs_of_a_loop_with_breaks(given):
     counter = CompileCounterWithBackend("aot_eager")
 
     def run(x):
@@ -89,18 +70,8 @@ def graphs_of_a_loop_with_breaks(given: Given) -> Pairs:
     yield torch.tensor([counter.frame_count]), None
 
 
-@feature("aot_eager")
-def hooks_that_ask(given: Given) -> Pairs:
-    def run(x):
-        y = x.sin()
-        y.register_hook(lambda g: g * 2 if g.ndim == 1 else g)
-        return y * 2
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
 @feature()
-def regions(given: Given) -> Pairs:
+def regions(given):
     @torch.compiler.nested_compile_region
     def layer(x, w):
         return (x @ w).relu()
@@ -114,7 +85,7 @@ def regions(given: Given) -> Pairs:
 
 
 @feature()
-def stances(given: Given) -> Pairs:
+def stances(given):
     call = given.compiled(lambda x: x.sin())
     with torch.compiler.set_stance("force_eager"):
         yield call(draw(4)), draw(4).sin()
@@ -124,7 +95,7 @@ def stances(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def threads(given: Given) -> Pairs:
+def threads(given):
     found = [None] * 2
 
     def work(at):
@@ -138,81 +109,7 @@ def threads(given: Given) -> Pairs:
 
 
 @feature()
-def modes_by_name(given: Given) -> Pairs:
-    if given.backend == "aot_eager":
-        yield given.compiled(lambda x: x.sin())(draw(4)), draw(4).sin()
-        return
-    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
-        torch._dynamo.reset()
-        yield given.compiled(lambda x: x @ x, mode=mode)(draw(4, 4)), draw(4, 4) @ draw(4, 4)
-
-
-@feature()
-def classes(given: Given) -> Pairs:
-    @dataclasses.dataclass
-    class Pair:
-        a: torch.Tensor
-        b: float = 2.0
-
-    def run(x):
-        pair = Pair(x.sin())
-        try:
-            raise ValueError("mine")
-        except ValueError as error:
-            scale = len(str(error))
-        return pair.a * pair.b * scale, {"k": pair.a}["k"]
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
-@feature()
-def generators(given: Given) -> Pairs:
-    def run(x):
-        def parts():
-            for row in x:
-                yield row.sin()
-
-        return torch.stack([*parts()]) + sum(i for i in range(3))
-
-    yield trained(given.compiled(run), (3, 4)), trained(run, (3, 4))
-
-
-@feature()
-def global_state(given: Given) -> Pairs:
-    def run(x):
-        before = torch.is_grad_enabled()
-        with torch.set_grad_enabled(False):
-            inner = torch.is_grad_enabled()
-        return x + float(before) + 2 * float(inner)
-
-    yield given.compiled(run)(draw(4)), draw(4) + 1
-
-
-@feature()
-def strings_and_prints(given: Given) -> Pairs:
-    def run(x):
-        print("in", x.shape)
-        torch._logging.warning_once(None, "x") if False else None
-        return x.sin()
-
-    yield trained(given.compiled(run, fullgraph=False), (4,)), trained(run, (4,))
-
-
-@feature("eager")
-def explained(given: Given) -> Pairs:
-    found = torch._dynamo.explain(lambda x: x.sin())(draw(4))
-    yield [found.graph_count, found.graph_break_count], [1, 0]
-
-
-@feature()
-def quantities_that_change(given: Given) -> Pairs:
-    call = given.compiled(lambda x, k: x * k)
-    for k in (2, 3, 4.5, 5.5):
-        yield call(draw(4), k), draw(4) * k
-
-
-@feature()
-def compiled_inside_compiled(given: Given) -> Pairs:
+def compiled_inside_compiled(given):
     inner = given.compiled(lambda x: x.sin())
     yield (
         trained(given.compiled(lambda x: inner(x) * 2), (4,)),
@@ -221,7 +118,7 @@ def compiled_inside_compiled(given: Given) -> Pairs:
 
 
 @feature()
-def backend_of_a_user(given: Given) -> Pairs:
+def backend_of_a_user(given):
     from torch._dynamo.backends.common import aot_autograd
 
     seen = []
@@ -238,7 +135,7 @@ def backend_of_a_user(given: Given) -> Pairs:
 
 
 @feature()
-def custom_passes_of_a_user(given: Given) -> Pairs:
+def custom_passes_of_a_user(given):
     seen = []
     with torch._inductor.config.patch(post_grad_custom_pre_pass=lambda graph: seen.append(1)):
         yield (
@@ -246,13 +143,3 @@ def custom_passes_of_a_user(given: Given) -> Pairs:
             trained(lambda x: x.sin() + 1, (4,)),
         )
     yield bool(seen) or given.backend == "aot_eager", True
-
-
-@feature()
-def modules_in_lists(given: Given) -> Pairs:
-    modules = torch.nn.ModuleDict({"a": mlp(), "b": mlp(1)})
-
-    def run(x):
-        return sum(m(x) for m in modules.values())
-
-    yield trained(given.compiled(run), (2, 8)), trained(run, (2, 8))

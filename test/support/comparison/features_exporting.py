@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
 
 import torch
-from comparison.feature import Given, Pairs, draw, feature, mlp
+from comparison.program import draw, feature, mlp
 from torch import nn
 
 
 class Counting(nn.Module):
     """Writes a buffer, branches, and has a parameter that two names share."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.zeros(()))
         self.a = nn.Linear(4, 4)
         self.b = nn.Linear(4, 4)
         self.b.weight = self.a.weight
 
-    def forward(
-        self, x: torch.Tensor, extra: dict[str, torch.Tensor] | None = None
-    ) -> torch.Tensor:
+    def forward(self, x, extra=None):
         self.calls.add_(1)
         y = torch.cond(x.sum() > 0, torch.sin, torch.cos, (self.b(self.a(x)),))
         return y if extra is None else y + extra["bias"]
 
 
 @contextlib.contextmanager
-def parallel(rank: int = 0) -> Iterator[nn.Module]:
+def parallel(rank=0):
     """Two linear layers, tensor parallel by torch's own plan, on a fake group of two ranks."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -49,7 +46,7 @@ def parallel(rank: int = 0) -> Iterator[nn.Module]:
         dist.destroy_process_group()
 
 
-def _exports(strict: bool) -> Pairs:
+def _exports(strict):
     module, x = mlp(), draw(4, 8)
     yield torch.export.export(module, (x,), strict=strict).module()(x), module(x)
     rows = torch.export.Dim("rows", min=2)
@@ -64,16 +61,16 @@ def _exports(strict: bool) -> Pairs:
 
 
 @feature("eager")
-def export_strict(given: Given) -> Pairs:
+def export_strict(given):
     yield from _exports(True)
 
 
 @feature("eager")
-def export_not_strict(given: Given) -> Pairs:
+def export_not_strict(given):
     yield from _exports(False)
 
 
-def _counted(strict: bool) -> Pairs:
+def _counted(strict):
     module, x = Counting(), draw(2, 4)
     extra = {"bias": draw(4)}
     exported = torch.export.export(module, (x,), {"extra": extra}, strict=strict).module()
@@ -82,16 +79,16 @@ def _counted(strict: bool) -> Pairs:
 
 
 @feature("eager")
-def export_strict_with_buffers(given: Given) -> Pairs:
+def export_strict_with_buffers(given):
     yield from _counted(True)
 
 
 @feature("eager")
-def export_not_strict_with_buffers(given: Given) -> Pairs:
+def export_not_strict_with_buffers(given):
     yield from _counted(False)
 
 
-def _parallel(strict: bool) -> Pairs:
+def _parallel(strict):
     with parallel() as module:
         x = draw(4, 8)
         program = torch.export.export(module, (x,), strict=strict)
@@ -99,17 +96,17 @@ def _parallel(strict: bool) -> Pairs:
 
 
 @feature("eager")
-def export_strict_of_parallel(given: Given) -> Pairs:
+def export_strict_of_parallel(given):
     yield from _parallel(True)
 
 
 @feature("eager")
-def export_not_strict_of_parallel(given: Given) -> Pairs:
+def export_not_strict_of_parallel(given):
     yield from _parallel(False)
 
 
 @feature("eager")
-def export_strict_of_sequence_parallel(given: Given) -> Pairs:
+def export_strict_of_sequence_parallel(given):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
@@ -127,13 +124,13 @@ def export_strict_of_sequence_parallel(given: Given) -> Pairs:
 
 
 @feature("eager")
-def export_strict_with_hooks(given: Given) -> Pairs:
+def export_strict_with_hooks(given):
     """Hooks that close over a value, an object and a function, as those of parallel styles do."""
 
     class Scale:
         by = 2.0
 
-    def build() -> nn.Module:
+    def build():
         module, scale, kinds = mlp(), Scale(), (torch.sin, torch.cos)
         module[0].register_forward_pre_hook(lambda m, a: (a[0] * scale.by,))
         module[0].register_forward_hook(lambda m, a, o: kinds[0](o))
@@ -146,7 +143,7 @@ def export_strict_with_hooks(given: Given) -> Pairs:
 
 
 @feature("eager")
-def export_with_grad(given: Given) -> Pairs:
+def export_with_grad(given):
     module, x = mlp(), draw(4, 8)
     exported = torch.export.export(module, (x,), strict=True).module()
     exported(x).sum().backward()
@@ -155,13 +152,13 @@ def export_with_grad(given: Given) -> Pairs:
 
 
 @feature("eager")
-def export_draft(given: Given) -> Pairs:
+def export_draft(given):
     module, x = mlp(), draw(4, 8)
     yield torch.export.draft_export(module, (x,)).module()(x), module(x)
 
 
 @feature("code")
-def ahead_of_time(given: Given) -> Pairs:
+def ahead_of_time(given):
     import tempfile
 
     module, x = mlp().eval(), draw(4, 8)
@@ -172,20 +169,7 @@ def ahead_of_time(given: Given) -> Pairs:
 
 
 @feature("eager")
-def scripted(given: Given) -> Pairs:
-    module, x = mlp(), draw(4, 8)
-    yield torch.jit.trace(module, (x,))(x), module(x)
-    yield torch.jit.script(module)(x), module(x)
-
-
-@feature("eager")
-def traced_symbolically(given: Given) -> Pairs:
-    module, x = mlp(), draw(4, 8)
-    yield torch.fx.symbolic_trace(module)(x), module(x)
-
-
-@feature("eager")
-def traced_to_graphs(given: Given) -> Pairs:
+def traced_to_graphs(given):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     x = draw(4, 8)
@@ -194,7 +178,7 @@ def traced_to_graphs(given: Given) -> Pairs:
 
 
 @feature("eager")
-def traced_jointly(given: Given) -> Pairs:
+def traced_jointly(given):
     from functorch.compile import aot_function, default_partition, nop
 
     x = draw(4, grad=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
-from comparison.feature import Given, Pairs, draw, feature, mlp, trained, trained_module
+from comparison.program import draw, feature, mlp, trained, trained_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-
-_BOTH = ("eager", "aot_eager", "lowered")
 
 
 class Count(TorchDispatchMode):
     """Counts operators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.seen: list[str] = []
 
@@ -33,7 +29,7 @@ class Double(TorchFunctionMode):
 
 
 @feature("eager")
-def dispatch_mode_in_eager(given: Given) -> Pairs:
+def dispatch_mode_in_eager(given):
     with Count() as count:
         trained(lambda x: x.sin().exp(), (4,))
     wanted = "aten.sin.default aten.exp.default".split()
@@ -44,31 +40,21 @@ def dispatch_mode_in_eager(given: Given) -> Pairs:
 
 
 @feature()
-def dispatch_mode_around(given: Given) -> Pairs:
+def dispatch_mode_around(given):
     call = given.compiled(lambda x: x.sin().exp(), fullgraph=False)
     with Count():
         yield trained(call, (4,)), trained(lambda x: x.sin().exp(), (4,))
 
 
 @feature()
-def dispatch_mode_around_cond(given: Given) -> Pairs:
-    def run(x):
-        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-    trained(call := given.compiled(run, fullgraph=False), (4,))
-    with Count():
-        yield trained(call, (4,)), trained(run, (4,))
-
-
-@feature()
-def function_mode_around(given: Given) -> Pairs:
+def function_mode_around(given):
     call = given.compiled(lambda x: x.sin() + 1)
     with Double():
         yield call(draw(4)), draw(4).sin() + 1
 
 
-@feature(*_BOTH)
-def function_mode_inside(given: Given) -> Pairs:
+@feature()
+def function_mode_inside(given):
     def run(x):
         with Double():
             return x.sin() + 1
@@ -77,17 +63,7 @@ def function_mode_inside(given: Given) -> Pairs:
 
 
 @feature("eager")
-def flops(given: Given) -> Pairs:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        module = mlp()
-        module(draw(4, 8)).sum().backward()
-    yield counter.get_total_flops(), 2 * 4 * 8 * 16 * 2 * 2 + 2 * 4 * 8 * 16
-
-
-@feature("eager")
-def flops_of_compiled(given: Given) -> Pairs:
+def flops_of_compiled(given):
     from torch.utils.flop_counter import FlopCounterMode
 
     module = mlp()
@@ -99,7 +75,7 @@ def flops_of_compiled(given: Given) -> Pairs:
 
 
 @feature("eager")
-def fake_tensors(given: Given) -> Pairs:
+def fake_tensors(given):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -109,16 +85,8 @@ def fake_tensors(given: Given) -> Pairs:
         yield [list(out.shape), list(module[0].weight.grad.shape)], [[4, 8], [16, 8]]
 
 
-@feature("eager")
-def meta_device(given: Given) -> Pairs:
-    with torch.device("meta"):
-        module = mlp()
-    yield str(module(torch.empty(4, 8, device="meta")).device), "meta"
-    yield module.to_empty(device="cpu")[0].weight.shape, mlp()[0].weight.shape
-
-
 @feature()
-def inference(given: Given) -> Pairs:
+def inference(given):
     module = mlp()
     call = given.compiled(module)
     with torch.inference_mode():
@@ -127,22 +95,7 @@ def inference(given: Given) -> Pairs:
 
 
 @feature()
-def default_device(given: Given) -> Pairs:
-    with torch.device("cpu"):
-        yield given.compiled(lambda x: x + torch.ones(4))(draw(4)), draw(4) + 1
-
-
-@feature()
-def default_dtype(given: Given) -> Pairs:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield given.compiled(lambda x: x + torch.ones(4))(draw(4)), draw(4) + torch.ones(4)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@feature()
-def deterministic(given: Given) -> Pairs:
+def deterministic(given):
     torch.use_deterministic_algorithms(True)
     try:
 
@@ -155,7 +108,7 @@ def deterministic(given: Given) -> Pairs:
 
 
 @feature()
-def profiled(given: Given) -> Pairs:
+def profiled(given):
     def run(x):
         with torch.profiler.record_function("mine"):
             return x.sin()
@@ -166,7 +119,7 @@ def profiled(given: Given) -> Pairs:
 
 
 @feature()
-def seeds(given: Given) -> Pairs:
+def seeds(given):
     def run(x):
         return torch.nn.functional.dropout(x, 0.5)
 
@@ -182,7 +135,7 @@ def seeds(given: Given) -> Pairs:
 
 
 @feature("aot_eager")
-def seeds_as_in_eager(given: Given) -> Pairs:
+def seeds_as_in_eager(given):
     call = given.compiled(
         lambda x: torch.nn.functional.dropout(x, 0.5) + torch.randn(4) + torch.rand_like(x)
     )
@@ -195,26 +148,3 @@ def seeds_as_in_eager(given: Given) -> Pairs:
         + torch.randn(4)
         + torch.rand_like(torch.ones(4)),
     )
-
-
-@feature("eager")
-def generators(given: Given) -> Pairs:
-    a, b = (torch.Generator().manual_seed(3) for _ in range(2))
-    yield torch.randn(4, generator=a), torch.randn(4, generator=b)
-    state = torch.get_rng_state()
-    x = torch.rand(4)
-    torch.set_rng_state(state)
-    yield torch.rand(4), x
-
-
-@feature("eager")
-def several_modes(given: Given) -> Pairs:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(Count())
-        stack.enter_context(Double())
-        yield draw(4).sin(), draw(4).cos() * 0 + torch.ops.aten.sin(draw(4)) * 2
-    with FakeTensorMode(), Count() as count:
-        torch.empty(4).sin()
-    yield "aten.sin.default" in count.seen, True

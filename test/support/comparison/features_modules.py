@@ -8,14 +8,12 @@ import pickle
 
 import torch
 import torch.nn.functional as F
-from comparison.feature import Given, Pairs, draw, feature, mlp, trained, trained_module
+from comparison.program import EVERY, draw, feature, mlp, trained, trained_module
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-_BOTH = ("eager", "aot_eager", "lowered")
 
-
-def _trained(given: Given, build, *inputs, fullgraph: bool = True) -> Pairs:
+def _trained(given, build, *inputs, fullgraph=True):
     torch.manual_seed(0)
     a = build()
     torch.manual_seed(0)
@@ -28,21 +26,13 @@ def _trained(given: Given, build, *inputs, fullgraph: bool = True) -> Pairs:
 
 
 @feature()
-def recurrent(given: Given) -> Pairs:
+def recurrent(given):
     yield from _trained(given, lambda: nn.LSTM(4, 4), draw(3, 2, 4), fullgraph=False)
     yield from _trained(given, lambda: nn.GRU(4, 4), draw(3, 2, 4), fullgraph=False)
 
 
 @feature()
-def attention(given: Given) -> Pairs:
-    x = draw(2, 4, 8)
-    yield from _trained(
-        given, lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), x
-    )
-
-
-@feature()
-def attention_masked(given: Given) -> Pairs:
+def attention_masked(given):
     def run(q, k):
         return F.scaled_dot_product_attention(q, k, k, is_causal=True)
 
@@ -53,49 +43,7 @@ def attention_masked(given: Given) -> Pairs:
 
 
 @feature()
-def norms(given: Given) -> Pairs:
-    def build():
-        return nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)
-        )
-
-    yield from _trained(given, build, draw(2, 2, 8, 8))
-
-
-@feature()
-def embeddings(given: Given) -> Pairs:
-    tokens = torch.arange(6).view(2, 3)
-    yield from _trained(given, lambda: nn.Embedding(8, 4, padding_idx=0), tokens)
-    yield from _trained(given, lambda: nn.EmbeddingBag(8, 4, mode="mean"), tokens)
-
-
-@feature()
-def losses(given: Given) -> Pairs:
-    labels = torch.tensor([0, 2, -100, 1])
-
-    def run(x):
-        return F.cross_entropy(x, labels) + F.nll_loss(x, labels, weight=torch.arange(1.0, 5.0))
-
-    yield trained(given.compiled(run), (4, 4)), trained(run, (4, 4))
-
-
-@feature()
-def parametrized(given: Given) -> Pairs:
-    from torch.nn.utils import parametrizations, prune
-
-    yield from _trained(
-        given, lambda: parametrizations.weight_norm(nn.Linear(4, 4)), draw(2, 4), fullgraph=False
-    )
-    yield from _trained(
-        given,
-        lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5),
-        draw(2, 4),
-        fullgraph=False,
-    )
-
-
-@feature()
-def parametrized_by_a_user(given: Given) -> Pairs:
+def parametrized_by_a_user(given):
     class Symmetric(nn.Module):
         def forward(self, w):
             return w.triu() + w.triu(1).t()
@@ -114,8 +62,8 @@ def parametrized_by_a_user(given: Given) -> Pairs:
     )
 
 
-@feature("eager", "aot_eager", "lowered")
-def copies_and_files(given: Given) -> Pairs:
+@feature(*EVERY)
+def copies_and_files(given):
     module = mlp()
     x = draw(4, 8)
     call = given.compiled(module)
@@ -132,25 +80,15 @@ def copies_and_files(given: Given) -> Pairs:
     yield torch.load(_saved(module.state_dict())), module.state_dict()
 
 
-def _saved(what) -> io.BytesIO:
+def _saved(what):
     file = io.BytesIO()
     torch.save(what, file)
     file.seek(0)
     return file
 
 
-@feature("eager")
-def files_of_optimizers(given: Given) -> Pairs:
-    module = mlp()
-    optimizer = torch.optim.AdamW(module.parameters())
-    module(draw(4, 8)).sum().backward()
-    optimizer.step()
-    state = torch.load(_saved(optimizer.state_dict()))
-    yield state["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"]
-
-
 @feature()
-def swapped_parameters(given: Given) -> Pairs:
+def swapped_parameters(given):
     module = mlp()
     call = given.compiled(module)
     call(draw(4, 8))
@@ -160,22 +98,14 @@ def swapped_parameters(given: Given) -> Pairs:
 
 
 @feature()
-def compiled_in_place(given: Given) -> Pairs:
+def compiled_in_place(given):
     a, b = mlp(), mlp()
     a.compile(backend=given.backend)
     yield trained_module(a, a, draw(4, 8)), trained_module(b, b, draw(4, 8))
 
 
 @feature()
-def compiled_by_layers(given: Given) -> Pairs:
-    a, b = mlp(), mlp()
-    for layer in a:
-        layer.compile(backend=given.backend)
-    yield trained_module(a, a, draw(4, 8)), trained_module(b, b, draw(4, 8))
-
-
-@feature()
-def functional_state(given: Given) -> Pairs:
+def functional_state(given):
     module = mlp()
     other = {k: v * 2 for k, v in module.state_dict().items()}
 
@@ -186,7 +116,7 @@ def functional_state(given: Given) -> Pairs:
 
 
 @feature()
-def flex(given: Given) -> Pairs:
+def flex(given):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, 128, 128, device="cpu")
@@ -207,7 +137,7 @@ def flex(given: Given) -> Pairs:
 
 
 @feature("aot_eager")
-def flex_trained(given: Given) -> Pairs:
+def flex_trained(given):
     from comparison._torch import flex_attention_anywhere
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from comparison.feature import Given, Pairs, draw, feature
+from comparison.program import EVERY, draw, feature
 from torch.utils import _pytree as pytree
-
-_BOTH = ("eager", "aot_eager", "lowered")
 
 
 class Scaled(torch.Tensor):
@@ -23,7 +19,7 @@ class Scaled(torch.Tensor):
     def __init__(self, inner, scale, requires_grad=False):
         self.inner, self.scale = inner, scale
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"Scaled({self.inner}, {self.scale})"
 
     def __tensor_flatten__(self):
@@ -54,8 +50,8 @@ class Named(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@feature(*_BOTH)
-def wrapper(given: Given) -> Pairs:
+@feature(*EVERY)
+def wrapper(given):
     x = draw(4, 4)
     yield (
         given.compiled(lambda a, b: (a @ b).sin())(Scaled(x, 2.0), draw(4, 4)),
@@ -63,8 +59,8 @@ def wrapper(given: Given) -> Pairs:
     )
 
 
-@feature(*_BOTH)
-def wrapper_as_parameter(given: Given) -> Pairs:
+@feature(*EVERY)
+def wrapper_as_parameter(given):
     layer = torch.nn.Linear(4, 4, bias=False)
     weight = layer.weight.detach().clone()
     layer.weight = torch.nn.Parameter(Scaled(weight, 2.0), requires_grad=False)
@@ -75,8 +71,8 @@ def wrapper_as_parameter(given: Given) -> Pairs:
     yield [out, found], [y @ (weight * 2).t(), torch.ones(2, 4) @ (weight * 2)]
 
 
-@feature(*_BOTH)
-def two_tensors(given: Given) -> Pairs:
+@feature()
+def two_tensors(given):
     from torch.testing._internal.two_tensor import TwoTensor
 
     def run(wrap):
@@ -88,30 +84,17 @@ def two_tensors(given: Given) -> Pairs:
     yield run(given.compiled), run(lambda f: f)
 
 
-@feature(*_BOTH)
-def two_tensors_in_cond(given: Given) -> Pairs:
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    def run(wrap):
-        x = TwoTensor(draw(4), draw(4)).requires_grad_()
-        y = wrap(lambda a: a.sin() * 2)(x)
-        y.sum().backward()
-        return [y.a, x.grad.b]
-
-    yield run(given.compiled), run(lambda f: f)
-
-
-@feature(*_BOTH)
-def function_override(given: Given) -> Pairs:
+@feature(*EVERY)
+def function_override(given):
     x = draw(4).as_subclass(Named)
     out = given.compiled(lambda a: a.sin() + 1, fullgraph=False)(x)
     yield out.as_subclass(torch.Tensor), draw(4).sin() + 1
     yield type(out).__name__, "Named"
 
 
-@feature(*_BOTH)
-def jagged(given: Given) -> Pairs:
-    def nested() -> Any:
+@feature()
+def jagged(given):
+    def nested():
         return torch.nested.nested_tensor(
             [draw(2, 4), draw(3, 4, seed=1)], layout=torch.jagged, requires_grad=True
         )
@@ -123,38 +106,3 @@ def jagged(given: Given) -> Pairs:
         return [y.values(), x.grad.values()]
 
     yield run(lambda f: given.compiled(f, fullgraph=False)), run(lambda f: f)
-
-
-@feature("eager")
-def masked(given: Given) -> Pairs:
-    from torch.masked import masked_tensor
-
-    x = masked_tensor(draw(4), torch.tensor([True, False, True, True]))
-    yield (x * 2).sum().get_data(), (draw(4) * 2)[torch.tensor([True, False, True, True])].sum()
-
-
-@feature(*_BOTH)
-def sparse(given: Given) -> Pairs:
-    x = draw(4, 4).relu()
-    yield (
-        given.compiled(lambda a, b: torch.sparse.mm(a, b), fullgraph=False)(
-            x.to_sparse(), draw(4, 4)
-        ),
-        x @ draw(4, 4),
-    )
-
-
-@feature("eager")
-def parameters_of_a_subclass(given: Given) -> Pairs:
-    p = torch.nn.Parameter(Scaled(draw(4), 3.0), requires_grad=False)
-    yield [type(p).__name__, (p + 0)], ["Scaled", draw(4) * 3]
-    buffer = torch.nn.Buffer(draw(4))
-    yield buffer * 1, draw(4)
-
-
-@feature(*_BOTH)
-def complex_and_quantized(given: Given) -> Pairs:
-    def run(x):
-        return torch.view_as_real(torch.view_as_complex(x).conj() * 2)
-
-    yield given.compiled(run)(draw(4, 2)), run(draw(4, 2))

@@ -3,93 +3,53 @@
 from __future__ import annotations
 
 import torch
-from comparison.feature import Given, Pairs, draw, feature, mlp, trained
+from comparison.program import EVERY, draw, feature, mlp, trained
 from torch.func import (
     functional_call,
     functionalize,
     grad,
-    grad_and_value,
-    hessian,
     jacfwd,
     jacrev,
     jvp,
-    linearize,
     stack_module_state,
     vjp,
     vmap,
 )
 
-_ALONE = ("eager", "aot_eager", "lowered")
 
-
-def _f(x: torch.Tensor) -> torch.Tensor:
+def _f(x):
     return (x.sin() * x).sum()
 
 
-def _both(given: Given, run, *inputs) -> Pairs:
+def _both(given, run, *inputs):
     yield given.compiled(run)(*inputs), run(*inputs)
 
 
-@feature(*_ALONE)
-def mapped(given: Given) -> Pairs:
-    yield from _both(given, lambda x, y: vmap(torch.dot)(x, y), draw(3, 4), draw(3, 4, seed=1))
-
-
-@feature(*_ALONE)
-def mapped_with_random(given: Given) -> Pairs:
-    def run(x):
-        return vmap(lambda a: a + torch.rand_like(a) * 0, randomness="different")(x)
-
-    yield from _both(given, run, draw(3, 4))
-
-
-@feature(*_ALONE)
-def mapped_trained(given: Given) -> Pairs:
+@feature()
+def mapped_trained(given):
     def run(x, y):
         return vmap(lambda a, b: (a @ b).relu(), in_dims=(0, None))(x, y)
 
     yield trained(given.compiled(run), (3, 4, 4), (4, 2)), trained(run, (3, 4, 4), (4, 2))
 
 
-@feature(*_ALONE)
-def differentiated(given: Given) -> Pairs:
-    yield from _both(given, lambda x: grad(_f)(x), draw(4))
-
-
-@feature(*_ALONE)
-def differentiated_with_value(given: Given) -> Pairs:
-    yield from _both(given, lambda x: grad_and_value(_f)(x), draw(4))
-
-
-@feature(*_ALONE)
-def forward_derivative(given: Given) -> Pairs:
+@feature()
+def forward_derivative(given):
     yield from _both(given, lambda x, t: jvp(torch.tanh, (x,), (t,)), draw(4), draw(4, seed=1))
 
 
-@feature(*_ALONE)
-def reverse_derivative(given: Given) -> Pairs:
+@feature()
+def reverse_derivative(given):
     yield from _both(given, lambda x, t: vjp(torch.tanh, x)[1](t), draw(4), draw(4, seed=1))
 
 
-@feature(*_ALONE)
-def jacobians(given: Given) -> Pairs:
+@feature()
+def jacobians(given):
     yield from _both(given, lambda x: (jacrev(torch.sin)(x), jacfwd(torch.sin)(x)), draw(4))
 
 
-@feature(*_ALONE)
-def second_derivatives(given: Given) -> Pairs:
-    yield from _both(given, lambda x: hessian(_f)(x), draw(4))
-
-
-@feature("eager")
-def linear(given: Given) -> Pairs:
-    x, t = draw(4), draw(4, seed=1)
-    out, along = linearize(torch.sin, x)
-    yield [out, along(t)], [x.sin(), x.cos() * t]
-
-
-@feature(*_ALONE)
-def gradients_of_samples(given: Given) -> Pairs:
+@feature()
+def gradients_of_samples(given):
     module = mlp()
     parameters = {n: p.detach() for n, p in module.named_parameters()}
 
@@ -102,8 +62,8 @@ def gradients_of_samples(given: Given) -> Pairs:
     yield from _both(given, run, parameters, draw(3, 8))
 
 
-@feature(*_ALONE)
-def ensemble(given: Given) -> Pairs:
+@feature(*EVERY)
+def ensemble(given):
     models = [mlp(seed) for seed in range(3)]
     parameters, _ = stack_module_state(models)
     base = models[0]
@@ -115,8 +75,8 @@ def ensemble(given: Given) -> Pairs:
     yield given.compiled(run)(parameters, x), torch.stack([m(x) for m in models])
 
 
-@feature(*_ALONE)
-def functionalized(given: Given) -> Pairs:
+@feature()
+def functionalized(given):
     def run(x):
         y = x.clone()
         y.add_(1)[0].mul_(3)
@@ -126,13 +86,13 @@ def functionalized(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def mapped_over_compiled(given: Given) -> Pairs:
+def mapped_over_compiled(given):
     call = given.compiled(lambda a: a.sin() * 2, fullgraph=False)
     yield vmap(call)(draw(3, 4)), draw(3, 4).sin() * 2
 
 
 @feature("aot_eager", "lowered")
-def dual_numbers(given: Given) -> Pairs:
+def dual_numbers(given):
     import torch.autograd.forward_ad as fwd
 
     def run(x, t):
@@ -143,8 +103,8 @@ def dual_numbers(given: Given) -> Pairs:
     yield given.compiled(run, fullgraph=False)(x, t), x.cos() * t
 
 
-@feature(*_ALONE)
-def loops(given: Given) -> Pairs:
+@feature(*EVERY)
+def loops(given):
     from torch._higher_order_ops import associative_scan, scan, while_loop
 
     def run(x):
@@ -167,7 +127,7 @@ def loops(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def scanned_training(given: Given) -> Pairs:
+def scanned_training(given):
     from torch._higher_order_ops import scan
 
     def run(start, x):

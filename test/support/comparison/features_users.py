@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import torch
-from comparison.feature import Given, Pairs, draw, feature, trained
 from comparison.outcome import Unfit
+from comparison.program import EVERY, draw, feature, trained
 from torch.library import Library, custom_op
-
-_BOTH = ("eager", "aot_eager", "lowered")
 
 
 @custom_op("comparison::scaled", mutates_args=())
@@ -68,16 +66,16 @@ _LIBRARY.define("thrice(Tensor x) -> Tensor")
 _LIBRARY.impl("thrice", lambda x: x * 3, "CompositeImplicitAutograd")
 
 
-@feature(*_BOTH)
-def operator(given: Given) -> Pairs:
+@feature(*EVERY)
+def operator(given):
     def run(x):
         return scaled(x.sin(), 3.0)
 
     yield trained(given.compiled(run), (4,)), trained(lambda x: x.sin() * 3, (4,))
 
 
-@feature(*_BOTH)
-def operator_that_writes(given: Given) -> Pairs:
+@feature()
+def operator_that_writes(given):
     def run(x):
         y = x.clone()
         increase_(y[1:])
@@ -88,63 +86,40 @@ def operator_that_writes(given: Given) -> Pairs:
     yield [given.compiled(run)(a), a], [run(b), b]
 
 
-@feature(*_BOTH)
-def operator_of_lists(given: Given) -> Pairs:
+@feature(*EVERY)
+def operator_of_lists(given):
     yield given.compiled(lambda x: split(x.sin())[1] * 2)(draw(4)), draw(4).sin()[1:] * 2
 
 
-@feature(*_BOTH)
-def operator_of_unknown_size(given: Given) -> Pairs:
+@feature(*EVERY)
+def operator_of_unknown_size(given):
     yield given.compiled(lambda x: positive(x).sum() * 2)(draw(9)), draw(9).relu().sum() * 2
 
 
-@feature(*_BOTH)
-def operator_under_vmap(given: Given) -> Pairs:
+@feature(*EVERY)
+def operator_under_vmap(given):
     yield (
         given.compiled(lambda x: torch.vmap(lambda a: scaled(a, 2.0))(x))(draw(3, 4)),
         draw(3, 4) * 2,
     )
 
 
-@feature(*_BOTH)
-def operator_under_grad(given: Given) -> Pairs:
+@feature(*EVERY)
+def operator_under_grad(given):
     def run(x):
         return torch.func.grad(lambda a: scaled(a.sin(), 2.0).sum())(x)
 
     yield given.compiled(run)(draw(4)), draw(4).cos() * 2
 
 
-@feature(*_BOTH)
-def operator_in_cond(given: Given) -> Pairs:
-    def run(x):
-        return torch.cond(x.sum() > 0, lambda a: scaled(a, 2.0), lambda a: scaled(a, 3.0), (x,))
-
-    yield trained(given.compiled(run), (4,)), trained(run, (4,))
-
-
-@feature(*_BOTH)
-def operators_of_a_library(given: Given) -> Pairs:
+@feature(*EVERY)
+def operators_of_a_library(given):
     ops = torch.ops.beside_stock_old
     yield given.compiled(lambda x: ops.twice(x) + ops.thrice(x))(draw(4)), draw(4) * 5
 
 
-@feature(*_BOTH)
-def operator_without_gradient(given: Given) -> Pairs:
-    ops = torch.ops.beside_stock_old
-    x = draw(4, grad=True)
-    given.compiled(lambda x: ops.thrice(x))(x).sum().backward()
-    yield x.grad, torch.full((4,), 3.0)
-
-
-@feature("eager")
-def checked(given: Given) -> Pairs:
-    torch.library.opcheck(scaled, (draw(4, grad=True), 2.0))
-    torch.library.opcheck(increase_, (draw(4),))
-    yield True, True
-
-
 @feature("aot_eager", "lowered")
-def kernel_of_triton(given: Given) -> Pairs:
+def kernel_of_triton(given):
     try:
         import triton
         import triton.language as tl
@@ -154,7 +129,7 @@ def kernel_of_triton(given: Given) -> Pairs:
         raise Unfit("no device that Triton compiles for")
 
     @triton.jit
-    def double(x, out, n: tl.constexpr):
+    def double(x, out, n):
         at = tl.arange(0, n)
         tl.store(out + at, tl.load(x + at) * 2)
 
@@ -168,7 +143,7 @@ def kernel_of_triton(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def in_graph_by_request(given: Given) -> Pairs:
+def in_graph_by_request(given):
     @torch._dynamo.allow_in_graph
     def taken(x):
         return x.sin() * 2
@@ -177,7 +152,7 @@ def in_graph_by_request(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def constant_by_request(given: Given) -> Pairs:
+def constant_by_request(given):
     @torch.compiler.assume_constant_result
     def constant():
         return 3
@@ -186,7 +161,7 @@ def constant_by_request(given: Given) -> Pairs:
 
 
 @feature("aot_eager", "lowered")
-def left_out_by_request(given: Given) -> Pairs:
+def left_out_by_request(given):
     @torch.compiler.disable
     def outside(x):
         return x * float(x.sum())

@@ -1,4 +1,4 @@
-"""Records of programs on disk: a run resumes, and the parts of one commit add up.
+"""Records of programs on disk: a run resumes, and its parts add up.
 
 Stock's records hold for a version of torch, ours for the last commit that changed a package. Both hold for
 the programs as they are: a digest of their sources is in the name of a file.
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from comparison.outcome import End
-from comparison.parts import PARTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -43,19 +42,16 @@ class Kept:
         with path.open("a") as out:
             out.write(json.dumps({"name": name, **end.to_json()}) + "\n")
 
-    def add_figures(self, path: Path, result: dict[str, Any]) -> None:
-        """Put the figures of a run into the file; parts that did not run keep what this commit has."""
-        record = json.loads(path.read_text()) if path.exists() else {"commits": []}
-        before = next((r for r in record["commits"] if r["commit"] == result["commit"]), {})
-        others = [r for r in record["commits"] if r["commit"] != result["commit"]]
-        parts = {**before.get("parts", {}), **result["parts"]}
-        record["commits"] = [*others, {**result, "parts": parts}]
-        path.write_text(json.dumps(record, indent=1) + "\n")
-
     def _path(self, part: str, side: str) -> Path:
         version = torch.__version__.split("+")[0]
         of = f"stock_{version}" if side == "stock" else f"{self.commit}_{version}"
-        return self._folder / of / f"{part}_{_digest(part)}.jsonl"
+        return self._folder / of / f"{part}_{_digest()}.jsonl"
+
+
+def add_figures(path: Path, result: dict[str, Any]) -> None:
+    """Put the figures of a run into the file; parts that did not run keep what it has."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**kept, **result["parts"]}, indent=1) + "\n")
 
 
 def _commit() -> str:
@@ -71,11 +67,8 @@ def _commit() -> str:
 
 
 @functools.cache
-def _digest(part: str) -> str:
-    """Of the sources of a part's programs."""
-    module = PARTS[part].module.rpartition(".")[2]
-    sources = [*sorted(HERE.glob(f"{module}*.py"))]
-    if module == "corpus":
-        sources += sorted((ROOT / "test" / "corpus").glob("*.py"))
-    text = b"".join(path.read_bytes() for path in sources)
+def _digest() -> str:
+    """Of the sources of all programs."""
+    sources = [*HERE.rglob("*.py"), *(ROOT / "test" / "corpus").glob("*.py")]
+    text = b"".join(path.read_bytes() for path in sorted(sources))
     return hashlib.sha256(text).hexdigest()[:8]

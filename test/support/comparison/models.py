@@ -10,11 +10,16 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from comparison.dtensors import on_all_ranks
 from comparison.outcome import End, Unfit
+from comparison.program import judged, mesh_on_cpu
+from comparison.programs import on_all_ranks
 
 EAGER_WAYS = ("forward", "training", "checkpointing", "generating")
 COMPILED_WAYS = ("compiled_forward", "compiled_training")
+ON_RANKS = (
+    """llama qwen3 gemma3_text exaone4 mixtral deepseek_v3 phi3 cohere2 qwen3_moe olmo2""".split()
+)
+WAYS_ON_RANKS = ("training", "generating", "compiled_training")
 RANKS = 2
 TOKENS = 12
 # What a configuration may call its sizes, and the sizes of a model of two layers.
@@ -111,7 +116,9 @@ def architectures() -> list[str]:
 
 
 def names(part: str) -> list[str]:
-    """Each model in each way."""
+    """Each model in each way; on real ranks some in some ways."""
+    if part == "models-ranks":
+        return [f"{name}-{way}" for name in ON_RANKS for way in WAYS_ON_RANKS]
     ways = COMPILED_WAYS if part == "models-compiled" else EAGER_WAYS
     return [f"{name}-{way}" for name in architectures() for way in ways]
 
@@ -126,6 +133,18 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
         return on_all_ranks((RANKS,), lambda rank, mesh: pairs(name, way, mesh), 1e-5)
 
     return run
+
+
+def mesh_of(part: str, name: str) -> tuple[int, ...]:
+    """Replicas of tensor-parallel ranks."""
+    return (2, 2)
+
+
+def on_rank(part: str, name: str, side: str, rank: int) -> End:
+    """Run a model on this rank of several processes."""
+    quiet()
+    mesh = mesh_on_cpu(mesh_of(part, name))
+    return judged(pairs(*name.rsplit("-", 1), mesh), f"rank {rank}, ", 1e-5)
 
 
 def pairs(name: str, way: str, mesh: Any) -> Any:

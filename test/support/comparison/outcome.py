@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 # How a program ends on one side. Unfit: not even its reference can be computed here.
-ENDS = ("right", "wrong", "error", "hang", "crash", "unfit")
+ENDS = ("right", "wrong", "error", "hang", "crash", "unfit", "breaks", "refuses")
 # What both sides come to. None may be lost, and none wrong.
 VERDICTS = ("same", "gained", "neither", "unfit", "lost", "wrong")
 BAD = ("lost", "wrong")
@@ -26,18 +26,22 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How one side ended. ``numbers`` are results that have no reference but the other side."""
+    """How one side ended. ``numbers`` are results that have no reference but the other side.
+
+    truth: whose eager mode the reference is, where that may be the plugin's.
+    """
 
     status: str
     why: str = ""
     numbers: tuple[Any, ...] = ()
+    truth: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> End:
-        return End(data["status"], data.get("why", ""), tuple(data.get("numbers", ())))
+        return End(**{**data, "numbers": tuple(data.get("numbers", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,11 @@ class Verdict:
     why: str = ""
 
 
-def judge(stock: End, ours: End, theirs: bool = False) -> Verdict:
+def judge(stock: End, ours: End, theirs: bool = False, explained: bool = False) -> Verdict:
     """Never worse than stock: ours may fail where stock fails, and may never be wrong, hang or die.
 
     theirs: the programs are code of others, who may be wrong themselves; what is wrong in stock is then
-    not held against ours.
+    not held against ours. explained: ours may refuse or break a graph, but neither fail otherwise nor hang.
     """
     if "unfit" in (stock.status, ours.status) and stock.status == ours.status:
         return Verdict("unfit", ours.why)
@@ -60,7 +64,8 @@ def judge(stock: End, ours: End, theirs: bool = False) -> Verdict:
         return Verdict("neither", ours.why)
     if ours.status == "wrong":
         return Verdict("wrong", f"{ours.why} (stock: {stock.status})")
-    if ours.status in ("hang", "crash") and stock.status not in ("hang", "crash"):
+    failed = ("hang", "crash", "error") if explained else ("hang", "crash")
+    if ours.status in failed and (explained or stock.status not in failed):
         return Verdict("lost", f"{ours.status}: {ours.why} (stock: {stock.status})")
     if ours.status == "right":
         if stock.status != "right":

@@ -18,10 +18,12 @@ Run = Callable[[str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``module`` has ``names()`` and ``prepare(side)``, which returns what runs a program by its name.
+    """``module`` has ``names(part)`` and ``prepare(part, side)``, which returns what runs a program by its name.
 
+    on_ranks: real ranks run the programs; ``module`` has ``mesh_of(part, name)`` and ``on_rank(part, name, side, rank)``.
     quick: the names of the quick run. seconds: a program that takes longer is lost. lives: a process is
-    replaced after so many programs. theirs: the programs are code of others.
+    replaced after so many programs. theirs: the programs are code of others. explained: a program may fail where it
+    says what is not done, and not otherwise.
     """
 
     name: str
@@ -31,12 +33,18 @@ class Part:
     seconds: float = 60.0
     lives: int = 100
     theirs: bool = False
+    explained: bool = False
+    on_ranks: bool = False
+
+    def load(self) -> Any:
+        """The module."""
+        return importlib.import_module(self.module)
 
     def names(self) -> list[str]:
-        return list(importlib.import_module(self.module).names(self.name))
+        return list(self.load().names(self.name))
 
 
-def working(name: str, module: str, side: str) -> Run:
+def working(part: Part, side: str) -> Run:
     """Called once in each process of ``workers.run``: the plugin on for ours, and never imported for stock."""
     os.environ.setdefault("DYNAMO_DIST_AGREEMENT_SECONDS", "20")
     if not os.environ.get("PARITY_LOUD"):
@@ -54,7 +62,7 @@ def working(name: str, module: str, side: str) -> Run:
         import dynamo_dist
 
         dynamo_dist.enable()
-    run = importlib.import_module(module).prepare(name, side)
+    run = part.load().prepare(part.name, side)
 
     def one(program: str) -> dict[str, Any]:
         from comparison.outcome import end_of

@@ -8,7 +8,7 @@ invoke_subgraph.simple-aot_eager-backward while_loop.simple-aot_eager-forward
 auto_functionalize.simple-lowered-forward cond.simple-lowered-backward""".split()
 FEATURES = """cond_training-aot_eager scanned_training-aot_eager regions-aot_eager flex_trained-aot_eager
 compiled_autograd-aot_eager checkpointed-aot_eager export_strict-eager export_not_strict-eager
-export_strict_with_hooks-eager operator-aot_eager operator_that_writes-eager two_tensors-aot_eager
+export_strict_with_hooks-eager operator-aot_eager operator_that_writes-aot_eager two_tensors-aot_eager
 dispatch_mode_in_eager-eager ensemble-aot_eager forward_derivative-aot_eager autocast-aot_eager
 copies_and_files-eager graphs_of_a_loop_with_breaks-aot_eager""".split()
 DTENSORS = """detached_copy_P-aot_eager cross_entropy_ignored_S0-eager cross_entropy_weighted_S0-eager nll_S0-eager

@@ -16,7 +16,7 @@ from rich.table import Table
 def figures(
     found: Mapping[str, Mapping[str, Verdict]], commit: str, seconds: float
 ) -> dict[str, Any]:
-    """Counts by part, and by name what is lost, wrong, gained or unfit."""
+    """Counts by part, and by name what is lost, wrong or passed by neither."""
     parts = {}
     for part, verdicts in found.items():
         counts = collections.Counter(verdict.name for verdict in verdicts.values())
@@ -25,16 +25,18 @@ def figures(
             for kind in (*BAD, "neither")
         }
         parts[part] = {
+            "torch": torch.__version__,
+            "commit": commit,
             "programs": len(verdicts),
             **{kind: counts[kind] for kind in VERDICTS},
             "names": {kind: names for kind, names in named.items() if names},
         }
-    return {"torch": torch.__version__, "commit": commit, "seconds": seconds, "parts": parts}
+    return {"seconds": seconds, "parts": parts}
 
 
 def show(found: Mapping[str, Mapping[str, Verdict]], result: Mapping[str, Any]) -> None:
     """One row a part; below, what may not be."""
-    table = Table(title=f"commit {result['commit']}, torch {result['torch']}")
+    table = Table(title=f"torch {torch.__version__}")
     table.add_column("part")
     table.add_column("programs", justify="right")
     for kind in VERDICTS:

@@ -5,18 +5,16 @@ Views as inputs and outputs, and plain tensors that are written beside a DTensor
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from comparison.in_graphs.row import drawn, laid_out, row
+from comparison.row import drawn, laid_out, row
 from torch.distributed.tensor import Shard
 
 
 @row()
-def plain_written_beside(mesh: Any, rank: int) -> Any:
+def plain_written_beside(mesh, rank):
     """A plain buffer is written beside a DTensor."""
 
-    def f(x: Any, b: Any) -> Any:
+    def f(x, b):
         b.add_(1)
         return x * 2, b.sum()
 
@@ -24,11 +22,11 @@ def plain_written_beside(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def plain_view_written_beside(mesh: Any, rank: int) -> Any:
+def plain_view_written_beside(mesh, rank):
     """A plain tensor and a view of it come in, the base is written."""
     a = drawn(6)
 
-    def f(x: Any, a: Any, b: Any) -> Any:
+    def f(x, a, b):
         a.mul_(2)
         return x * 2, b + 1
 
@@ -36,11 +34,11 @@ def plain_view_written_beside(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def plain_view_written_through(mesh: Any, rank: int) -> Any:
+def plain_view_written_through(mesh, rank):
     """A plain tensor and a view of it come in, the view is written."""
     a = drawn(6)
 
-    def f(x: Any, a: Any, b: Any) -> Any:
+    def f(x, a, b):
         b.mul_(2)
         return x * 2, a + 1
 
@@ -48,11 +46,11 @@ def plain_view_written_through(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def plain_overlapping_views(mesh: Any, rank: int) -> Any:
+def plain_overlapping_views(mesh, rank):
     """Two plain views that overlap, one is written."""
     a = drawn(6)
 
-    def f(x: Any, a: Any, b: Any) -> Any:
+    def f(x, a, b):
         a.add_(1)
         b.mul_(3)
         return x + 1
@@ -60,16 +58,16 @@ def plain_overlapping_views(mesh: Any, rank: int) -> Any:
     return f, (laid_out(mesh, [Shard(0)], 4, 4, grad=False), a[:4], a[2:])
 
 
-def _with_its_local_tensor(mesh: Any) -> Any:
+def _with_its_local_tensor(mesh):
     x = laid_out(mesh, [Shard(0)], 4, 4, grad=False)
     return x, x._local_tensor
 
 
 @row(trained=False)
-def local_tensor_beside_its_dtensor(mesh: Any, rank: int) -> Any:
+def local_tensor_beside_its_dtensor(mesh, rank):
     """A DTensor and its local tensor come in, the local tensor is written."""
 
-    def f(x: Any, local: Any) -> Any:
+    def f(x, local):
         local.add_(1)
         return x * 2
 
@@ -77,10 +75,10 @@ def local_tensor_beside_its_dtensor(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def local_tensor_written_through(mesh: Any, rank: int) -> Any:
+def local_tensor_written_through(mesh, rank):
     """A DTensor and its local tensor come in, the DTensor is written."""
 
-    def f(x: Any, local: Any) -> Any:
+    def f(x, local):
         x.add_(1)
         return local * 2
 
@@ -88,25 +86,25 @@ def local_tensor_written_through(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def dtensor_view_written(mesh: Any, rank: int) -> Any:
+def dtensor_view_written(mesh, rank):
     """A view of a DTensor comes in and is written."""
     x = laid_out(mesh, [Shard(0)], 4, 6, grad=False)
     return lambda v: v.mul_(2), (x.view(4, 2, 3),)
 
 
 @row(trained=False, dynamic=True)
-def dtensor_view_written_dynamic(mesh: Any, rank: int) -> Any:
+def dtensor_view_written_dynamic(mesh, rank):
     """The same with dynamic sizes."""
     x = laid_out(mesh, [Shard(0)], 4, 6, grad=False)
     return lambda v: v.mul_(2), (x.view(4, 2, 3),)
 
 
 @row(trained=False, dynamic=True)
-def dtensor_flat_view_dynamic(mesh: Any, rank: int) -> Any:
+def dtensor_flat_view_dynamic(mesh, rank):
     """A flattened view of a DTensor comes in, as in low-bit optimizers; dynamic sizes."""
     x = laid_out(mesh, [Shard(0)], 8, 6, grad=False)
 
-    def f(p: Any, g: Any) -> Any:
+    def f(p, g):
         scale = p.view(-1, 6).abs().amax(-1, keepdim=True)
         p.lerp_(g / scale.view(-1)[0].detach(), 0.1)
         return scale
@@ -115,18 +113,18 @@ def dtensor_flat_view_dynamic(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False, dynamic=True)
-def dtensor_row_view_dynamic(mesh: Any, rank: int) -> Any:
+def dtensor_row_view_dynamic(mesh, rank):
     """A slice of a DTensor along a whole dimension comes in and is written; dynamic sizes."""
     x = laid_out(mesh, [Shard(0)], 4, 6, grad=False)
     return lambda v: v.add_(1).sum(), (x[:, 2:5],)
 
 
 @row(trained=False)
-def dtensor_beside_its_view(mesh: Any, rank: int) -> Any:
+def dtensor_beside_its_view(mesh, rank):
     """A DTensor and a view of it come in, the base is written."""
     x = laid_out(mesh, [Shard(0)], 4, 6, grad=False)
 
-    def f(x: Any, v: Any) -> Any:
+    def f(x, v):
         x.mul_(2)
         return v + 1
 
@@ -134,11 +132,11 @@ def dtensor_beside_its_view(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def dtensor_given_twice(mesh: Any, rank: int) -> Any:
+def dtensor_given_twice(mesh, rank):
     """One DTensor as two arguments, written through one."""
     x = laid_out(mesh, [Shard(0)], 4, 6, grad=False)
 
-    def f(x: Any, y: Any) -> Any:
+    def f(x, y):
         x.mul_(2)
         return y + 1
 
@@ -146,10 +144,10 @@ def dtensor_given_twice(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def output_and_its_view(mesh: Any, rank: int) -> Any:
+def output_and_its_view(mesh, rank):
     """An output and a view of it."""
 
-    def f(x: Any) -> Any:
+    def f(x):
         y = x * 2
         return y, y.view(4, 2, 3)
 
@@ -157,10 +155,10 @@ def output_and_its_view(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def outputs_that_are_views(mesh: Any, rank: int) -> Any:
+def outputs_that_are_views(mesh, rank):
     """Two outputs that are views of a DTensor made inside."""
 
-    def f(x: Any) -> Any:
+    def f(x):
         y = x * 2
         return y.view(4, 2, 3), y.t()
 
@@ -168,14 +166,14 @@ def outputs_that_are_views(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def outputs_share_memory(mesh: Any, rank: int) -> Any:
+def outputs_share_memory(mesh, rank):
     """Two outputs that are views of each other, one of which is written outside."""
 
-    def f(x: Any) -> Any:
+    def f(x):
         y = x * 2
         return y.view(4, 2, 3), y.t()
 
-    def step(call: Any, x: Any) -> Any:
+    def step(call, x):
         one, other = call(x)
         one.add_(1)
         return one, other
@@ -184,28 +182,28 @@ def outputs_share_memory(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def output_is_a_view_of_an_input(mesh: Any, rank: int) -> Any:
+def output_is_a_view_of_an_input(mesh, rank):
     """A view of an input is returned beside a sum."""
     return lambda x: (x.view(4, 2, 3), x.sum()), (laid_out(mesh, [Shard(0)], 4, 6),)
 
 
 @row()
-def output_is_an_input(mesh: Any, rank: int) -> Any:
+def output_is_an_input(mesh, rank):
     """An input is returned, beside what is made of it."""
     return lambda x: (x, x * 2), (laid_out(mesh, [Shard(0)], 4, 6),)
 
 
 @row()
-def output_is_the_local_tensor(mesh: Any, rank: int) -> Any:
+def output_is_the_local_tensor(mesh, rank):
     """``to_local`` of an input is returned."""
     return lambda x: (x.to_local(), x * 2), (laid_out(mesh, [Shard(0)], 4, 6),)
 
 
 @row(trained=False)
-def row_of_an_input_written(mesh: Any, rank: int) -> Any:
+def row_of_an_input_written(mesh, rank):
     """A row of a sharded input is written."""
 
-    def f(x: Any) -> Any:
+    def f(x):
         x[1] = 0.5
         x[:, 2:4].mul_(2)
         return x.sum(0)
@@ -214,10 +212,10 @@ def row_of_an_input_written(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def written_after_a_view(mesh: Any, rank: int) -> Any:
+def written_after_a_view(mesh, rank):
     """A view, then a write to its base, with gradients."""
 
-    def f(x: Any) -> Any:
+    def f(x):
         y = x * 2
         v = y.view(4, 2, 3)
         y.mul_(3)
@@ -227,10 +225,10 @@ def written_after_a_view(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def data_pointers_of_shards(mesh: Any, rank: int) -> Any:
+def data_pointers_of_shards(mesh, rank):
     """``copy_`` between shards of plain and distributed memory."""
 
-    def f(x: Any, plain: Any) -> Any:
+    def f(x, plain):
         x.to_local().copy_(plain)
         return x + 1
 

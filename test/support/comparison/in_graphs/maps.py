@@ -5,42 +5,40 @@ Functions of local tensors, with shards of other lengths on every rank.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed._functional_collectives as funcol
-from comparison.in_graphs.row import laid_out, own, row
+from comparison.row import laid_out, own, row
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import local_map
 
 
-def _mapped(function: Any, out: Any, inputs: Any, mesh: Any, **others: Any) -> Any:
+def _mapped(function, out, inputs, mesh, **others):
     return local_map(function, out, inputs, device_mesh=mesh, **others)
 
 
 @row()
-def local_map_even(mesh: Any, rank: int) -> Any:
+def local_map_even(mesh, rank):
     """``local_map`` of even shards."""
     g = _mapped(lambda a: a.sin() * 2, [Shard(0)], ([Shard(0)],), mesh)
     return lambda x: g(x).sum(0), (laid_out(mesh, [Shard(0)], 4, 4),)
 
 
 @row()
-def local_map_uneven(mesh: Any, rank: int) -> Any:
+def local_map_uneven(mesh, rank):
     """``local_map`` of five rows on two ranks."""
     g = _mapped(lambda a: a.sin() * 2, [Shard(0)], ([Shard(0)],), mesh)
     return lambda x: g(x) * 2, (laid_out(mesh, [Shard(0)], 5, 4),)
 
 
-@row()
-def local_map_uneven_gathered(mesh: Any, rank: int) -> Any:
+@row(truth="none")
+def local_map_uneven_gathered(mesh, rank):
     """Five rows on two ranks, gathered behind the ``local_map``: ranks launch other sizes."""
     g = _mapped(lambda a: a.sin() * 2, [Shard(0)], ([Shard(0)],), mesh)
     return lambda x: g(x * 3).full_tensor().cos(), (laid_out(mesh, [Shard(0)], 5, 4),)
 
 
 @row()
-def local_map_to_a_sum(mesh: Any, rank: int) -> Any:
+def local_map_to_a_sum(mesh, rank):
     """Each rank's part of a product, pending as a sum."""
     g = _mapped(lambda a, b: a @ b, [Partial()], ([Shard(1)], [Shard(0)]), mesh)
     x, w = laid_out(mesh, [Shard(1)], 4, 6), laid_out(mesh, [Shard(0)], 6, 4, seed=1)
@@ -48,10 +46,10 @@ def local_map_to_a_sum(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def local_map_with_a_collective(mesh: Any, rank: int) -> Any:
+def local_map_with_a_collective(mesh, rank):
     """A functional all-reduce inside the mapped function."""
 
-    def body(a: Any) -> Any:
+    def body(a):
         return a - funcol.all_reduce(a.sum(0), "sum", mesh.get_group())
 
     g = _mapped(body, [Shard(0)], ([Shard(0)],), mesh)
@@ -59,14 +57,14 @@ def local_map_with_a_collective(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def local_map_that_redistributes(mesh: Any, rank: int) -> Any:
+def local_map_that_redistributes(mesh, rank):
     """Inputs that are laid out otherwise, moved on the way in."""
     g = _mapped(lambda a: a.softmax(1), [Shard(0)], ([Shard(0)],), mesh, redistribute_inputs=True)
     return lambda x: g(x).sin(), (laid_out(mesh, [Shard(1)], 5, 4),)
 
 
 @row()
-def local_map_in_a_region(mesh: Any, rank: int) -> Any:
+def local_map_in_a_region(mesh, rank):
     """``local_map`` inside ``nested_compile_region``, called twice."""
     g = _mapped(lambda a: a.sin() * 2, [Shard(0)], ([Shard(0)],), mesh)
     region = torch.compiler.nested_compile_region(lambda x: g(x) + 1)
@@ -74,7 +72,7 @@ def local_map_in_a_region(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def local_map_in_a_region_uneven(mesh: Any, rank: int) -> Any:
+def local_map_in_a_region_uneven(mesh, rank):
     """The same with uneven shards."""
     g = _mapped(lambda a: a.sin() * 2, [Shard(0)], ([Shard(0)],), mesh)
     region = torch.compiler.nested_compile_region(lambda x: g(x) + 1)
@@ -82,7 +80,7 @@ def local_map_in_a_region_uneven(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def region_on_dtensors(mesh: Any, rank: int) -> Any:
+def region_on_dtensors(mesh, rank):
     """``nested_compile_region`` of a product of DTensors."""
     region = torch.compiler.nested_compile_region(lambda x, w: (x @ w).relu())
     x, w = laid_out(mesh, [Replicate()], 4, 4), laid_out(mesh, [Shard(1)], 4, 4, seed=1)
@@ -90,7 +88,7 @@ def region_on_dtensors(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def region_on_a_pending_product(mesh: Any, rank: int) -> Any:
+def region_on_a_pending_product(mesh, rank):
     """``nested_compile_region`` of a product that is pending as a sum."""
     region = torch.compiler.nested_compile_region(lambda x, w: (x @ w).relu())
     x, w = laid_out(mesh, [Shard(1)], 4, 4), laid_out(mesh, [Shard(0)], 4, 4, seed=1)
@@ -98,14 +96,14 @@ def region_on_a_pending_product(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def local_map_gives_a_tuple(mesh: Any, rank: int) -> Any:
+def local_map_gives_a_tuple(mesh, rank):
     """Two results, of which one is no tensor of ranks."""
     g = _mapped(lambda a: (a.sin(), a.sum(0)), ([Shard(0)], [Partial()]), ([Shard(0)],), mesh)
     return lambda x: g(x), (laid_out(mesh, [Shard(0)], 5, 4),)
 
 
 @row()
-def local_map_with_gradients_laid_out(mesh: Any, rank: int) -> Any:
+def local_map_with_gradients_laid_out(mesh, rank):
     """``in_grad_placements`` of a replica that each rank uses for its rows."""
     g = _mapped(
         lambda a, w: a @ w,
@@ -119,20 +117,20 @@ def local_map_with_gradients_laid_out(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def from_local_even(mesh: Any, rank: int) -> Any:
+def from_local_even(mesh, rank):
     """``from_local`` of equal shards."""
 
-    def f(a: Any) -> Any:
+    def f(a):
         return DTensor.from_local(a, mesh, [Shard(0)]).sum(0).full_tensor()
 
     return f, (own(rank, 3, 4).requires_grad_(),)
 
 
 @row()
-def from_local_with_its_shape(mesh: Any, rank: int) -> Any:
+def from_local_with_its_shape(mesh, rank):
     """``from_local`` of uneven shards, whose shape is given."""
 
-    def f(a: Any) -> Any:
+    def f(a):
         x = DTensor.from_local(a, mesh, [Shard(0)], shape=torch.Size([5, 4]), stride=(4, 1))
         return x.sin().full_tensor()
 
@@ -140,30 +138,30 @@ def from_local_with_its_shape(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def from_local_not_as_chunk(mesh: Any, rank: int) -> Any:
+def from_local_not_as_chunk(mesh, rank):
     """``from_local`` of shards that are not cut like ``chunk``, without a shape."""
 
-    def f(a: Any) -> Any:
+    def f(a):
         return (DTensor.from_local(a, mesh, [Shard(0)]) * 2).to_local()
 
     return f, (own(rank, 1 + 2 * rank, 4).requires_grad_(),)
 
 
 @row()
-def from_local_checked(mesh: Any, rank: int) -> Any:
+def from_local_checked(mesh, rank):
     """``from_local(run_check=True)`` inside."""
 
-    def f(a: Any) -> Any:
+    def f(a):
         return DTensor.from_local(a, mesh, [Replicate()], run_check=True) * 2
 
     return f, (own(rank, 3, 4),)
 
 
 @row()
-def from_local_of_a_sum(mesh: Any, rank: int) -> Any:
+def from_local_of_a_sum(mesh, rank):
     """``from_local`` of summands, reduced."""
 
-    def f(a: Any) -> Any:
+    def f(a):
         x = DTensor.from_local(a, mesh, [Partial()])
         return x.redistribute(placements=[Shard(0)]).sin()
 
@@ -171,10 +169,10 @@ def from_local_of_a_sum(mesh: Any, rank: int) -> Any:
 
 
 @row(dynamic=True)
-def from_local_unlike_batches(mesh: Any, rank: int) -> Any:
+def from_local_unlike_batches(mesh, rank):
     """Batches of other lengths on each rank, averaged."""
 
-    def f(a: Any, w: Any) -> Any:
+    def f(a, w):
         y = (a @ w.to_local()).square()
         return DTensor.from_local(y.sum(), mesh, [Partial()]).full_tensor()
 
@@ -183,7 +181,7 @@ def from_local_unlike_batches(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def local_map_in_a_region_on_a_product(mesh: Any, rank: int) -> Any:
+def local_map_in_a_region_on_a_product(mesh, rank):
     """A product and a ``local_map`` in one region, called twice on other values."""
     g = _mapped(lambda a: a.softmax(1), [Shard(0)], ([Shard(0)],), mesh)
     region = torch.compiler.nested_compile_region(lambda x, w: g(x @ w))

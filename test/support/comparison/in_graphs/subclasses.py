@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -15,33 +13,33 @@ class Halved(torch.Tensor):
     """Keep floats as half as many bytes; every operator computes on the whole."""
 
     @staticmethod
-    def __new__(cls: Any, kept: torch.Tensor) -> Any:
+    def __new__(cls, kept):
         return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, kept.shape, strides=kept.stride(), dtype=torch.float32, device=kept.device
         )
 
-    def __init__(self, kept: torch.Tensor) -> None:
+    def __init__(self, kept):
         self.kept = kept
 
     @staticmethod
-    def of(whole: torch.Tensor) -> Halved:
+    def of(whole):
         return Halved(whole.to(torch.bfloat16))
 
-    def whole(self) -> torch.Tensor:
+    def whole(self):
         return self.kept.float()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents=None):
         return f"Halved({self.kept})"
 
-    def __tensor_flatten__(self) -> Any:
+    def __tensor_flatten__(self):
         return ["kept"], None
 
     @staticmethod
-    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> Halved:
+    def __tensor_unflatten__(inner, context, size, stride):
         return Halved(inner["kept"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is aten.copy_.default and isinstance(args[0], Halved):
             source = args[1].whole() if isinstance(args[1], Halved) else args[1]

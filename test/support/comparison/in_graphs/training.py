@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from comparison.in_graphs.row import drawn, laid_out, own, row
+from comparison.row import drawn, laid_out, own, row
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -29,44 +29,44 @@ log = logging.getLogger(__name__)
 class Net(nn.Module):
     """Two products, tensor-parallel."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return self.down(self.up(x).relu())
 
 
-def net(mesh: Any) -> nn.Module:
+def net(mesh):
     """``Net`` under column- and row-wise parallelism."""
     return parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
 @row()
-def tensor_parallel(mesh: Any, rank: int) -> Any:
+def tensor_parallel(mesh, rank):
     """Two products, tensor-parallel, trained."""
     return net(mesh), (drawn(3, 4),)
 
 
 @row()
-def checkpointed(mesh: Any, rank: int) -> Any:
+def checkpointed(mesh, rank):
     """A block under ``checkpoint(use_reentrant=False)``."""
     model = net(mesh)
 
     class Outer(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.model = model
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return checkpoint(self.model, x, use_reentrant=False)
 
     return Outer(), (drawn(3, 4),)
 
 
 @row()
-def checkpointed_reentrant(mesh: Any, rank: int) -> Any:
+def checkpointed_reentrant(mesh, rank):
     """The same with ``use_reentrant=True``."""
     model = net(mesh)
     return lambda x: checkpoint(model, x, use_reentrant=True), (drawn(3, 4).requires_grad_(),)
@@ -75,18 +75,19 @@ def checkpointed_reentrant(mesh: Any, rank: int) -> Any:
 _warned: set[str] = set()
 
 
-def _warning_once(text: str) -> None:
+def _warning_once(text):
     if text not in _warned:
         _warned.add(text)
         log.warning(text)
 
 
 @row()
-def checkpointed_that_warns(mesh: Any, rank: int) -> Any:
+def checkpointed_that_warns(mesh, rank):
     """A warning that is said once, inside a checkpoint, kept in a set."""
+    _warned.clear()  # eager mode ran before
     model = net(mesh)
 
-    def block(x: Any) -> Any:
+    def block(x):
         _warning_once("said once")
         return model(x)
 
@@ -94,14 +95,14 @@ def checkpointed_that_warns(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def checkpointed_that_fills_a_dictionary(mesh: Any, rank: int) -> Any:
+def checkpointed_that_fills_a_dictionary(mesh, rank):
     """A dictionary written inside a checkpoint, as caches of models are."""
     model = net(mesh)
 
-    def f(x: Any) -> Any:
+    def f(x):
         kept: dict[str, Any] = {}
 
-        def block(x: Any) -> Any:
+        def block(x):
             kept["last"] = x
             return model(x)
 
@@ -112,12 +113,12 @@ def checkpointed_that_fills_a_dictionary(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def checkpointed_with_a_cache_given(mesh: Any, rank: int) -> Any:
+def checkpointed_with_a_cache_given(mesh, rank):
     """A dictionary of the caller's, written inside a checkpoint."""
     model = net(mesh)
 
-    def f(x: Any, kept: Any) -> Any:
-        def block(x: Any) -> Any:
+    def f(x, kept):
+        def block(x):
             kept["calls"] = kept.get("calls", 0) + 1
             return model(x)
 
@@ -127,11 +128,11 @@ def checkpointed_with_a_cache_given(mesh: Any, rank: int) -> Any:
 
 
 @row(dynamic=True)
-def experts_by_listed_sizes(mesh: Any, rank: int) -> Any:
+def experts_by_listed_sizes(mesh, rank):
     """Tokens sent to experts by ``tolist()`` of the split sizes, each rank its own."""
     group = mesh.get_group()
 
-    def f(x: Any, counts: Any) -> Any:
+    def f(x, counts):
         theirs = funcol.all_to_all_single(counts, [1, 1], [1, 1], group)
         sends, receives = counts.tolist(), theirs.tolist()
         got = funcol.all_to_all_single_autograd(x, receives, sends, group)
@@ -142,10 +143,10 @@ def experts_by_listed_sizes(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def experts_by_c10d(mesh: Any, rank: int) -> Any:
+def experts_by_c10d(mesh, rank):
     """The same by ``dist.all_to_all_single`` in place."""
 
-    def f(x: Any, counts: Any) -> Any:
+    def f(x, counts):
         theirs = torch.empty_like(counts)
         dist.all_to_all_single(theirs, counts)
         sends, receives = counts.tolist(), theirs.tolist()
@@ -158,17 +159,17 @@ def experts_by_c10d(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def from_local_as_a_frame(mesh: Any, rank: int) -> Any:
+def from_local_as_a_frame(mesh, rank):
     """``DTensor.from_local`` compiled alone, as a frame of its own."""
 
-    def step(call: Any, a: Any) -> Any:
+    def step(call, a):
         return call(a, mesh, [Partial()]).full_tensor() * 2
 
     return (DTensor.from_local, step), (own(rank, 3, 4).requires_grad_(),)
 
 
-def _six_lengths(mesh: Any) -> Any:
-    def f(x: Any, w: Any) -> Any:
+def _six_lengths(mesh):
+    def f(x, w):
         return (x @ w).relu().sum(0).full_tensor()
 
     w = laid_out(mesh, [Replicate()], 4, 4, seed=1)
@@ -176,22 +177,22 @@ def _six_lengths(mesh: Any) -> Any:
 
 
 @row(dynamic=True)
-def six_lengths(mesh: Any, rank: int) -> Any:
+def six_lengths(mesh, rank):
     """Six even lengths of a sharded batch with ``dynamic=True``."""
     return _six_lengths(mesh)
 
 
 @row()
-def six_lengths_by_themselves(mesh: Any, rank: int) -> Any:
+def six_lengths_by_themselves(mesh, rank):
     """The same without being told: Dynamo finds that lengths change."""
     return _six_lengths(mesh)
 
 
 @row(dynamic=True)
-def unlike_lengths(mesh: Any, rank: int) -> Any:
+def unlike_lengths(mesh, rank):
     """A tensor-parallel sequence of other lengths, uneven too."""
 
-    def f(x: Any, w: Any) -> Any:
+    def f(x, w):
         return (x @ w).redistribute(placements=[Replicate()]).sin()
 
     w = laid_out(mesh, [Replicate()], 4, 4, seed=1)
@@ -199,16 +200,16 @@ def unlike_lengths(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def sequence_parallel(mesh: Any, rank: int) -> Any:
+def sequence_parallel(mesh, rank):
     """A norm on shards of the sequence before a product."""
 
     class Sequence(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.norm, self.net = nn.LayerNorm(4), Net()
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x):
             return self.net(self.norm(x))
 
     plan = {
@@ -220,7 +221,7 @@ def sequence_parallel(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def fully_sharded(mesh: Any, rank: int) -> Any:
+def fully_sharded(mesh, rank):
     """``fully_shard`` with batches of other lengths."""
     model = Net()
     fully_shard(model, mesh=mesh)
@@ -228,13 +229,13 @@ def fully_sharded(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def data_parallel(mesh: Any, rank: int) -> Any:
+def data_parallel(mesh, rank):
     """``DistributedDataParallel`` with batches of other lengths."""
     return nn.parallel.DistributedDataParallel(Net()), (own(rank, 3 + rank, 4),)
 
 
 @row(2, 2)
-def fully_sharded_tensor_parallel(mesh: Any, rank: int) -> Any:
+def fully_sharded_tensor_parallel(mesh, rank):
     """``fully_shard`` over tensor parallelism."""
     model = net(mesh["tp"])
     fully_shard(model, mesh=mesh["dp"])
@@ -242,12 +243,12 @@ def fully_sharded_tensor_parallel(mesh: Any, rank: int) -> Any:
 
 
 @row(trained=False)
-def whole_step(mesh: Any, rank: int) -> Any:
+def whole_step(mesh, rank):
     """Forward, ``backward()`` and the optimizer's step in one function."""
     model = net(mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(model: Any, x: Any) -> Any:
+    def step(model, x):
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
@@ -258,10 +259,10 @@ def whole_step(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def losses_averaged(mesh: Any, rank: int) -> Any:
+def losses_averaged(mesh, rank):
     """A loss averaged over unlike batches, by ``all_reduce`` of the count."""
 
-    def f(x: Any, w: Any) -> Any:
+    def f(x, w):
         y = (x @ w.to_local(grad_placements=[Partial()])).square()
         count = torch.tensor(float(y.shape[0]))
         dist.all_reduce(count)
@@ -271,13 +272,13 @@ def losses_averaged(mesh: Any, rank: int) -> Any:
 
 
 @row()
-def cross_entropy_of_sharded_logits(mesh: Any, rank: int) -> Any:
+def cross_entropy_of_sharded_logits(mesh, rank):
     """Cross entropy under ``loss_parallel``, trained."""
     from torch.distributed.tensor.parallel import loss_parallel
 
     labels = torch.tensor([1, 5, 7, 0])
 
-    def f(x: Any, w: Any) -> Any:
+    def f(x, w):
         with loss_parallel():
             target = DTensor.from_local(labels, mesh, [Replicate()], run_check=False)
             return torch.nn.functional.cross_entropy(x @ w, target)

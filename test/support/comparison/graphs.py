@@ -1,124 +1,109 @@
-"""One rank of one side: runs rows by name, writes what became of each and the values that it found.
-
-``python rank.py FOLDER SIDE ROW...`` in a job of ranks. Leaves with status 3 after a row that ranks ended otherwise
-than each other, so that the rows behind it start in new processes.
-"""
+"""Rows of docs/dtensor-in-graphs.md: is a program one graph, with eager mode's numbers on every rank?"""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import gc
 import io
-import json
-import logging
 import math
-import os
-import sys
-import threading
+import re
 import traceback
-import warnings
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.distributed as dist
 from comparison.in_graphs import _torch
-from comparison.in_graphs.row import Row, known
+from comparison.outcome import End, compare
+from comparison.program import mesh_on_cpu
+from comparison.row import Row, known
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-ROW_S = 20
-PEERS_S = 25
+# Whose eager mode is asked for the truth, one after the other, by what a row says.
+STATES = {"eager": ("eager", "plugin"), "plugin": ("plugin",), "none": ()}
+# Of this machine alone: where files are, addresses.
+_PLACES = re.compile(
+    rf"{re.escape(str(Path(__file__).parents[3]))}/|[^\s'\"(]*site-packages/|[^\s'\"(]*/lib/python[\d.]+/| at 0x[0-9a-f]+"
+)
 
 
-def main() -> None:
-    """Run the rows that are named, one behind the other."""
-    folder, side, *names = Path(sys.argv[1]), *sys.argv[2:]
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=12))
-    rank = dist.get_rank()
-    if side in ("ours", "plugin"):
-        import dynamo_dist
-
-        dynamo_dist.enable()
-    rows = known()
-    ended = dist.FileStore(str(folder / f"ended{os.environ['MASTER_PORT']}"), dist.get_world_size())
-    ended.set_timeout(datetime.timedelta(seconds=PEERS_S))
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    for name in names:
-        print(f"-- {name}", flush=True)
-        over = threading.Timer(ROW_S, _give_up, [folder, side, name, rank])
-        over.daemon = True
-        over.start()
-        record, found = _run(rows[name], side, rank)
-        over.cancel()
-        torch.save(found, folder / f"{side}.{name}.{rank}.pt")
-        _write(folder, side, name, rank, record)
-        said = f"{record['status']} {record['why'][:80]}"
-        ended.set(f"{name}{rank}", said)
-        try:
-            others = {ended.get(f"{name}{r}") for r in range(dist.get_world_size())}
-        except Exception:  # one of them has died or hangs
-            others = set()
-        if len(others) != 1 or b"imed out" in next(iter(others)):
-            os._exit(3)
-    os._exit(0)
+def names(part: str) -> list[str]:
+    """Every row."""
+    return list(known())
 
 
-def _write(folder: Path, side: str, name: str, rank: int, record: dict[str, Any]) -> None:
-    (folder / f"{side}.{name}.{rank}.json").write_text(json.dumps(record))
+def mesh_of(part: str, name: str) -> tuple[int, ...]:
+    """The sizes of a row's mesh."""
+    return known()[name].sizes
 
 
-def _give_up(folder: Path, side: str, name: str, rank: int) -> None:
-    _write(folder, side, name, rank, {"status": "hang", "why": f"no end after {ROW_S} s"})
-    os._exit(3)
+def on_rank(part: str, name: str, side: str, rank: int) -> End:
+    """Run a row in eager mode without the plugin, or with it where it raises so, and compiled; compare on this rank."""
+    import dynamo_dist
 
-
-def _run(row: Row, side: str, rank: int) -> tuple[dict[str, Any], Any]:
-    """How a row ended on this rank: its record, and its values."""
+    row = known()[name]
+    truth, right, why = "none", None, ""
+    for state in STATES[row.truth]:
+        dynamo_dist.enable() if state == "plugin" else dynamo_dist.disable()
+        _torch.forget()  # what eager mode compiles for itself, too
+        found, error = _values_of(row, rank, None)
+        # All ranks take the same values for the truth.
+        failed: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(failed, error is not None)
+        if not any(failed):
+            truth, right = state, found
+            break
+    dynamo_dist.enable() if side == "ours" else dynamo_dist.disable()
     _torch.forget()
     with _torch.graphs_and_breaks() as seen:
-        record, found = _ended(row, side, rank)
-    return record | seen, found
+        found, error = _values_of(row, rank, side)
+    if error is not None:
+        refuses = right is None or _torch.is_refusal(error)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = _short(f"{type(error).__name__}: {' '.join(lines[:3])[:400]}")
+        return End("refuses" if refuses else "error", why, truth=truth)
+    if right is not None and (problem := compare(found, right, f"rank {rank}, value")):
+        return End("wrong", problem[:300], truth=truth)
+    if seen["breaks"]:
+        return End("breaks", _PLACES.sub("", sorted(seen["breaks"])[0])[:1200], truth=truth)
+    if not seen["graphs"]:
+        return End("breaks", "no graph was compiled", truth=truth)
+    return End("right", truth=truth)
 
 
-def _ended(row: Row, side: str, rank: int) -> tuple[dict[str, Any], Any]:
+def _short(text: str) -> str:
+    """On one line, without what is of this machine alone."""
+    text = re.sub(r"127\.0\.0\.1\]?:\d+", "127.0.0.1", _PLACES.sub("", " ".join(text.split())))
+    return text[:300]
+
+
+def _values_of(row: Row, rank: int, side: str | None) -> tuple[list[Any], BaseException | None]:
+    """What the row gives compiled by a side, or in eager mode; and the error that ends it."""
     found: list[Any] = []
-    record: dict[str, Any] = {"status": "ok", "why": ""}
-    said = io.StringIO()
-    names = ("dp", "tp")[-len(row.sizes) :]
+    printed = io.StringIO()
     try:
-        mesh = init_device_mesh("cpu", row.sizes, mesh_dim_names=names)
+        # A new one: what the plugin knows of meshes is of those made since it was enabled.
+        mesh = mesh_on_cpu(row.sizes)
         torch.manual_seed(0)
         program, calls = row.build(mesh, rank)
         function, step = program if isinstance(program, tuple) else (program, None)
-        with contextlib.redirect_stdout(said), _torch.quick_lowering():
-            call = _compiled(row, side, function)
+        with contextlib.redirect_stdout(printed), _torch.quick_lowering():
+            call = function if side is None else _compiled(row, side, function)
             for args in calls if isinstance(calls, list) else [calls]:
                 leaves = _gathered(step(call, *args) if step else call(*args))
                 if row.trained:
                     _train(leaves)
                 found.append(_values(leaves))
             found.append(_values(_state(function, calls)))
-        found.append(said.getvalue())
     except BaseException as error:
-        record = {"status": "error", **_said_of(error)}
-        traceback.print_exc()
-    return record, found
+        if side is not None:
+            traceback.print_exc()
+        return found, error
+    return [*found, printed.getvalue()], None
 
 
 def _compiled(row: Row, side: str, function: Any) -> Any:
-    if side in ("eager", "plugin"):
-        return function
     lowered = "inductor" if side == "stock" else "dynamo_dist"
     backend = lowered if row.backend == "lowered" else "aot_eager"
     return torch.compile(function, backend=backend, dynamic=row.dynamic)
@@ -189,15 +174,3 @@ def _values(tree: Any, *, detach: bool = True) -> list[Any]:
         else:
             found.append(each if isinstance(each, (int, str, bool, type(None))) else repr(each))
     return found
-
-
-def _said_of(error: BaseException) -> dict[str, Any]:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return {
-        "why": f"{type(error).__name__}: {' '.join(lines[:3])[:400]}",
-        "refuses": _torch.is_refusal(error),
-    }
-
-
-if __name__ == "__main__":
-    main()
