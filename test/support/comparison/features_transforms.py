@@ -6,7 +6,6 @@ import torch
 from comparison.program import EVERY, draw, feature, mlp, trained
 from torch.func import (
     functional_call,
-    functionalize,
     grad,
     jacfwd,
     jacrev,
@@ -73,16 +72,6 @@ def ensemble(given):
 
     x = draw(2, 8)
     yield given.compiled(run)(parameters, x), torch.stack([m(x) for m in models])
-
-
-@feature()
-def functionalized(given):
-    def run(x):
-        y = x.clone()
-        y.add_(1)[0].mul_(3)
-        return y
-
-    yield given.compiled(lambda x: functionalize(run)(x), fullgraph=False)(draw(4)), run(draw(4))
 
 
 @feature("aot_eager", "lowered")

@@ -58,7 +58,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
-_LIBRARY = Library("beside_stock_old", "DEF")
+_LIBRARY = Library("comparison_old", "DEF")
 _LIBRARY.define("twice(Tensor x) -> Tensor")
 _LIBRARY.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
 _LIBRARY.impl("twice", lambda x: torch.empty_like(x), "Meta")
@@ -105,16 +105,8 @@ def operator_under_vmap(given):
 
 
 @feature(*EVERY)
-def operator_under_grad(given):
-    def run(x):
-        return torch.func.grad(lambda a: scaled(a.sin(), 2.0).sum())(x)
-
-    yield given.compiled(run)(draw(4)), draw(4).cos() * 2
-
-
-@feature(*EVERY)
 def operators_of_a_library(given):
-    ops = torch.ops.beside_stock_old
+    ops = torch.ops.comparison_old
     yield given.compiled(lambda x: ops.twice(x) + ops.thrice(x))(draw(4)), draw(4) * 5
 
 
