@@ -173,15 +173,23 @@ def noise_of_shards(given):
     yield len(found.unique()), 64
 
 
-@on_mesh(ways=GLOO)
-def context_parallel_shapes(given):
+def _context_parallel(given, causal):
     from torch.distributed.tensor.experimental import context_parallel
 
-    for causal in (True, False):
-        mine = draw(1, 2, 16, 8)
-        with context_parallel(given.mesh, buffers=[mine], buffer_seq_dims=[2]):
-            out = F.scaled_dot_product_attention(mine, mine, mine, is_causal=causal)
-            yield list(out.shape), [1, 2, 4, 8]
+    mine = draw(1, 2, 16, 8)
+    with context_parallel(given.mesh, buffers=[mine], buffer_seq_dims=[2]):
+        out = F.scaled_dot_product_attention(mine, mine, mine, is_causal=causal)
+        yield list(out.shape), [1, 2, 4, 8]
+
+
+@on_mesh(ways=GLOO)
+def context_parallel_causal(given):
+    yield from _context_parallel(given, True)
+
+
+@on_mesh(ways=GLOO)
+def context_parallel_full(given):
+    yield from _context_parallel(given, False)
 
 
 @on_mesh(ways=("eager",))
