@@ -25,8 +25,8 @@ from inductor_passes.records import (
 from inductor_passes.reporting import recorder
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import preloaded  # noqa: E402 - tools are no package
+sys.path[:0] = [str(ROOT / "test" / "support"), str(ROOT / "tools")]
+import preloaded  # noqa: E402 - neither folder is a package
 
 # A first call that imports, on a loaded machine, says nothing of the property.
 hypothesis.settings.register_profile("no deadline", deadline=None)

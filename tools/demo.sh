@@ -3,7 +3,6 @@
 #   bash tools/demo.sh [--json] [--steps N] [--topology NAME] ...     (--help lists all)
 #   bash tools/demo.sh --link 1gbit                                   two hosts on a slow link (root)
 #   bash tools/demo.sh --link 1gbit --train --parallel fsdp           the training run on it, predicted and measured
-#   bash tools/demo.sh --fake --world-size 64 --model llama3-8b       a large model, traced, not run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . tools/env.sh

@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
 from fuzzing import runs
 from workers import run
 

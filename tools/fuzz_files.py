@@ -18,7 +18,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
 from fuzzing.file_examples import Example, examples, folder
 from fuzzing.file_mutants import mutant

@@ -24,14 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from inductor_passes.pass_options import COMPILES
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
 from fuzzing import runs
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.job import OPTIONS
 from fuzzing.unlike.pool import Pool
 from fuzzing.unlike.program import Event, Program
 from fuzzing.unlike.verdict import CLASSES, FAULTS, Verdict, judge
-
-from inductor_passes.pass_options import COMPILES
 
 _USUAL = (("compile", "each"), ("split", "off"), ("backend", "dynamo_dist"))
 _DID = ("scheduled", "reordered", "cut")

@@ -4,11 +4,13 @@
     python tools/parity.py                       # everything that has no result for this commit yet
     python tools/parity.py --quick               # the part for CI, three to four minutes on 2 cores
     python tools/parity.py --part operators --only cond --fresh
+    python tools/parity.py --part graphs --part strategies --pages   # write their pages in docs/
     python tools/parity.py --list
 
 The parts are corpus (test/corpus, its own referee), lowering (the same through Inductor's lowering and code
-generation, whose graphs are then interpreted), operators (higher-order ones), features (torch without
-distribution), dtensors (DTensor programs on all ranks) and models (transformers' with a tensor-parallel plan).
+generation, whose graphs are then interpreted), operators (higher-order ones), strategies (torch's operators on DTensors),
+features (torch without distribution), dtensors (DTensor programs on all ranks), graphs (DTensor programs that ought to be
+one graph) and models (transformers' with a tensor-parallel plan); those on real ranks end in "-ranks", and graphs are.
 A program that hangs or ends its process counts as lost, and the run goes on. Exits with 1 if stock is right
 where ours is not, or if ours is wrong anywhere.
 """
@@ -23,13 +25,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from beside_stock.keeping import Kept
-from beside_stock.outcome import BAD, End, Verdict, judge
-from beside_stock.part import SIDES, Part, working
-from beside_stock.parts import PARTS
-from beside_stock.table import figures, show
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
+
+from comparison import pages, ranks
+from comparison.keeping import Kept, add_figures
+from comparison.outcome import BAD, End, Verdict, judge
+from comparison.part import SIDES, Part, working
+from comparison.parts import PARTS
+from comparison.table import figures, show
 from workers import run
 
 NO_ANSWER = ("hang", "crash")
@@ -46,7 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="instead of the part's: longer is lost")
     parser.add_argument("--results", type=Path, help="folder of records, to resume and to add up")
     parser.add_argument("--fresh", action="store_true", help="run again what has a record")
-    parser.add_argument("--figures", type=Path, help="add the counts of this commit to this file")
+    parser.add_argument("--figures", type=Path, help="put the counts of parts into this file")
+    parser.add_argument(
+        "--pages", action="store_true", help="write the pages of graphs and strategies"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plant", help="a module with programs of its own, as the only part")
     parser.add_argument("--list", action="store_true", help="the names of the programs, and end")
@@ -69,11 +78,18 @@ def main(argv: list[str] | None = None) -> int:
         for part, names in chosen.items():
             print("\n".join(f"{part}: {name}" for name in names))
         return 0
+    if options.pages and options.only and "strategies" in chosen:
+        parser.error("the page of strategies has all operators: leave out --only")
     kept = Kept(options.results)
-    found = {part: _both_sides(PARTS[part], names, kept, options) for part, names in chosen.items()}
+    found = {}
+    for part, names in chosen.items():
+        ends = {side: _side(PARTS[part], names, side, kept, options) for side in SIDES}
+        found[part] = _verdicts(PARTS[part], ends)
+        if options.pages:
+            pages.write(part, ends)
     result = figures(found, kept.commit, round(time.monotonic() - start, 1))
     if options.figures:
-        kept.add_figures(options.figures, result)
+        add_figures(options.figures, result)
     if options.json:
         print(json.dumps(result))
     else:
@@ -81,12 +97,11 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(v.name in BAD for part in found.values() for v in part.values()) else 0
 
 
-def _both_sides(
-    part: Part, names: list[str], kept: Kept, options: argparse.Namespace
-) -> dict[str, Verdict]:
-    """The verdict on each program; what fails is said as soon as both sides have ended."""
-    ends = {side: _side(part, names, side, kept, options) for side in SIDES}
-    return {name: judge(ends["stock"][name], ends["ours"][name], part.theirs) for name in names}
+def _verdicts(part: Part, ends: dict[str, dict[str, End]]) -> dict[str, Verdict]:
+    return {
+        name: judge(ends["stock"][name], ours, part.theirs, part.explained)
+        for name, ours in ends["ours"].items()
+    }
 
 
 def _side(
@@ -100,21 +115,27 @@ def _side(
         label = f"{part.name}, {side}"
         task = progress.add_task(label, total=len(names), completed=len(names) - len(missing))
         for chance in range(CHANCES):
-            for name, record in run(
-                missing,
-                working,
-                (part.name, part.module, side),
-                options.jobs,
-                options.seconds or part.seconds,
-                lambda name: progress.update(task, description=f"{label}: {name[:40]}"),
-                lives=part.lives,
-            ):
-                known[name] = end = _end(record)
+            seconds = options.seconds or part.seconds
+            if part.on_ranks:
+                ends = ranks.run(part, missing, side, seconds)
+            else:
+                records = run(
+                    missing,
+                    working,
+                    (part, side),
+                    options.jobs,
+                    seconds,
+                    lambda name: progress.update(task, description=f"{label}: {name[:40]}"),
+                    lives=part.lives,
+                )
+                ends = ((name, _end(record)) for name, record in records)
+            for name, end in ends:
+                known[name] = end
                 if end.status not in NO_ANSWER or chance + 1 == CHANCES:
                     kept.add(part.name, side, name, end)
                     progress.advance(task)
             missing = [name for name in missing if known[name].status in NO_ANSWER]
-    return known
+    return {name: known[name] for name in names}
 
 
 def _end(record: dict[str, Any] | str) -> End:

@@ -12,6 +12,9 @@ from pathlib import Path
 import forked
 import pytest
 import torch
+from comparison import ranks
+from comparison.outcome import End
+from comparison.parts import PARTS
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 VERSION = torch.__version__.split("+")[0]
@@ -131,11 +134,10 @@ ON_RANKS = """all_gather_list reduce_scatter_list autograd_function_pg_global as
 redistribute_uneven redistribute_partial_2d mlp_nobias loss_parallel_inside coalescing_manager""".split()
 
 
-def test_programs_equal_eager_on_eight_real_ranks(tmp_path):
-    names = tmp_path / "names"
-    names.write_text("\n".join(ON_RANKS))
-    found = script("ranks.py", "--names", str(names), timeout_s=600)
-    assert {record["name"]: record["status"] for record in found} == dict.fromkeys(ON_RANKS, "same")
+def test_programs_equal_eager_on_eight_real_ranks():
+    part = PARTS["corpus-ranks"]
+    found = dict(ranks.run(part, ON_RANKS, "ours", part.seconds))
+    assert found == dict.fromkeys(ON_RANKS, End("right"))
 
 
 def test_explain_lists_all_breaks_of_a_program():

@@ -62,11 +62,21 @@ print(json.dumps([imported, loaded, len(enabled), disabled]))
     assert enabled > 3  # the snapshot sees what enabling changes
 
 
+def seconds_to_import(*names):
+    """In a new process, the bytecode and the files' pages warm."""
+    code = f"import time; start = time.process_time(); import {', '.join(names)}; print(time.process_time() - start)"
+    return min(float(in_a_new_process(code)) for _ in range(2))
+
+
 @pytest.mark.slow
 def test_importing_costs_little_beside_torch():
-    bench = Path(__file__).parents[2] / "tools" / "bench" / "import_time.py"
-    command = [sys.executable, str(bench), "--repeats", "1", "--json"]
-    measured = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    result = json.loads(measured.stdout)
-    assert result["ratio"] < 1.3
-    assert result["autoload_hook_ms"] < 30
+    torch_alone = seconds_to_import("torch")
+    assert seconds_to_import("dynamo_dist", "inductor_passes") < 1.3 * torch_alone
+    hook = """
+import torch, time
+start = time.process_time()
+import dynamo_dist.autoload
+dynamo_dist.autoload.register_log_names()
+print(time.process_time() - start)
+"""
+    assert float(in_a_new_process(hook)) < 0.03  # of every import of torch

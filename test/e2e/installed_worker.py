@@ -1,6 +1,6 @@
 """One rank of ``test_installed.py``: programs that say ``torch.compile(model)``, by stock and with the passes installed.
 
-Kernels are Python (``tools/fuzzing/without_cpp.py``), but for FlexAttention's, which is a template in C++.
+Kernels are Python (``test/support/fuzzing/without_cpp.py``), but for FlexAttention's, which is a template in C++.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ import inductor_passes
 from inductor_passes.reporting.recorder import records_of_block
 from inductor_passes.testing import leave_process
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from fuzzing.without_cpp import without_cpp
 
 WIDTH, ROWS, STEPS = 16, 8, 3

@@ -1,7 +1,7 @@
 """One rank of ``test_shared_compile.py``: programs of which one rank compiles what all have.
 
 Each function of ``CASES`` returns whether its compiled numbers are eager's. Who compiled which graph is what the reports
-say of caches. Kernels are Python (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
+say of caches. Kernels are Python (``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
 import json
@@ -32,7 +32,7 @@ from inductor_passes.attach.traced import TracedProgram
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from fuzzing.without_cpp import without_cpp
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
 from fuzzing.unlike.idle import Idleness  # noqa: E402 - tools are no package
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 
 Each function of ``CASES`` runs as a job of its own and returns "ok" or what is wrong; all are right in eager
 mode. What a rank found is written to ``<rank>.json`` in the folder of the first argument after each case.
-Inductor lowers and generates as always, but the kernels are Python (``tools/fuzzing/without_cpp.py``).
+Inductor lowers and generates as always, but the kernels are Python (``test/support/fuzzing/without_cpp.py``).
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from unlike_data_parallel import against_ddp, mlp
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from fuzzing.without_cpp import without_cpp
 
 log = logging.getLogger("program")

@@ -3,7 +3,7 @@
 Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
 its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS=save`` what
 torch's ``save_cache_artifacts`` gives goes to ``<rank>.artefacts`` there, with ``load`` its ``load_cache_artifacts`` takes
-it. Kernels are Python (``tools/fuzzing/without_cpp.py``); all else is Inductor's.
+it. Kernels are Python (``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from inductor_passes.attach import compile as attached
 from inductor_passes.testing import leave_process
 from inductor_passes.torch_compat import meshes
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from fuzzing.without_cpp import without_cpp
 
 

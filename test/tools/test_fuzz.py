@@ -17,7 +17,7 @@ def fuzz(folder, *arguments, timeout=1200):
         cwd=ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tools", Path(__file__).parent))),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent))),
             "OMP_NUM_THREADS": "1",
         },
         timeout=timeout,

@@ -3,12 +3,9 @@
 import gzip
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
 import fuzz_files
+import pytest
 from fuzzing.file_examples import Example, examples
 
 FORMATS = sorted(examples())

@@ -1,14 +1,10 @@
 """Programs of ranks that are unlike: drawn from a number alone, and judged by what every rank says."""
 
 import json
-import sys
-from pathlib import Path
 
+import fuzz_ranks
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import fuzz_ranks
 from fuzzing import loops
 from fuzzing.unlike.draw import draw
 from fuzzing.unlike.job import Part

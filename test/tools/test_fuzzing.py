@@ -2,27 +2,18 @@
 
 import json
 import runpy
-import sys
-from pathlib import Path
 
+import fuzz
 import pytest
 import torch
 import torch.distributed as dist
-
-TOOLS = str(Path(__file__).parents[2] / "tools")
-
-
-@pytest.fixture(autouse=True)
-def tools(monkeypatch):
-    monkeypatch.syspath_prepend(TOOLS)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] in ("fuzz", "fuzzing")]:
-        del sys.modules[name]
+from fuzzing import execute, kinds, reproducer
+from fuzzing.execute import Verdict
+from fuzzing.group import LaunchesDiffer, on_ranks
+from fuzzing.shrink import shrink
 
 
 def test_results_arrive_at_the_wait():
-    from fuzzing.group import on_ranks
-
     def body(rank):
         value = torch.full((2,), float(rank + 1))
         work = dist.all_reduce(value, async_op=True)
@@ -34,8 +25,6 @@ def test_results_arrive_at_the_wait():
 
 
 def test_ranks_that_wait_for_each_other_are_told():
-    from fuzzing.group import on_ranks
-
     def body(rank):
         if rank == 0:
             dist.recv(torch.zeros(1), 1)
@@ -47,8 +36,6 @@ def test_ranks_that_wait_for_each_other_are_told():
 
 
 def test_ranks_that_launch_different_collectives_are_told():
-    from fuzzing.group import LaunchesDiffer, on_ranks
-
     def body(rank):
         value = torch.ones(2)
         dist.all_reduce(value) if rank else dist.broadcast(value, 0)
@@ -59,8 +46,6 @@ def test_ranks_that_launch_different_collectives_are_told():
 
 @pytest.mark.parametrize("kind", ["graph", "c10d", "dtensor", "module"])
 def test_a_program_is_what_its_number_says(kind):
-    from fuzzing import kinds
-
     program = kinds.draw(7, kind)
     assert program == kinds.draw(7, kind)
     assert program.source() != kinds.draw(8, kind).source()
@@ -69,10 +54,6 @@ def test_a_program_is_what_its_number_says(kind):
 
 
 def test_a_program_is_cut_down_to_what_fails():
-    from fuzzing import kinds
-    from fuzzing.execute import Verdict
-    from fuzzing.shrink import shrink
-
     program = next(
         p for p in (kinds.draw(n, "graph") for n in range(99)) if "all_gather" in p.source()
     )
@@ -87,8 +68,6 @@ def test_a_program_is_cut_down_to_what_fails():
 
 @pytest.mark.parametrize("kind", ["graph", "module"])
 def test_a_reproducer_runs(kind, tmp_path, monkeypatch):
-    from fuzzing import execute, kinds, reproducer
-
     monkeypatch.setattr(execute, "prepare", lambda: None)
     monkeypatch.setattr(kinds, "run", lambda program: execute.Verdict("ok"))
     program = kinds.draw(3, kind)
@@ -100,8 +79,6 @@ def test_a_reproducer_runs(kind, tmp_path, monkeypatch):
 
 
 def test_runs_add_up(tmp_path):
-    import fuzz
-
     path = tmp_path / "runs.json"
     path.write_text(json.dumps({"mended": ["a hang"], "runs": []}))
     found = dict.fromkeys(fuzz._SUMMED, 0)

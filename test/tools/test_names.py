@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("dynamo_dist", "inductor_passes")
 FILES = sorted(
     file.relative_to(ROOT)
-    for file in (ROOT / "tools").rglob("*.py")
+    for folder in ("tools", "test/support")
+    for file in (ROOT / folder).rglob("*.py")
     if any(name in file.read_text() for name in PACKAGES)
 )
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
 
-from beside_stock.keeping import Kept  # noqa: E402
-from beside_stock.outcome import End, compare, judge, numbers  # noqa: E402
-from beside_stock.parts import PARTS  # noqa: E402
+from comparison.keeping import Kept, add_figures  # noqa: E402
+from comparison.outcome import End, compare, judge, numbers  # noqa: E402
+from comparison.parts import PARTS  # noqa: E402
 
 RIGHT, WRONG, ERROR = End("right"), End("wrong", "off"), End("error", "refused")
 HANG, CRASH, UNFIT = End("hang"), End("crash"), End("unfit")
@@ -51,6 +50,15 @@ def test_what_others_have_wrong_is_not_ours():
     assert judge(ERROR, WRONG, theirs=True).name == "wrong"
 
 
+def test_where_refusals_are_to_be_explained_errors_and_hangs_are_lost():
+    for ours in (ERROR, HANG, CRASH):
+        assert judge(ours, ours).name == "neither"
+        assert judge(ours, ours, explained=True).name == "lost"
+    for ours in (End("refuses"), End("breaks")):
+        assert judge(ERROR, ours, explained=True).name == "neither"
+        assert judge(RIGHT, ours, explained=True).name == "lost"
+
+
 def test_without_a_reference_the_sides_are_compared():
     one, other = torch.ones(3), torch.tensor([1.0, 1.0, 2.0])
     stock = End("right", "", numbers([one]))
@@ -68,17 +76,16 @@ def test_what_differs_is_said():
     assert "expected False" in compare([True], [False])
 
 
-def test_records_of_a_commit_add_up(tmp_path):
+def test_records_and_figures_add_up(tmp_path):
     kept = Kept(tmp_path)
     kept.add("operators", "ours", "cond", RIGHT)
     kept.add("operators", "ours", "scan", ERROR)
     assert Kept(tmp_path).read("operators", "ours") == {"cond": RIGHT, "scan": ERROR}
     path = tmp_path / "figures.json"
-    for part in ("operators", "corpus", "operators"):
-        kept.add_figures(path, {"commit": "a", "parts": {part: {"lost": 0}}})
-    kept.add_figures(path, {"commit": "b", "parts": {}})
-    (a, b) = json.loads(path.read_text())["commits"]
-    assert set(a["parts"]) == {"operators", "corpus"} and b["commit"] == "b"
+    for part, lost in (("operators", 1), ("corpus", 0), ("operators", 0)):
+        add_figures(path, {"parts": {part: {"commit": "a", "lost": lost}}})
+    found = json.loads(path.read_text())
+    assert {part: row["lost"] for part, row in found.items()} == {"operators": 0, "corpus": 0}
 
 
 def parity(*arguments, timeout=600, more=()):
@@ -111,7 +118,7 @@ def test_programs_that_hang_or_die_are_lost_and_the_run_goes_on(tmp_path):
 
 BAD = """
 import os, time
-from beside_stock.outcome import End
+from comparison.outcome import End
 
 def names(part):
     return ["dies", "hangs", "raises", "differs", "works"]
@@ -132,6 +139,24 @@ def prepare(part, side):
 """
 
 
+SAMPLE = "^(nn_functional_(mse_loss|conv2d|avg_pool2d|prelu)|norm_inf|scatter_reduce_sum|cummax)$"
+
+
+@pytest.mark.slow
+def test_strategies_of_a_sample(tmp_path):
+    """Stock is found wrong where it is, ours is right, and records are resumed."""
+    arguments = ("--part", "strategies", "--only", SAMPLE, "--results", str(tmp_path))
+    code, parts = parity(*arguments)
+    assert code == 0 and parts["strategies"]["same"] + parts["strategies"]["gained"] == 7
+    files = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
+    (stock,) = (text for path, text in files.items() if path.parent.name.startswith("stock"))
+    ends = {record["name"]: record for record in map(json.loads, stock.splitlines())}
+    assert ends["nn_functional_conv2d"]["status"] == "wrong"
+    assert ends["scatter_reduce_sum"]["why"].startswith("no strategy")
+    assert parity(*arguments) == (code, parts)
+    assert files == {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
+
+
 @pytest.mark.slow
 def test_the_quick_part_loses_nothing():
     code, parts = parity("--quick", "--jobs", "2", timeout=1200)
@@ -144,4 +169,6 @@ def test_the_quick_part_loses_nothing():
 
 def test_every_part_has_quick_programs_or_says_why_not():
     without = {name for name, part in PARTS.items() if not part.quick}
-    assert without == {"code", "lowering", "models-compiled", "models-ranks"}  # minutes each
+    slow = {"code", "lowering", "models-compiled", "models-ranks"}  # minutes each
+    sampled = {"strategies", "graphs", "corpus-ranks"}  # by tests of their own
+    assert without == slow | sampled

@@ -2,14 +2,10 @@
 
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import forked
 import preloaded
+import pytest
 
 RANK = """
 import os, sys, torch, torch.distributed as dist

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "support"))
 from preloaded import SPOILT_HEAP
 
 DEMO = Path(__file__).resolve().parent.parent / "demo" / "main.py"

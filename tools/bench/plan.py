@@ -1,15 +1,13 @@
 """Question: what does a block communicate if only its weights are placed: stock, by hand, planned?
 
     python tools/bench/plan.py --out tools/bench/results/plan.json
-    python tools/bench/plan.py --layers 32 --mesh 4x2 --solve-only --out tools/bench/results/plan_32_layers.json
 
 An 8B-shaped decoder block (width 4096, 32 heads, hidden 14336, batch 8, 2048 tokens, bfloat16), forward
 and backward, traced on a fake group of eight ranks. Baselines: stock's choice op by op, and the same
 block with Megatron's redistributes written by hand. Times are **modelled**, by torch's own formula for
 redistributes (6.6 us and 0.6 us a hop to start, 87.7 GiB/s), of the collectives in the graphs that
-Inductor would get; the planner is given the same prices. Seconds are processor time. With ``--solve-only`` the plan is made and
-not carried out: what is left are the planner's own sums of communication, ``model_*``, in which equal
-redistributes of a tensor count each.
+Inductor would get; the planner is given the same prices. Seconds are processor time.
+``model_*`` are the planner's own sums of communication, in which equal redistributes of a tensor count each.
 """
 
 from __future__ import annotations
@@ -180,23 +178,11 @@ def communication(
             out = model(x)  # by hand it lies there already
             return out if how == "hand" else out.redistribute(placements=[*batch, x_placement])
 
-        with contextlib.suppress(Unrun):
-            torch.compile(step, backend=backend_of(inner), fullgraph=True)(placed.requires_grad_())
+        torch.compile(step, backend=backend_of(inner), fullgraph=True)(placed.requires_grad_())
         return modelled_us(graphs)
 
 
-class Unrun(Exception):
-    """Raised instead of running the step: at these sizes that would take minutes."""
-
-
-def unrun(*inputs: Any) -> Any:
-    """What stands for the compiled step."""
-    raise Unrun
-
-
-def planning(
-    seconds: dict[str, float], solve_only: bool, inner: Callable[..., Any]
-) -> Callable[..., Any]:
+def planning(seconds: dict[str, float], inner: Callable[..., Any]) -> Callable[..., Any]:
     """A backend that plans, and says how long that took, from nothing and from the cache."""
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -215,8 +201,6 @@ def planning(
             start = time.process_time()
             repair.find_plan(gm, inputs, name, StockPrices(), "", kept.name)
             seconds["cached_s"] = time.process_time() - start
-            if solve_only:
-                return unrun
             return repair.compile_repaired(gm, inputs, inner, StockPrices(), "", kept.name)
 
     return backend
@@ -233,33 +217,23 @@ def main() -> None:
     parser.add_argument(
         "--mesh", default="8", help="for example 8 or 4x2; the last dimension is tp"
     )
-    parser.add_argument("--only", help="stock, hand or planned")
-    parser.add_argument("--solve-only", action="store_true", help="plan, and do not compile")
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     all_to_all_as_on_gpus()
     shape = tuple(int(size) for size in options.mesh.split("x"))
-    only = "planned" if options.solve_only else options.only
     rows = []
     with fake_mesh(*shape) as mesh:
         for label, x_placement in (("replicated", Replicate()), ("sharded on sequence", Shard(1))):
             row: dict[str, Any] = {"input": label}
             for how in ("stock", "hand", "planned"):
-                if only not in (None, how):
-                    continue
                 seconds: dict[str, float] = {}
-                backend_of = (
-                    functools.partial(planning, seconds, options.solve_only)
-                    if how == "planned"
-                    else _as_is
-                )
+                backend_of = functools.partial(planning, seconds) if how == "planned" else _as_is
                 # The planner works where the plugin is on; the others are what torch does by itself.
                 with dynamo_dist.enabled() if how == "planned" else contextlib.nullcontext():
                     us, counts = communication(mesh, options.layers, x_placement, how, backend_of)
                 row[how] = {key: round(value, 3) for key, value in seconds.items()}
-                if not options.solve_only:
-                    row[how] |= {"communication_ms": round(us / 1e3, 2), "collectives": counts}
+                row[how] |= {"communication_ms": round(us / 1e3, 2), "collectives": counts}
                 print(label, how, row[how], flush=True)
             rows.append(row)
     if options.out:

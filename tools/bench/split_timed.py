@@ -23,9 +23,9 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(os.cpu_count()))
 
-import timed  # sets threads before torch is there
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
@@ -34,10 +34,14 @@ from torch import Tensor
 
 import inductor_passes
 from inductor_passes.machine import load_topology
+from inductor_passes.machine.prices.alpha_beta import collective_us
+from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.machine.topology.rescale import write_rescaled
+from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
 
+WORLD, WARM_UP = 8, 2
 BATCH, TOKENS, WIDTH, HEADS, INNER = 4, 128, 512, 4, 512
 BLOCKS, TRAINED_BLOCKS = 4, 2
 LOADS = (0.5, 1.0, 2.0)  # link time as a multiple of compute
@@ -114,7 +118,7 @@ def step_of(
             compiled(x, weights)
 
     with recorder.records_of_block() as records:
-        for _ in range(timed.WARM_UP):
+        for _ in range(WARM_UP):
             step()
     took = time.perf_counter() - start
     print(f"{options}: compiled and warm in {took:.0f} s", file=sys.stderr, flush=True)
@@ -128,7 +132,7 @@ def measure(rounds: int, work: Path, clock: WallClock, training: bool, blocks: i
     predicted_us = sum(r.before.compute_us for r in records)
     link_us = sum(r.before.communication_us for r in records)
     free, _ = step_of({"schedule": "off", "topology": "cpu-gloo"}, training, blocks)
-    measured_us = statistics.median(timed.timed(free, clock) for _ in range(9))
+    measured_us = statistics.median(timed(free, clock) for _ in range(9))
     rows = []
     for load in LOADS:
         torch._dynamo.reset()
@@ -147,10 +151,10 @@ def measure(rounds: int, work: Path, clock: WallClock, training: bool, blocks: i
         whole, of_whole = step_of({"topology": str(path), "split": "off"}, training, blocks)
         parts, of_parts = step_of({"topology": str(path), "split": "auto"}, training, blocks)
         ratios, alone = [], []
-        with link_time(timed.link_of(load_topology(path))):
+        with link_time(link_of(load_topology(path))):
             for _ in range(rounds):
-                took = timed.timed(whole, clock)
-                ratios.append(took / timed.timed(parts, clock))
+                took = timed(whole, clock)
+                ratios.append(took / timed(parts, clock))
                 alone.append(took)
         gain = statistics.median(ratios)
         predicted = sum(r.after.makespan_us for r in of_whole) / sum(
@@ -172,6 +176,23 @@ def measure(rounds: int, work: Path, clock: WallClock, training: bool, blocks: i
     return {"step_without_link_ms": round(measured_us / 1e3, 3), "rows": rows}
 
 
+def timed(step: Callable[[], None], clock: WallClock) -> float:
+    """Microseconds of one step."""
+    start = clock.now()
+    step()
+    return 1e6 * (clock.now() - start)
+
+
+def link_of(topology: Topology) -> Callable[..., float]:
+    """The link time that the cost model of this topology has."""
+
+    def us(kind: str, payloads: list[int], ranks: tuple[int, ...]) -> float:
+        shape = GroupShape(len(ranks), 1)
+        return sum(collective_us(kind, p, shape, topology) for p in payloads)
+
+    return us
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -187,7 +208,7 @@ def main() -> None:
     clocks = {"thread": ThreadClock, "wall": WallClock}
     with (
         timed_group(
-            timed.WORLD, lambda kind, payloads, ranks: 0.0, clock=clocks[options.clock]()
+            WORLD, lambda kind, payloads, ranks: 0.0, clock=clocks[options.clock]()
         ) as clock,
         tempfile.TemporaryDirectory() as work,
     ):

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "test" / "e2e" / "wrapped"))
 from beside_eager import Launches
 from preloaded import run_ranks

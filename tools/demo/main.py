@@ -21,10 +21,6 @@ def main() -> int:
     args = parse(sys.argv[1:])
     with launch.terminated_like_interrupt():
         try:
-            if args.fake:
-                import fake
-
-                return fake.run(args)
             if args.link:
                 import link
 
@@ -75,12 +71,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="file with what a step takes without a link; with --train, made if it is not there",
     )
     group.add_argument("--rounds", type=int, default=12, help="timed rounds of the chain")
-    group = parser.add_argument_group("a large model on fake ranks, traced and not run")
-    group.add_argument("--fake", action="store_true")
-    group.add_argument("--world-size", type=int, default=64)
-    group.add_argument("--tp", type=int, default=8, help="ranks that share each weight")
-    group.add_argument("--model", default="llama3-8b")
-    group.add_argument("--seq", type=int, default=8192, help="tokens a rank sees in a step")
     args = parser.parse_args(argv)
     if args.steps < 1 or args.layers < 1 or args.rounds < 1:
         parser.error("--steps, --layers and --rounds are at least 1")

@@ -4,11 +4,11 @@ import functools
 import json
 import math
 import random
-import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
+from fuzzing.file_examples import examples
+from fuzzing.file_mutants import mutant
 
 from dynamo_dist.reporting.schema import schema_of_rank
 from dynamo_dist.sharding.plan import file as plan_file
@@ -17,10 +17,6 @@ from inductor_passes.errors import ProblemError
 from inductor_passes.files.check import MOST
 from inductor_passes.machine.importing import kineto
 from inductor_passes.schedule.model import json_format
-
-sys.path.append(str(Path(__file__).parents[3] / "tools"))
-from fuzzing.file_examples import examples
-from fuzzing.file_mutants import mutant
 
 SCHEMAS = {
     "problem": json_format.PROBLEM.schema,

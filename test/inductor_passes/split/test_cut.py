@@ -1,12 +1,10 @@
 """Whole programs, cut: a golden graph, drawn programs, and faults that are found."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from cutting import cut_behind, same, whole_numbers
 from expecttest import assert_expected_inline
+from fuzzing.parts import RANKS, SHAPES, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,10 +13,6 @@ from inductor_passes.graph.collectives import launches
 from inductor_passes.pipeline import run_pass
 from inductor_passes.split.regions import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
-
-sys.path.append(str(Path(__file__).parents[3] / "tools"))
-
-from fuzzing.parts import RANKS, SHAPES, drawn
 
 c10d = torch.ops._c10d_functional
 

@@ -1,8 +1,6 @@
 """Equal layers once: what is left of a problem, and that a search on it is a hint for the whole."""
 
 import dataclasses
-import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -14,10 +12,45 @@ from inductor_passes.schedule.model.problem import MIB, Node, Problem
 from inductor_passes.schedule.model.repeats import left_out, stretches
 from inductor_passes.schedule.solver import search, solve
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "tools" / "bench"))
-from schedule_scaling import layered
-
 LAYER = 40  # nodes
+LINK = ((1.0, 90.0), (2.0, 115.0), (16.0, 400.0), (64.0, 1330.0), (256.0, 5000.0))
+
+
+def layered(count):
+    """About ``count`` nodes: backward layers of 40, with gathered weights, products, gradients scattered, a second group."""
+    layers = max(1, count // 40)
+    nodes = [Node(f"shard_{i}", "input") for i in range(layers * 4)]
+    nodes.append(Node("gradient", "input"))
+    gradient = len(nodes) - 1
+    outputs = []
+
+    def add(node):
+        nodes.append(node)
+        return len(nodes) - 1
+
+    def collective(op, group, source, payload, size):
+        reduce = "sum" if op == "reduce_scatter" else None
+        launch = add(
+            Node(op, "launch", (source,), 0.0, size, None, group, op, "bf16", reduce, payload)
+        )
+        return add(Node("wait", "wait", (launch,), alias=launch, launch=launch))
+
+    for layer in range(layers):
+        for w in range(4):
+            shard = layer * 4 + w
+            cast = add(Node("cast", "compute", (shard,), 2.0, MIB // 2))
+            weight = collective("all_gather", "dp", cast, MIB // 2, 32 * MIB)
+            view = add(Node("view", "compute", (weight,), alias=weight))
+            kept = add(Node("recomputed", "compute", (shard,), 20.0, 16 * MIB))
+            partial = add(Node("mm_data", "compute", (gradient, view), 150.0, 16 * MIB))
+            grad = add(Node("mm_weight", "compute", (gradient, kept), 150.0, 32 * MIB))
+            outputs.append(collective("reduce_scatter", "dp", grad, 32 * MIB, 4 * MIB))
+            gradient = partial
+        gradient = collective("reduce_scatter", "tp", gradient, 16 * MIB, 16 * MIB)
+        gradient = add(Node("norm", "compute", (gradient,), 10.0, 16 * MIB))
+    add(Node("output", "output", (*outputs, gradient)))
+    links = {group: {"all_gather": LINK, "reduce_scatter": LINK} for group in ("dp", "tp")}
+    return Problem(f"{len(nodes)} nodes", tuple(nodes), links, 2.8e6, {"dp": 8, "tp": 8})
 
 
 def test_a_few_layers_are_left_and_they_are_a_problem():
