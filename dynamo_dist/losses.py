@@ -161,7 +161,6 @@ LOSSES = {
     "compiler.CacheKeyTag": ("torch's caches give graphs of other strategies", HOOK),
     "keys.meshes_by_content": ("graphs that take meshes are compiled anew in each process", FAULT),
     "keys.sources_by_name": ("graphs of FSDP2 and DDP are compiled anew in each process", FAULT),
-    "shared.look_again": ('compile="shared" compiles on every rank', HOOK),
     "guard_managers.wrap_checks": ("each call compares specs and meshes field by field", HOOK),
     "gradients.wrap_gradients": ("each backward wraps and adds gradients one by one", HOOK),
     "code.wrap_compiled_code": ("each call runs operators through autograd", HOOK),
