@@ -38,9 +38,7 @@ from inductor_passes.schedule.graph.follow import FollowPlan
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
-from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.follow_chunks import FollowChunks
 from inductor_passes.split.regions import SplitRegions
 
 log = logging.getLogger(__name__)
@@ -111,16 +109,12 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
     kept = [
         p
         for p in passes
-        if not isinstance(
-            p,
-            (BucketAverages, BucketGathers, MergeTiny, SplitRegions, ChunkProducts),
-        )
+        if not isinstance(p, (BucketAverages, BucketGathers, MergeTiny, SplitRegions))
     ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))
     cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
-    chunks = [FollowChunks(follow.plan)] if follow.plan.chunks else []
-    return [*kept[:at], *cut, *chunks, follow, *kept[at:]]
+    return [*kept[:at], *cut, follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -144,7 +138,7 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
             continue
         if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
-        if isinstance(pass_, (SplitRegions, ChunkProducts)) and options.split == "off":
+        if isinstance(pass_, SplitRegions) and options.split == "off":
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

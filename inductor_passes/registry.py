@@ -13,7 +13,6 @@ from inductor_passes.plugins import load_plugins
 from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
-from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.regions import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"
@@ -21,7 +20,6 @@ PLUGIN_GROUP = "inductor_passes.plugins"
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
-    ChunkProducts,
     ScheduleGraph,
     SinkWaits,
     HoistLaunches,

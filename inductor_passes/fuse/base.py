@@ -83,16 +83,6 @@ class Fusion(GraphPass):
     def requires(self, graph: fx.Graph) -> None:
         check_functional(graph, self.name)
 
-    def predicted(self, launch: fx.Node, exposed_us: float) -> Prediction | None:
-        """Return times with and without the kernel for one launch; None where it cannot run."""
-        machine, waits = getattr(self.cost, "machine", None), waits_of(launch)
-        if kind(launch) != self.collective or len(waits) != 1 or len(launch.users) != 1:
-            return None
-        found = self.match(launch, waits[0])
-        if not isinstance(found, Match) or not isinstance(machine, Machine):
-            return None
-        return None if self._obstacle(launch) else found.predict(machine, self.cost, exposed_us)
-
     @abc.abstractmethod
     def match(self, launch: fx.Node, wait: fx.Node) -> Match | str | None:
         """The consumers; a reason why they cannot be fused; None where no consumer is of the kind."""
