@@ -71,7 +71,7 @@ class PassOptions:
             if name not in known:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
-            _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
+            _one_of("schedule", self.schedule, (*SCHEDULES, {"bucket": True}))
         _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)

@@ -144,11 +144,10 @@ def test_the_scheduler_stands_in_for_the_local_moves():
 
 
 def test_options():
-    own, _ = split({"schedule": {"effort": "high", "bucket": False}})
-    assert own.schedule == ScheduleOptions(effort="high", bucket=False)
+    own, _ = split({"schedule": {"bucket": False}})
+    assert own.schedule == ScheduleOptions(bucket=False)
     assert own.digest() != split({})[0].digest()
     for given, message in (
-        ({"effort": "most"}, "'default', 'high'"),
         ({"memory": 1}, "unknown key 'memory'"),
         ({"extra_memory_ratio": -1}, "at least 0"),
         ({"bucket": 1}, "True or False"),
