@@ -13,7 +13,6 @@ from inductor_passes.machine import load_topology
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.torch_compat import config
 
-SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 COMPILES = ("each", "shared")
 ON_PASS_ERROR = ("raise", "skip")
@@ -42,8 +41,7 @@ class PassOptions:
         operators with autograd's kernels.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
-    schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
-        and waits only, ``off`` to leave order to Inductor.
+    schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
     split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
@@ -71,7 +69,7 @@ class PassOptions:
             if name not in known:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
-            _one_of("schedule", self.schedule, (*SCHEDULES, {"bucket": True}))
+            _one_of("schedule", self.schedule, ("off", {"bucket": True}))
         _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
@@ -160,6 +158,6 @@ def _check_split(split: int | str, schedule: ScheduleOptions | str) -> None:
     if split != "off" and not isinstance(schedule, ScheduleOptions):
         raise OptionError(
             f"Option 'split' is {split!r}, and 'schedule' is {schedule!r}.",
-            "Parts gain by the order that the global scheduler gives them, and by nothing else.",
+            "Parts gain by the order that the scheduler gives them, and by nothing else.",
             "Leave 'schedule' out, or set 'split' to 'off'.",
         )

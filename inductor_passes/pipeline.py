@@ -35,7 +35,6 @@ from inductor_passes.rewrite.bucket_averages import BucketAverages
 from inductor_passes.rewrite.bucket_gathers import BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.graph.follow import FollowPlan
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.split.follow import FollowSplit
@@ -86,13 +85,10 @@ def run_passes(
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
-        settled = next((r.name for r in records if r.schedule is not None), None)
-        reason = f"{settled} has set the order" if pass_.fallback and settled else ""
         cuts = alike and isinstance(pass_, SplitRegions)
         kept = (unlike and follow is None) or (ragged and not pass_.shows_in_plan)
         if pass_.changes_launches and kept and not cuts:
             reason = "launches stay the program's, which all ranks share"
-        if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
             records.append(run_pass(pass_, graph, on_error=options.on_pass_error))
@@ -135,8 +131,6 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
     for pass_ in registry.build_passes(context, options.passes, options.disable):
         named = options.passes is not None and pass_.name in options.passes
         if pass_.schedules and options.schedule == "off":
-            continue
-        if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
             continue
         if isinstance(pass_, SplitRegions) and options.split == "off":
             continue

@@ -10,7 +10,6 @@ from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
 from inductor_passes.plugins import load_plugins
-from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.split.regions import SplitRegions
@@ -21,8 +20,6 @@ DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
     ScheduleGraph,
-    SinkWaits,
-    HoistLaunches,
     *FUSIONS,
 )
 

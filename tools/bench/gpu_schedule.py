@@ -94,7 +94,7 @@ def measure_schedule(small: bool = False, rounds: int = 5) -> dict[str, Any]:
 
 def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
     with recorder.records_of_block() as records:
-        free = step_of(sizes, {"schedule": "local", "disable": ["pin_order"], "topology": BASE})
+        free = step_of(sizes, {"schedule": "off", "disable": ["pin_order"], "topology": BASE})
     modelled_us = sum(record.before.compute_us for record in records)
     link_us = sum(record.before.communication_us for record in records)
     host_ms = _host_ms(free)

@@ -123,7 +123,7 @@ def step_of(
 
 def measure(rounds: int, work: Path, clock: WallClock, training: bool, blocks: int) -> dict:
     """Both at each ratio, in turn."""
-    local = {"schedule": "local", "disable": ["pin_order"], "topology": "cpu-gloo"}
+    local = {"schedule": "off", "disable": ["pin_order"], "topology": "cpu-gloo"}
     _, records = step_of(local, training, blocks)
     predicted_us = sum(r.before.compute_us for r in records)
     link_us = sum(r.before.communication_us for r in records)

@@ -56,8 +56,8 @@ inductor_passes 0.1.0: rank 1 of 8, torch 2.13.0
   peak memory   3 MiB -> 4 MiB, +33 % (simulated on h100x8)
 
 forward graph: 5 nodes, 1 collective; order kept in the generated code
-  hoist_launches (bitwise): 1 launches hoisted
-  nothing to do: sink_waits
+  share_launches (bitwise): 1 launches removed
+  nothing to do: schedule
   skipped, triton is missing: fuse
   busiest group's link: 80 us
   warning: fuse failed and was left out
