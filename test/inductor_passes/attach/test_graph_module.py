@@ -20,7 +20,9 @@ def gathered_weight(x, w):
 
 def module():
     """As make_fx has it: the gather is waited for at once."""
-    return make_fx(gathered_weight, tracing_mode="fake")(torch.randn(512, 512), torch.randn(128, 512))
+    return make_fx(gathered_weight, tracing_mode="fake")(
+        torch.randn(512, 512), torch.randn(128, 512)
+    )
 
 
 def remove_dead(gm, example_inputs):
