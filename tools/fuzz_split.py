@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 from fuzzing import runs
+from fuzzing.lockstep import run_in_lockstep
 from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
@@ -37,7 +38,6 @@ from inductor_passes.split.rules.pieces import may_be_unequal, unequal_parts
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One
 from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
-from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.aot import is_joint
 
 _SUMMED = ("programs", "cut", "in_several_regions", "launches_cut", "failed", "seconds")

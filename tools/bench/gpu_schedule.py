@@ -26,12 +26,12 @@ import torch.distributed._functional_collectives as fc
 import torch.nn.functional as F
 from cuda_timed_group import Link, cuda_timed_group, link
 from gpu_timing import idle_kernel
+from rescale import write_rescaled
 
 import inductor_passes
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.reporting import recorder
 

@@ -29,12 +29,12 @@ import timed  # sets threads before torch is there
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from rescale import write_rescaled
 from timed_group import ThreadClock, WallClock, link_time, timed_group
 from torch import Tensor
 
 import inductor_passes
 from inductor_passes.machine import load_topology
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
 

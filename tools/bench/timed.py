@@ -30,13 +30,13 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from rescale import write_rescaled
 from timed_group import ThreadClock, WallClock, link_time, timed_group
 
 import inductor_passes
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
