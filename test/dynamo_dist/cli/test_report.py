@@ -38,7 +38,7 @@ def test_json_is_explains_and_can_be_read_again(folder, tmp_path, capsys):
     "left, why",
     [
         ({}, "holds no report*.json"),
-        ({"report.json": "[]"}, "must be an object. Correct the file. Pass a report.json"),
+        ({"report.json": "[]"}, 'must have type "object". Correct the file. Pass a report.json'),
         ({"report.json": "{"}, "is not JSON"),
     ],
 )
