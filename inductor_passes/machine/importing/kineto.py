@@ -112,8 +112,7 @@ _OPERATION = _event({})
 
 
 def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
-    """Read a profile. ``ranks_per_node`` places its groups. Raises TopologyError if it is none."""
-    checked(trace, PROFILE, file)
+    """Read what ``PROFILE`` holds. ``ranks_per_node`` places its groups. Raises TopologyError for an event that is none."""
     events = _read_events(trace["traceEvents"], file)
     info = trace.get("distributedInfo") or {}
     world = info.get("world_size") or 0
