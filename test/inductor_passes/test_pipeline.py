@@ -265,21 +265,17 @@ def test_launches_stay_where_other_ranks_may_hold_another_graph(program, told, l
     assert (merge.status == "skipped") == (launches > 1)
 
 
-def widened(x, y):
-    return c10d.wait_tensor(c10d.all_reduce(x.sum().expand(64), "sum", "0"))
-
-
 def test_ragged_shards_keep_what_plans_show():
-    """Whether an expanded value is reduced before may depend on this rank's rows, and no plan says it."""
+    """Which chunk of a sum is this rank's own may depend on its rows, and no plan says it."""
     with fake_group(2):
         merged = run_passes(trace(two_norms, *SHAPES), ragged=True)
-        wide = {ragged: run_passes(trace(widened, *SHAPES), ragged=ragged) for ragged in (0, 1)}
+        records = {r: run_passes(trace(two_norms, *SHAPES), ragged=r) for r in (False, True)}
     assert len(merged.collectives) == 1
-    shrunk = {
-        ragged: next(p.status for p in record.passes if p.name == "reduce_before_expand")
-        for ragged, record in wide.items()
+    sliced = {
+        ragged: next(p.status for p in record.passes if p.name == "all_reduce_slice")
+        for ragged, record in records.items()
     }
-    assert shrunk == {0: "ran", 1: "skipped"}
+    assert sliced == {False: "ran", True: "skipped"}
 
 
 @pytest.mark.parametrize("pass_", [Noop, Raises])
