@@ -15,7 +15,6 @@ from inductor_passes.torch_compat import config
 
 PLANS = ("off", "repair")
 COMPILES = ("each", "shared")
-ON_PASS_ERROR = ("raise", "skip")
 # What ``disable`` takes beside passes.
 _switches = [pin.NAME]
 
@@ -49,7 +48,6 @@ class PassOptions:
     compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same one compiles, and the
         others load what it made, from their common cache folder or through the job's store.
     exact: only passes that keep every bit.
-    on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """
 
     passes: tuple[str, ...] | None = None
@@ -61,7 +59,6 @@ class PassOptions:
     plan: str = "off"
     compile: str = "each"
     exact: bool = False
-    on_pass_error: str = "raise"
 
     def __post_init__(self) -> None:
         known = _known_names()
@@ -74,7 +71,6 @@ class PassOptions:
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
         _one_of("compile", self.compile, COMPILES)
-        _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
             load_topology(self.topology)
 

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 
 import pytest
@@ -9,7 +10,7 @@ from inductor_passes.attach.hooks import Attachment, attach
 from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import InvariantError, OptionError, PassFailedError
 from inductor_passes.pipeline import run_pass, run_passes
-from inductor_passes.testing import dump, fake_group, trace
+from inductor_passes.testing import fake_group, trace
 
 c10d = torch.ops._c10d_functional
 ON_REQUEST = ("split_regions",)  # off unless asked for
@@ -103,12 +104,12 @@ def test_registering_is_checked(registered):
 @pytest.mark.parametrize(
     ("broken", "error", "words"),
     [
-        (Raises, PassFailedError, ["raises", "ValueError: no such thing", "on_pass_error"]),
+        (Raises, PassFailedError, ["raises", "ValueError: no such thing", "disable"]),
         (WrongType, PassFailedError, ["wrong_type", "returned bool", "PassStats"]),
         (LosesWait, InvariantError, ["loses_wait", "0 waits instead of 1", "test_pipeline.py"]),
     ],
 )
-def test_a_failing_pass_raises_or_is_left_out(registered, caplog, broken, error, words):
+def test_a_failing_pass_raises_and_can_be_left_out(registered, broken, error, words):
     registered(broken, after="schedule")
     graph = trace(gathered_weight, *SHAPES)
     line = f'File "{__file__}", line 14, in gathered_weight\n    w_full = ...'
@@ -119,15 +120,8 @@ def test_a_failing_pass_raises_or_is_left_out(registered, caplog, broken, error,
     assert all(word in str(caught.value) for word in words), caught.value
 
     graph = trace(gathered_weight, *SHAPES)
-    record = ip.run_passes(graph, ip.PassOptions(on_pass_error="skip"))
-    status = {p.name: p.status for p in record.passes}
-    assert [name for name in status if status[name] == "failed"] == [broken.name]
-    assert status["schedule"] == "ran"
-    assert record.warnings and broken.name in record.warnings[0]
-    assert "compile goes on without the pass" in caplog.text
-    clean = trace(gathered_weight, *SHAPES)
-    ip.run_passes(clean, ip.PassOptions(disable=(broken.name,)))
-    assert dump(graph) == dump(clean)
+    record = ip.run_passes(graph, ip.PassOptions(disable=(broken.name,)))
+    assert broken.name not in {p.name for p in record.passes}
 
 
 def test_numerics_decide_what_runs(registered):
@@ -288,6 +282,7 @@ def test_the_collector_of_cycles_is_paused_while_a_pass_runs(pass_):
             return super().run(graph)
 
     with fake_group(8):
-        run_pass(Asks(), trace(gathered_weight, *SHAPES), on_error="skip")
+        with contextlib.suppress(PassFailedError):
+            run_pass(Asks(), trace(gathered_weight, *SHAPES))
     assert seen and not any(seen)
     assert gc.isenabled()
