@@ -1,6 +1,7 @@
 """``python -m inductor_passes costs``: measuring, and ``import FILE...`` into a topology file.
 
-Each file is a profile of torch.profiler (JSON, plain or gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
+Each file is a profile of torch.profiler (JSON, plain or gzipped). What is measured counts instead of
+the formulas; how far these were off is printed.
 """
 
 from __future__ import annotations

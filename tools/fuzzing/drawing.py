@@ -110,6 +110,7 @@ def _selection(choose: Random) -> dict[str, Any]:
         return {"exact": True}
     return {
         "schedule": choose.choice(
+            # Five entries, so that a number draws what it drew before.
             ["off", "off", "off", {"extra_memory_ratio": 0.0}, {"bucket": False}]
         )
     }
