@@ -11,10 +11,6 @@ from inductor_passes.cli import command_line
 # Command -> its module, and its help.
 COMMANDS = {
     "schedule": ("inductor_passes.cli.schedule", "order and bucket a schedule problem"),
-    "verify-ranks": (
-        "inductor_passes.cli.verify_ranks.command",
-        "trace a script on fake ranks and show that all launch the same, in the same order",
-    ),
     "costs": (
         "inductor_passes.cli.costs",
         "measured times into a topology file",

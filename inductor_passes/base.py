@@ -27,8 +27,7 @@ class Numerics(enum.Enum):
 class PassStats:
     """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's docstring.
 
-    ``schedule``: the decision of a pass that settles the order of the whole graph, so that the passes
-    that are a ``fallback`` have nothing left to do. ``split``: that of the pass that cuts graphs into parts.
+    ``schedule``: the decision of a pass that settles the order of the whole graph. ``split``: that of the pass that cuts graphs into parts.
     ``notes``: decisions worth a line each.
     """
 
@@ -66,8 +65,6 @@ class GraphPass(abc.ABC):
     numerics: Numerics = Numerics.BITWISE
     # A pass that sets the order of launches and waits. While one is on, stock's schedulers are off.
     schedules: ClassVar[bool] = False
-    # Runs only where no pass before it has settled the order of the whole graph.
-    fallback: ClassVar[bool] = False
     # Promise checked after every run: the launches of a group keep their order.
     keeps_launch_order: ClassVar[bool] = True
     # Makes launches fewer, smaller or others: not run where other ranks may hold another graph, because

@@ -13,10 +13,8 @@ from inductor_passes.machine import load_topology
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.torch_compat import config
 
-SCHEDULES = ("local", "off")  # or the global scheduler's options
 PLANS = ("off", "repair")
 COMPILES = ("each", "shared")
-ON_PASS_ERROR = ("raise", "skip")
 # What ``disable`` takes beside passes.
 _switches = [pin.NAME]
 
@@ -42,8 +40,7 @@ class PassOptions:
         operators with autograd's kernels.
     topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
     report: a folder for report.html, report.json and trace.json; None writes none.
-    schedule: options of the global scheduler (``ScheduleOptions``); or ``local`` to move single launches
-        and waits only, ``off`` to leave order to Inductor.
+    schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
     split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
@@ -51,7 +48,6 @@ class PassOptions:
     compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same one compiles, and the
         others load what it made, from their common cache folder or through the job's store.
     exact: only passes that keep every bit.
-    on_pass_error: ``raise``, or ``skip`` to compile on without the pass that failed.
     """
 
     passes: tuple[str, ...] | None = None
@@ -63,7 +59,6 @@ class PassOptions:
     plan: str = "off"
     compile: str = "each"
     exact: bool = False
-    on_pass_error: str = "raise"
 
     def __post_init__(self) -> None:
         known = _known_names()
@@ -71,12 +66,11 @@ class PassOptions:
             if name not in known:
                 raise registry.unknown_pass(name, known)
         if not isinstance(self.schedule, ScheduleOptions):
-            _one_of("schedule", self.schedule, (*SCHEDULES, {"effort": "default"}))
+            _one_of("schedule", self.schedule, ("off", {"bucket": True}))
         _check_split(self.split, self.schedule)
         if not self.plan.endswith(".json"):
             _one_of("plan", self.plan, PLANS)
         _one_of("compile", self.compile, COMPILES)
-        _one_of("on_pass_error", self.on_pass_error, ON_PASS_ERROR)
         if self.topology is not None:
             load_topology(self.topology)
 
@@ -160,6 +154,6 @@ def _check_split(split: int | str, schedule: ScheduleOptions | str) -> None:
     if split != "off" and not isinstance(schedule, ScheduleOptions):
         raise OptionError(
             f"Option 'split' is {split!r}, and 'schedule' is {schedule!r}.",
-            "Parts gain by the order that the global scheduler gives them, and by nothing else.",
+            "Parts gain by the order that the scheduler gives them, and by nothing else.",
             "Leave 'schedule' out, or set 'split' to 'off'.",
         )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
 from inductor_passes.machine import CostModel
-from inductor_passes.reorder.sink_waits import returns_view
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 NAME = "pin_order"
@@ -137,7 +137,7 @@ def _reduce_in_place(graph: fx.Graph) -> None:
 def _is_last_reader(launch: fx.Node, value: object) -> bool:
     """Return whether ``value`` is fresh memory of this graph, read by the launch alone."""
     while isinstance(value, fx.Node) and value.op == "call_function" and len(value.users) == 1:
-        if not returns_view(value):
+        if not op_facts(value.target).view:
             return isinstance(value.target, torch._ops.OpOverload) and not is_wait(value)
         value = value.args[0]
     return False

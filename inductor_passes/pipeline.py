@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collector import without_cycle_collection
 from inductor_passes.errors import (
-    CannotFollowError,
     InvariantError,
     PassesError,
     PassFailedError,
@@ -35,12 +33,9 @@ from inductor_passes.rewrite.bucket_averages import BucketAverages
 from inductor_passes.rewrite.bucket_gathers import BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.graph.follow import FollowPlan
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
-from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.follow_chunks import FollowChunks
 from inductor_passes.split.regions import SplitRegions
 
 log = logging.getLogger(__name__)
@@ -64,7 +59,7 @@ def run_passes(
     graph: the launches stay as they are, in their order. ``ragged``: they hold other sizes, so that only what ranks see in
     one another's plans may change launches. ``follow``: launch as this plan says. ``cost``: by
     default the model of the topology that the options name. Returns None, and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
-    failing pass raises, under ``on_pass_error="raise"``, and CannotFollowError for a plan that does not fit.
+    failing pass raises, and CannotFollowError for a plan that does not fit.
     """
     options = options or PassOptions()
     has_launch = any(is_launch(node) for node in graph.nodes)
@@ -88,16 +83,13 @@ def run_passes(
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
-        settled = next((r.name for r in records if r.schedule is not None), None)
-        reason = f"{settled} has set the order" if pass_.fallback and settled else ""
         cuts = alike and isinstance(pass_, SplitRegions)
         kept = (unlike and follow is None) or (ragged and not pass_.shows_in_plan)
         if pass_.changes_launches and kept and not cuts:
             reason = "launches stay the program's, which all ranks share"
-        if reason:
             records.append(_record(pass_, "skipped", PassStats(False), time.perf_counter(), reason))
         else:
-            records.append(run_pass(pass_, graph, on_error=options.on_pass_error))
+            records.append(run_pass(pass_, graph))
         told.after(records[-1])
     changed = any(record.changed for record in records)
     after = simulate(graph, cost) if changed else before
@@ -111,16 +103,12 @@ def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
     kept = [
         p
         for p in passes
-        if not isinstance(
-            p,
-            (BucketAverages, BucketGathers, MergeTiny, SplitRegions, ChunkProducts),
-        )
+        if not isinstance(p, (BucketAverages, BucketGathers, MergeTiny, SplitRegions))
     ]
     ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
     at = next(ordering, len(kept))
     cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
-    chunks = [FollowChunks(follow.plan)] if follow.plan.chunks else []
-    return [*kept[:at], *cut, *chunks, follow, *kept[at:]]
+    return [*kept[:at], *cut, follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -142,9 +130,7 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
         named = options.passes is not None and pass_.name in options.passes
         if pass_.schedules and options.schedule == "off":
             continue
-        if isinstance(pass_, ScheduleGraph) and options.schedule == "local":
-            continue
-        if isinstance(pass_, (SplitRegions, ChunkProducts)) and options.split == "off":
+        if isinstance(pass_, SplitRegions) and options.split == "off":
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue
@@ -168,27 +154,14 @@ def topology_name(graph: fx.Graph, options: PassOptions) -> str:
 
 
 @without_cycle_collection()
-def run_pass(pass_: GraphPass, graph: fx.Graph, *, on_error: str = "raise") -> PassRecord:
-    """Check, run and check again; under ``on_error="skip"`` a failure leaves the graph as it was.
-
-    A pass is pure, so with "skip" it is tried on a copy first.
-    """
+def run_pass(pass_: GraphPass, graph: fx.Graph) -> PassRecord:
+    """Check, run and check again."""
     start = time.perf_counter()
     try:
-        if on_error == "skip":
-            trial = fx.GraphModule(graph.owning_module or {}, copy.deepcopy(graph))
-            _checked_run(pass_, trial.graph)
         stats = _checked_run(pass_, graph)
     except PreconditionError as error:
         log.info("%s skipped: %s", pass_.name, error)
         return _record(pass_, "skipped", PassStats(False), start, str(error))
-    except CannotFollowError:
-        raise
-    except PassesError as error:
-        if on_error != "skip":
-            raise
-        log.warning("The compile goes on without the pass %s: %s", pass_.name, error)
-        return _record(pass_, "failed", PassStats(False), start, str(error))
     record = _record(pass_, "ran", stats, start)
     log.debug("%s: %s in %.1f ms", pass_.name, dict(stats.counters), 1e3 * record.seconds)
     return record
@@ -207,9 +180,8 @@ def _checked_run(pass_: GraphPass, graph: fx.Graph) -> PassStats:
         raise PassFailedError(
             f"The pass {pass_.name} raised {type(error).__name__}: {error}.",
             f"It was working on a graph of {len(nodes)} nodes{_from_line(nodes)}.",
-            f"Report it to the author of the pass, leave it out with options={{'disable': "
-            f"['{pass_.name}']}}, or compile on without it under "
-            "options={'on_pass_error': 'skip'}.",
+            f"Report it to the author of the pass, or leave it out with options={{'disable': "
+            f"['{pass_.name}']}}.",
         ) from error
     if not isinstance(stats, PassStats):
         raise PassFailedError(

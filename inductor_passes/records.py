@@ -185,7 +185,7 @@ class SplitRecord:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One run of one pass; ``status`` is ``ran``, ``skipped`` (with ``reason``) or ``failed``.
+    """One run of one pass; ``status`` is ``ran`` or ``skipped`` (with ``reason``).
 
     ``schedule`` is there where the pass is the global scheduler, ``split`` where it cuts graphs into parts;
     ``notes`` where a pass explains its decisions.

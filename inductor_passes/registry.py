@@ -10,10 +10,8 @@ from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
 from inductor_passes.plugins import load_plugins
-from inductor_passes.reorder import HoistLaunches, SinkWaits
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph
-from inductor_passes.split.chunks import ChunkProducts
 from inductor_passes.split.regions import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"
@@ -21,10 +19,7 @@ PLUGIN_GROUP = "inductor_passes.plugins"
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
     SplitRegions,
-    ChunkProducts,
     ScheduleGraph,
-    SinkWaits,
-    HoistLaunches,
     *FUSIONS,
 )
 

@@ -9,28 +9,22 @@ from typing import Any
 
 from inductor_passes.errors import OptionError
 
-EFFORTS = ("default", "high")
-
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """Options of the scheduler: how hard to look, and what a schedule may cost.
+    """Options of the scheduler: what a schedule may cost.
 
-    effort: ``default``: seconds for 10,000 nodes. ``high``: up to a minute a graph.
     extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order by the
         larger of this share of it and this many bytes. None: by what FSDP2's own runtime would exceed it
         where the graph gathers for its modules, else 1 GiB.
     bucket: whether launches may be merged.
     """
 
-    effort: str = "default"
     extra_memory_ratio: float = 0.05
     extra_memory_bytes: int | None = None
     bucket: bool = True
 
     def __post_init__(self) -> None:
-        if self.effort not in EFFORTS:
-            raise _bad("effort", self.effort, f"one of {', '.join(map(repr, EFFORTS))}")
         for key in ("extra_memory_ratio", "extra_memory_bytes"):
             value = getattr(self, key)
             if key == "extra_memory_bytes" and value is None:

@@ -151,8 +151,8 @@ def make_graph(**changes):
         "node_count": 5,
         "topology": "h100x8",
         "passes": (
-            PassRecord("hoist_launches", "bitwise", "ran", True, {"launches_hoisted": 1}, 0.002),
-            PassRecord("sink_waits", "bitwise", "ran", False, {"waits_sunk": 0}, 0.001),
+            PassRecord("share_launches", "bitwise", "ran", True, {"launches_removed": 1}, 0.002),
+            PassRecord("schedule", "bitwise", "ran", False, {"buckets": 0}, 0.001),
             PassRecord("fuse", "reassociating", "skipped", False, {}, 0.0, "triton is missing"),
         ),
         "collectives": (

@@ -3,7 +3,6 @@
     python tools/fuzz_split.py --programs 3000              # small whole numbers in float64: every bit
     python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
     python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
-    python tools/fuzz_split.py --programs 1000 --chunks      # collective products in chunks, in place of regions
     python tools/fuzz_split.py --programs 1000 --unequal     # parts that do not divide rows, and symbols, as ranks that follow have
     python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
 
@@ -20,7 +19,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,17 +31,16 @@ from inductor_passes.split import rules
 from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.halves import BACKWARD, FORWARD
-from inductor_passes.split.products import collective_products
 from inductor_passes.split.region import Region
 from inductor_passes.split.rules.pieces import may_be_unequal, unequal_parts
 from inductor_passes.split.rules.places import SUM, Cut, InParts, One
 from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.testing import fake_group, trace
-from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.aot import is_joint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 
+from fuzzing.lockstep import run_in_lockstep
 from fuzzing.parts import RANKS, SHAPES, drawn, halves, step_of, trained
 
 EQUAL, UNEQUAL = (2, 4), (2, 3, 5)  # numbers of parts: rows divide into all of the first
@@ -108,9 +106,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
-def tried(
-    number: int, exact: bool, chunks: bool = False, unequal: bool = False
-) -> tuple[int, str, int]:
+def tried(number: int, exact: bool, unequal: bool = False) -> tuple[int, str, int]:
     """Cut one program as is drawn, twice; how many launches were cut, what is wrong, and the most regions."""
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
@@ -126,11 +122,7 @@ def tried(
     launches = most = 0
     for parts in UNEQUAL if unequal else EQUAL:
         made = copy.deepcopy(graph)
-        if chunks:
-            listed = list(_chunks(made, parts))
-            found = [choose.choice(listed)] if listed else []
-        else:
-            found = _regions(made, choose, parts)
+        found = _regions(made, choose, parts)
         if not found:
             continue
         said = _said(found)
@@ -212,14 +204,6 @@ def _drawn_of(listed: list[Region], choose: random.Random) -> Region:
     return choose.choice(routed if routed and choose.random() < 0.5 else listed)
 
 
-def _chunks(graph: fx.Graph, parts: int) -> Iterator[Region]:
-    """Regions of one product each, with every way to chunk it."""
-    for product in collective_products(graph):
-        for _, cut in product.seeds:
-            if (region := product.region(parts, cut)) is not None:
-                yield region
-
-
 def _inputs(choose: random.Random, exact: bool, dtype: torch.dtype) -> list[Tensor]:
     generator = torch.Generator().manual_seed(choose.randrange(2**31))
     if exact:
@@ -254,18 +238,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--floats", action="store_true", help="any numbers, in float32")
     parser.add_argument("--plant", choices=sorted(FAULTS), help="a fault to be found")
     parser.add_argument("--joint", action="store_true", help="training, cut before the partition")
-    parser.add_argument("--chunks", action="store_true", help="collective products alone")
     parser.add_argument("--unequal", action="store_true", help="unequal parts, and symbols")
     options = parser.parse_args(argv)
     start = time.monotonic()
     if options.plant:
         FAULTS[options.plant]()
     launches, cut_programs, several, failures = 0, 0, 0, []
-    one = (
-        trained_in_parts
-        if options.joint
-        else partial(tried, chunks=options.chunks, unequal=options.unequal)
-    )
+    one = trained_in_parts if options.joint else partial(tried, unequal=options.unequal)
     allowed = unequal_parts() if options.unequal else contextlib.nullcontext()
     with fake_group(RANKS), allowed:
         for number in range(options.seed, options.seed + options.programs):
@@ -278,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
         "torch": torch.__version__,
         "seed": options.seed,
         "numbers": "float32" if options.floats else "whole",
-        "what": "training" if options.joint else "chunks" if options.chunks else "regions",
+        "what": "training" if options.joint else "regions",
         "parts": "unequal" if options.unequal else "equal",
         "programs": options.programs,
         "cut": cut_programs,

@@ -78,8 +78,8 @@ def decide(
         raise RanksDifferError(
             outcome.message,
             "Ranks match the collectives of a group by their order, so they would hang or mix up data.",
-            "Make the compiled program the same on all ranks; `python -m inductor_passes verify-ranks` "
-            "shows where they part. DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
+            "Make the compiled program the same on all ranks. "
+            "DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
         )
     if stream.joint and outcome.why == "streams differ":
         raise CannotFollowError(

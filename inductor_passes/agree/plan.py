@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from inductor_passes.agree.stream import Stream
-from inductor_passes.graph.numbers import CHUNKS, launch_in_parts
+from inductor_passes.graph.numbers import launch_in_parts
 
 PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
 
@@ -34,16 +34,7 @@ class LaunchPlan:
 
     @property
     def parts(self) -> dict[int, tuple[int, str]]:
-        """Return into how many parts each of the program's launches is cut, and how they lie; chunks left out."""
-        return {n: its for n, its in self._in_parts.items() if not its[1].endswith(CHUNKS)}
-
-    @property
-    def chunks(self) -> dict[int, tuple[int, str]]:
-        """Return the same of launches that are in chunks with one product."""
-        return {n: its for n, its in self._in_parts.items() if its[1].endswith(CHUNKS)}
-
-    @property
-    def _in_parts(self) -> dict[int, tuple[int, str]]:
+        """Return into how many parts each of the program's launches is cut, and how they lie."""
         found = (launch_in_parts(member) for planned in self.launches for member in planned.members)
         return {launch: (count, along) for launch, count, along in filter(None, found)}
 

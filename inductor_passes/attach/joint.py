@@ -52,7 +52,7 @@ def cut_joint(
         if plan is None and keep:
             return None
         pass_ = cutting[0] if plan is None else FollowSplit(plan)
-        return run_pass(pass_, trial, on_error=options.on_pass_error)
+        return run_pass(pass_, trial)
 
     job = orders.current()
     stream = number_launches(

@@ -13,14 +13,13 @@ from inductor_passes.errors import PassesError
 from inductor_passes.schedule.model.json_format import load_problem, save_schedule
 from inductor_passes.schedule.model.problem import Problem
 from inductor_passes.schedule.model.solution import Solution
-from inductor_passes.schedule.solver.solve import EFFORTS, solve
+from inductor_passes.schedule.solver.solve import solve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
     parser.add_argument("problem", help="schedule problem, JSON, plain or gzipped")
     parser.add_argument("-o", "--out", help="write the schedule here, as JSON")
-    parser.add_argument("--effort", choices=EFFORTS, default="default")
     parser.add_argument(
         "--extra-memory-ratio",
         type=float,
@@ -43,7 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
         start = time.perf_counter()
         solution = solve(
             problem,
-            effort=arguments.effort,
             extra_memory_ratio=arguments.extra_memory_ratio,
             extra_memory_bytes=arguments.extra_memory_bytes,
         )

@@ -17,8 +17,7 @@ class Form:
     """One format.
 
     ``name``: in messages, such as ``schedule problem``. ``error``: makes the error of a what, a why and a fix.
-    ``fix``: what to do about any file that is none. ``schema``: JSON schema, of the keywords that ``check.py``
-    knows. ``most_bytes``: of the file, and of what it holds unpacked.
+    ``fix``: what to do about any file that is none. ``schema``: JSON schema. ``most_bytes``: of the file, and of what it holds unpacked.
     """
 
     name: str

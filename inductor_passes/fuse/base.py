@@ -12,6 +12,7 @@ from torch import fx
 
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
+from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import (
     argument,
     group_name,
@@ -29,7 +30,6 @@ from inductor_passes.kernels import availability, register_operators
 from inductor_passes.machine import CostModel
 from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.machine.prices.model import PREDICTED_US
-from inductor_passes.reorder.sink_waits import returns_view
 from inductor_passes.simulate import simulate
 from inductor_passes.torch_compat.inductor import is_aot_inductor
 
@@ -82,16 +82,6 @@ class Fusion(GraphPass):
 
     def requires(self, graph: fx.Graph) -> None:
         check_functional(graph, self.name)
-
-    def predicted(self, launch: fx.Node, exposed_us: float) -> Prediction | None:
-        """Return times with and without the kernel for one launch; None where it cannot run."""
-        machine, waits = getattr(self.cost, "machine", None), waits_of(launch)
-        if kind(launch) != self.collective or len(waits) != 1 or len(launch.users) != 1:
-            return None
-        found = self.match(launch, waits[0])
-        if not isinstance(found, Match) or not isinstance(machine, Machine):
-            return None
-        return None if self._obstacle(launch) else found.predict(machine, self.cost, exposed_us)
 
     @abc.abstractmethod
     def match(self, launch: fx.Node, wait: fx.Node) -> Match | str | None:
@@ -160,7 +150,7 @@ def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:
     def can(node: object) -> bool:
         if not isinstance(node, fx.Node) or order[node] < order[anchor]:
             return True
-        moves = returns_view(node) or node.target is CAST
+        moves = op_facts(node.target).view or node.target is CAST
         return moves and all(can(source) for source in node.all_input_nodes)
 
     return all(can(node) for node in nodes)

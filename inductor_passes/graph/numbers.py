@@ -11,10 +11,6 @@ from torch import fx
 MEMBERS = "dist_launches"
 # Of a launch: what became of the joint graph (``split/joint.py``).
 JOINT = "dist_joint"
-CHUNKS = (
-    " of one product"  # ends how chunks of a collective product lie, beside parts of larger regions
-)
-PART = "dist_part"  # of a launch that is a part of one of the program's
 _PART = re.compile(
     r"(?P<launch>[0-9]{1,9}): part [0-9]{1,9} of (?P<parts>[0-9]{1,9}) along (?P<along>.+)"
 )

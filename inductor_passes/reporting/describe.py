@@ -33,9 +33,7 @@ def describe(
     graph_id: str,
 ) -> GraphRecord:
     """The record of one graph, after its passes and before its order is pinned."""
-    warnings = [
-        f"{p.name} failed and was left out: {p.reason}" for p in passes if p.status == "failed"
-    ]
+    warnings: list[str] = []
     schedule = next((p.schedule for p in passes if p.schedule is not None), None)
     why = {item.name: item.reason for item in schedule.exposed} if schedule is not None else {}
     if schedule is not None and schedule.left_alone:

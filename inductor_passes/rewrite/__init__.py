@@ -12,7 +12,6 @@ from inductor_passes.rewrite.downcast_before_gather import (
 from inductor_passes.rewrite.gather_before_upcast import GatherBeforeUpcast as GatherBeforeUpcast
 from inductor_passes.rewrite.gather_without_copy import GatherWithoutCopy as GatherWithoutCopy
 from inductor_passes.rewrite.merge_tiny import MergeTiny as MergeTiny
-from inductor_passes.rewrite.reduce_before_expand import ReduceBeforeExpand as ReduceBeforeExpand
 from inductor_passes.rewrite.scatter_by_exchange import (
     ScatterByExchange as ScatterByExchange,
 )
@@ -22,7 +21,6 @@ from inductor_passes.rewrite.share_launches import ShareLaunches as ShareLaunche
 REWRITES = (
     ComposeRedistributes,
     AllReduceSlice,
-    ReduceBeforeExpand,
     GatherBeforeUpcast,
     DowncastBeforeGather,
     ShareLaunches,

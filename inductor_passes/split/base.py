@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from inductor_passes.agree.plan import LaunchPlan
-from inductor_passes.base import Numerics, PassStats
-from inductor_passes.errors import CannotFollowError, InvariantError, PreconditionError
+from inductor_passes.base import Numerics
+from inductor_passes.errors import InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
     group_name,
     input_tensors,
@@ -18,12 +16,11 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.hazards import differs_by_numbers, launches_show_that_ranks_differ
+from inductor_passes.graph.hazards import differs_by_numbers
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.pieces import unequal_parts
 from inductor_passes.split.rules.places import Cut, has_equal, shape_of
 from inductor_passes.split.rules.rows import Addends, Routed
 
@@ -103,37 +100,6 @@ class Cutting(Rewrite):
     def _broken(self, what: str) -> InvariantError:
         fix = f"Leave it out with options={{'disable': ['{self.name}']}}."
         return InvariantError(f"The pass {self.name} cut the graph wrongly: {what}.", "", fix)
-
-
-class Following(Cutting):
-    """Cuts what a plan says that was made for another rank's graph, or raises CannotFollowError.
-
-    That rank may have other rows, so parts may be unequal here, and sizes symbols (``rules/pieces.py``).
-    """
-
-    def __init__(self, plan: LaunchPlan) -> None:
-        super().__init__()
-        self.plan = plan
-
-    def digest(self) -> str:
-        return self.plan.text
-
-    def requires(self, graph: fx.Graph) -> None:
-        try:
-            super().requires(graph)
-        except PreconditionError as error:
-            raise CannotFollowError(str(error)) from error
-
-    def _may_differ(self, graph: fx.Graph) -> bool:
-        return launches_show_that_ranks_differ(graph)
-
-    def run(self, graph: fx.Graph) -> PassStats:
-        with unequal_parts():
-            return self.follow(graph)
-
-    @abc.abstractmethod
-    def follow(self, graph: fx.Graph) -> PassStats:
-        """Cut the graph."""
 
 
 def _shares(region: Region, launch: fx.Node, size: int) -> tuple[float | None, float | None]:

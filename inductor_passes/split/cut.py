@@ -16,7 +16,7 @@ from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import aten, emit
 from inductor_passes.graph.exchanged import expect_even_exchanges
-from inductor_passes.graph.numbers import MEMBERS, PART, part_of
+from inductor_passes.graph.numbers import MEMBERS, part_of
 from inductor_passes.graph.values import Values
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
@@ -109,10 +109,8 @@ class Cutter:
         self._parts[node] = made
         if is_launch(node):
             self.made[node] = tuple(made)
-            along = self._launches[node] + self._region.of
             for i, part in enumerate(made):
-                part.meta[MEMBERS] = part_of(node, i, self._count, along)
-                part.meta[PART] = True
+                part.meta[MEMBERS] = part_of(node, i, self._count, self._launches[node])
 
     def _given(self, node: fx.Node, step: InParts, i: int) -> tuple[tuple[Any, ...], Any]:
         """Arguments of part ``i``. A launch sends what lies side by side."""

@@ -6,17 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
+from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import PassStats
-from inductor_passes.errors import CannotFollowError
+from inductor_passes.errors import CannotFollowError, PreconditionError
+from inductor_passes.graph.hazards import launches_show_that_ranks_differ
 from inductor_passes.graph.numbers import MEMBERS
-from inductor_passes.split.base import Following
+from inductor_passes.split.base import Cutting
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.halves import backward_of
 from inductor_passes.split.region import Positions, Region, spread
+from inductor_passes.split.rules.pieces import unequal_parts
 
 
-class FollowSplit(Following):
+class FollowSplit(Cutting):
     """Cut the launches that a plan cuts, in as many parts, which lie alike.
+
+    The rank that made the plan may have other rows, so parts may be unequal here, and sizes symbols (``rules/pieces.py``).
 
     Requires: launches that bear the numbers of the program's (``agree/graph.py``), and what ``SplitRegions`` requires.
     Ensures:  what ``SplitRegions`` ensures.
@@ -26,7 +31,27 @@ class FollowSplit(Following):
 
     name = "follow_split"
 
-    def follow(self, graph: fx.Graph) -> PassStats:
+    def __init__(self, plan: LaunchPlan) -> None:
+        super().__init__()
+        self.plan = plan
+
+    def digest(self) -> str:
+        return self.plan.text
+
+    def requires(self, graph: fx.Graph) -> None:
+        try:
+            super().requires(graph)
+        except PreconditionError as error:
+            raise CannotFollowError(str(error)) from error
+
+    def _may_differ(self, graph: fx.Graph) -> bool:
+        return launches_show_that_ranks_differ(graph)
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        with unequal_parts():
+            return self._follow(graph)
+
+    def _follow(self, graph: fx.Graph) -> PassStats:
         wanted = self.plan.parts
         found = _regions(graph, wanted, lean=False) or _regions(graph, wanted, lean=True)
         if found is None:

@@ -25,7 +25,7 @@ class Region:
 
     ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
     behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
-    ``left``: all that read it and are not in parts. ``of``: what its parts are of, in words that end how they lie.
+    ``left``: all that read it and are not in parts.
     """
 
     seed: fx.Node
@@ -35,7 +35,6 @@ class Region:
     places: dict[fx.Node, Place] = field(default_factory=dict)
     ended: dict[fx.Node, str] = field(default_factory=dict)
     left: dict[fx.Node, str] = field(default_factory=dict)
-    of: str = ""
 
     @property
     def launches(self) -> dict[fx.Node, str]:
@@ -79,7 +78,7 @@ class Region:
                 edge[source] = self.places[node]
         seed = wholes.get(self.seed, self.seed)
         made = spread(positions, seed, self.cut, self.parts, within=self.steps, edge=edge)
-        made.ended, made.of = self.ended, self.of
+        made.ended = self.ended
         return made
 
 

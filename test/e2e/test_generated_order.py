@@ -113,8 +113,10 @@ def test_order_survives_lowering_of_a_data_parallel_step():
 def test_without_pinning_inductor_undoes_the_order():
     """What pin_order is for: if this ever fails, it is no longer needed."""
     inputs = tensors(*PROGRAMS[0][1], grad=False)
-    moves = ["sink_waits", "hoist_launches"]  # nothing that would merge the launches
-    options = ip.options(topology="h100x8", passes=moves, disable=["pin_order"])
+    schedule = {"bucket": False}
+    options = ip.options(
+        topology="h100x8", schedule=schedule, passes=["schedule"], disable=["pin_order"]
+    )
     with recorder.records_of_block() as records, torch.no_grad():
         _, codes = run_and_get_code(torch.compile(gathers, options=options), *inputs)
     assert order_kept(records[0].order, codes[0]) is False

@@ -13,10 +13,5 @@ def test_in_parts_is_eager_on_every_rank(on_ranks):
 
 
 @pytest.mark.slow
-def test_products_in_chunks_are_eager_on_every_rank(on_ranks):
-    on_ranks(WORKER.with_name("chunks_worker.py"), ranks=2)
-
-
-@pytest.mark.slow
 def test_experts_that_keep_all_tokens_are_eager_on_every_rank(on_ranks):
     on_ranks(WORKER.with_name("moe_worker.py"), ranks=4)

@@ -32,13 +32,6 @@ def test_joint_graphs_in_parts_train_as_whole_ones():
 
 
 @pytest.mark.slow
-def test_products_in_chunks_have_the_numbers_and_a_fault_is_found():
-    found = fuzz("--programs", "60", "--chunks")
-    assert found["failures"] == [] and found["cut"] > 15
-    assert fuzz("--programs", "30", "--chunks", "--plant", "joins")["failed"] > 0
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["joins", "sums", "gathers", "orders", "counts"])
 def test_a_planted_fault_is_found(fault):
     assert fuzz("--programs", "40", "--plant", fault)["failed"] > 0

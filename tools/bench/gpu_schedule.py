@@ -26,12 +26,12 @@ import torch.distributed._functional_collectives as fc
 import torch.nn.functional as F
 from cuda_timed_group import Link, cuda_timed_group, link
 from gpu_timing import idle_kernel
+from rescale import write_rescaled
 
 import inductor_passes
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.reporting import recorder
 
@@ -94,7 +94,7 @@ def measure_schedule(small: bool = False, rounds: int = 5) -> dict[str, Any]:
 
 def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
     with recorder.records_of_block() as records:
-        free = step_of(sizes, {"schedule": "local", "disable": ["pin_order"], "topology": BASE})
+        free = step_of(sizes, {"schedule": "off", "disable": ["pin_order"], "topology": BASE})
     modelled_us = sum(record.before.compute_us for record in records)
     link_us = sum(record.before.communication_us for record in records)
     host_ms = _host_ms(free)

@@ -98,7 +98,7 @@ def on_two_hosts(case: str) -> dict[str, Any]:
 
 def write_topology(path: Path, case: str) -> None:
     """The shipped topology with two hosts and the link's rate, wrong as the case says."""
-    from inductor_passes.machine.topology.rescale import write_rescaled
+    from rescale import write_rescaled
 
     what, sign, number = re.split(r"([*/])", case)
     factor = float(number) ** (-1 if sign == "/" else 1)

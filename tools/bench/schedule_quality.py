@@ -4,7 +4,7 @@
 
 PROBLEMS_DIR holds schedule problems (``*.json.gz`` or ``*.json``, the format of
 ``inductor_passes/schedule/model/json_format.py``). Baselines: the lower bound that the solver certifies, and
-the program's own order; ``own`` is our sharper bound, computed apart at high effort. Makespans are simulated by the rules of ``inductor_passes/schedule/model/problem.py``;
+the program's own order; ``own`` is our sharper bound, computed apart, looking further. Makespans are simulated by the rules of ``inductor_passes/schedule/model/problem.py``;
 nothing is measured but the solver's own time (CPU time of the process, JSON aside). Where the folder has
 a ``stock*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us`` and ``peak_bytes``),
 the row says how long stock torch's best mode takes, and ``stock_capped`` its best mode within our cap.
@@ -44,7 +44,6 @@ def main() -> None:
     """Solve every problem, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("problems", type=Path, help="folder of schedule problems")
-    parser.add_argument("--effort", default="default")
     parser.add_argument("--out", help="JSON file to write")
     options = parser.parse_args()
     paths = sorted([*options.problems.glob("*.json.gz"), *options.problems.glob("*.json")])
@@ -55,10 +54,10 @@ def main() -> None:
     for path in paths:
         problem = load_problem(path)
         start = time.process_time()
-        solution = solve(problem, effort=options.effort)
+        solution = solve(problem)
         seconds = time.process_time() - start
         judged = judge(problem, solution.schedule)
-        own = max(solution.own_bound_us, own_bound(Tasks(problem), "high").us)
+        own = max(solution.own_bound_us, own_bound(Tasks(problem), nearest=64).us)
         row = {
             "problem": problem.name,
             "nodes": len(problem.nodes),
@@ -98,7 +97,7 @@ def main() -> None:
     if options.out:
         result = {
             "question": __doc__.split("\n")[0],
-            "command": f"python tools/bench/schedule_quality.py PROBLEMS_DIR --effort {options.effort}",
+            "command": "python tools/bench/schedule_quality.py PROBLEMS_DIR",
             "kind": "simulated makespans; seconds are CPU time of the solver",
             "summary": summary,
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",

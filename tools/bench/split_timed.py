@@ -29,6 +29,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(os.cpu_count()))
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
+from rescale import write_rescaled
 from timed_group import ThreadClock, WallClock, link_time, timed_group
 from torch import Tensor
 
@@ -36,7 +37,6 @@ import inductor_passes
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
@@ -127,7 +127,7 @@ def step_of(
 
 def measure(rounds: int, work: Path, clock: WallClock, training: bool, blocks: int) -> dict:
     """Both at each ratio, in turn."""
-    local = {"schedule": "local", "disable": ["pin_order"], "topology": "cpu-gloo"}
+    local = {"schedule": "off", "disable": ["pin_order"], "topology": "cpu-gloo"}
     _, records = step_of(local, training, blocks)
     predicted_us = sum(r.before.compute_us for r in records)
     link_us = sum(r.before.communication_us for r in records)

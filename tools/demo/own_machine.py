@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,9 @@ from inductor_passes.machine.importing.measurements import add_to
 from inductor_passes.machine.measure import CpuClock, layout_of_job, measure_links, topology_of
 from inductor_passes.machine.measure.content import tables_of
 from inductor_passes.machine.topology.file import dump_topology
-from inductor_passes.machine.topology.rescale import write_rescaled
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from rescale import write_rescaled
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 PAYLOADS = (4, 16 << 10, 128 << 10, 1 << 20, 4 << 20)

@@ -86,16 +86,12 @@ def described(options: type) -> Iterator[tuple[str, str, str]]:
 def passes() -> Iterator[dict[str, str]]:
     """Every pass of ours, in the order in which they run."""
     for pass_ in registry.DEFAULT_PASSES:
-        notes = []
-        if pass_.fallback:
-            notes.append("only where nothing before it has ordered the whole graph")
-        if not pass_.needs_collectives:
-            notes.append("on graphs without a collective too")
+        of_all = "" if pass_.needs_collectives else "on graphs without a collective too"
         yield {
             "name": pass_.name,
             "numerics": pass_.numerics.value,
             "summary": summary(pass_),
-            "note": "; ".join(notes),
+            "note": of_all,
         }
 
 

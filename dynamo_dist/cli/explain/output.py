@@ -50,7 +50,7 @@ def _write(name: str, infix: str, text: str) -> None:
     path = path.with_name(f"{path.stem}{infix}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         print(f"error: {path} was not written: {error.strerror}.", file=sys.stderr)
     else:

@@ -54,7 +54,7 @@ FORM = files.Form(
                         op=_TEXT,
                         stock=_SPECS,
                         inputs=_SPECS,
-                        outputs={"type": "array", "items": {"anyOf": [_TEXT, {"type": "null"}]}},
+                        outputs={"type": "array", "items": {"type": ["string", "null"]}},
                     ),
                 },
             ),

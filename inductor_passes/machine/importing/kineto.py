@@ -64,9 +64,8 @@ Event = dict[str, Any]
 _MOST_RANKS = 2**18
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 _COUNT = {"type": "integer", "minimum": 0}
-_COUNTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT}, {"type": "null"}]}
-_NAME = {"anyOf": [{"type": kind} for kind in ("integer", "string", "number", "null")]}
-_GROUPS = {"type": "array", "items": {"type": "object", "properties": {"ranks": _COUNTS}}}
+_COUNTS = {"type": ["string", "array", "null"], "items": _COUNT}
+_GROUP = {"type": "object", "properties": {"ranks": _COUNTS}}
 PROFILE = Form(
     name="profile",
     error=TopologyError,
@@ -76,16 +75,11 @@ PROFILE = Form(
         "properties": {
             "traceEvents": {"type": "array"},
             "distributedInfo": {
-                "anyOf": [
-                    {
-                        "type": "object",
-                        "properties": {
-                            "world_size": {"anyOf": [_COUNT, {"type": "null"}]},
-                            "pg_config": {"anyOf": [_GROUPS, {"type": "null"}]},
-                        },
-                    },
-                    {"type": "null"},
-                ]
+                "type": ["object", "null"],
+                "properties": {
+                    "world_size": {"type": ["integer", "null"], "minimum": 0},
+                    "pg_config": {"type": ["array", "null"], "items": _GROUP},
+                },
             },
         },
         "required": ["traceEvents"],
@@ -96,7 +90,10 @@ PROFILE = Form(
 
 def _event(arguments: dict[str, Any]) -> Form:
     """An event with these among its arguments, if it has them."""
-    of_arguments = {"type": "object", "properties": {"External id": _NAME, **arguments}}
+    of_arguments = {
+        "type": "object",
+        "properties": {"External id": {"type": ["string", "number", "null"]}, **arguments},
+    }
     fields = {"dur": {"type": "number", "minimum": 0}, "args": of_arguments}
     schema = {"type": "object", "properties": fields, "required": ["dur"]}
     return dataclasses.replace(PROFILE, schema=schema)
@@ -115,8 +112,7 @@ _OPERATION = _event({})
 
 
 def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
-    """Read a profile. ``ranks_per_node`` places its groups. Raises TopologyError if it is none."""
-    checked(trace, PROFILE, file)
+    """Read what ``PROFILE`` holds. ``ranks_per_node`` places its groups. Raises TopologyError for an event that is none."""
     events = _read_events(trace["traceEvents"], file)
     info = trace.get("distributedInfo") or {}
     world = info.get("world_size") or 0

@@ -6,16 +6,17 @@ is in ``file.py``. Nothing here is measured at run time.
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from inductor_passes.errors import TopologyError
-from inductor_passes.files import text_of
-from inductor_passes.machine.topology.file import Section, form
+from inductor_passes.files import checked, parsed, text_of
+from inductor_passes.machine.topology.file import form, sources_of
 from inductor_passes.machine.topology.measured import (
     MeasuredCollective,
     MeasuredProducts,
@@ -177,12 +178,26 @@ def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
     Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
     a key that we do not know, or a figure that is no positive number.
     """
-    return built(topology_text(name_or_path), os.fspath(name_or_path))
+    file = os.fspath(name_or_path)
+    return built(topology_text(file), file, is_known_good=file in shipped_topologies())
 
 
-def built(content: str, file: str) -> Topology:
+@functools.lru_cache(maxsize=32)
+def built(content: str, file: str, *, is_known_good: bool = False) -> Topology:
     """The topology that a file's content is. Raises TopologyError, which calls it ``file``, if it is none."""
-    return _build(Section.of_text(content, file, _fix()))
+    of_file = form(_fix())
+    data = parsed(content, file, of_file)
+    if not is_known_good:
+        checked(data, of_file, file)
+    for path, name, keys in (
+        ("links", "measured", ("kind", "ranks", "nodes")),
+        ("device", "measured_products", ("dtype",)),
+    ):
+        entries = data[path].get(name, [])
+        if len({tuple(entry[key] for key in keys) for entry in entries}) < len(entries):
+            rule = f"must have one entry of each {', '.join(keys)}: only one of two could count"
+            raise of_file.wrong(file, (path, name), entries, rule)
+    return _build(data)
 
 
 def topology_text(name_or_path: str | os.PathLike[str]) -> str:
@@ -198,78 +213,56 @@ def _fix() -> str:
     return f"Known topologies: {known}; or give the path of a JSON file of the same form."
 
 
-def _build(file: Section) -> Topology:
-    device, links = file.section("device"), file.section("links")
-    matmul = []
-    for dtype, rate in device.section("matmul").named_sections():
-        matmul.append((dtype, MatmulRate(rate.rate("peak_tflops"), rate.share("efficiency"))))
-        rate.finish()
-    if _FALLBACK_DTYPE not in dict(matmul):
-        raise device.section("matmul").missing(_FALLBACK_DTYPE)
-    protocols = []
-    for entry in links.entries("protocols"):
-        intra, inter = entry.section("intra_node"), entry.section("inter_node")
-        protocols.append(
-            LinkProtocol(
-                name=entry.text("name"),
-                launch_us=entry.rate("launch_us"),
-                intra_step_us=intra.rate("step_us"),
-                intra_share=intra.share("bandwidth_share"),
-                inter_step_us=inter.rate("step_us"),
-                inter_share=inter.share("bandwidth_share"),
-            )
+def _build(data: dict[str, Any]) -> Topology:
+    device, links = data["device"], data["links"]
+
+    def figure(section: dict[str, Any], name: str, default: float = 0.0) -> float:
+        return float(section[name]["value"]) if name in section else default
+
+    protocols = tuple(
+        LinkProtocol(
+            name=entry["name"],
+            launch_us=figure(entry, "launch_us"),
+            intra_step_us=figure(entry["intra_node"], "step_us"),
+            intra_share=figure(entry["intra_node"], "bandwidth_share"),
+            inter_step_us=figure(entry["inter_node"], "step_us"),
+            inter_share=figure(entry["inter_node"], "bandwidth_share"),
         )
-        for section in (intra, inter, entry):
-            section.finish()
-    own, all_reduce = links.optional_section("all_reduce_in_node"), None
-    if own is not None:
-        all_reduce = NodeAllReduce(own.rate("launch_us"), own.rate("gb_per_s"))
-    topology = Topology(
-        name=file.text("name"),
-        ranks_per_node=file.count("ranks_per_node"),
-        matmul=tuple(matmul),
-        attention_efficiency=device.share("attention_efficiency"),
-        memory_gb_per_s=device.rate("memory_gb_per_s"),
-        kernel_us=device.rate("kernel_us"),
-        compute_stretch=device.optional_multiple("compute_stretch"),
-        intra_gb_per_s=links.rate("intra_node_gb_per_s"),
-        inter_gb_per_s=links.rate("inter_node_gb_per_s"),
-        protocols=tuple(protocols),
-        all_reduce_in_node=all_reduce,
-        coalesced_start_share=links.optional_share("coalesced_start_share"),
-        reduce_scatter_rounds=links.optional_multiple("reduce_scatter_rounds"),
-        collectives=_collectives(links),
-        products=_products(device),
-        sources=(),
-        launching_us=device.optional_rate("launching_us"),
+        for entry in links["protocols"]
     )
-    for section in filter(None, (own, device, links)):
-        section.finish()
-    file.text("description")
-    file.finish()
-    return dataclasses.replace(topology, sources=file.sources())
-
-
-def _collectives(links: Section) -> tuple[MeasuredCollective, ...]:
-    found: dict[tuple[str, int, int], MeasuredCollective] = {}
-    for entry in links.optional_entries("measured"):
-        shape = entry.text("kind"), entry.whole("ranks"), entry.whole("nodes")
-        points = entry.rows("points", 2)
-        entry.finish_measured()
-        if shape in found:
-            raise entry.twice("kind, ranks and nodes")
-        found[shape] = MeasuredCollective(*shape, rising([(p[0], p[1]) for p in points]))
-    return tuple(found.values())
-
-
-def _products(device: Section) -> tuple[MeasuredProducts, ...]:
-    found: dict[str, MeasuredProducts] = {}
-    for entry in device.optional_entries("measured_products"):
-        dtype = entry.text("dtype")
-        rows = entry.rows("points", 5)
-        shapes = {(int(b), int(m), int(k), int(n)): us for b, m, k, n, us in rows}
-        entry.finish_measured()
-        if dtype in found:
-            raise entry.twice("dtype")
-        found[dtype] = MeasuredProducts.of(dtype, shapes)
-    return tuple(found.values())
+    own = links.get("all_reduce_in_node")
+    return Topology(
+        name=data["name"],
+        ranks_per_node=int(figure(data, "ranks_per_node")),
+        matmul=tuple(
+            (dtype, MatmulRate(figure(rate, "peak_tflops"), figure(rate, "efficiency")))
+            for dtype, rate in device["matmul"].items()
+        ),
+        attention_efficiency=figure(device, "attention_efficiency"),
+        memory_gb_per_s=figure(device, "memory_gb_per_s"),
+        kernel_us=figure(device, "kernel_us"),
+        compute_stretch=figure(device, "compute_stretch", 1.0),
+        intra_gb_per_s=figure(links, "intra_node_gb_per_s"),
+        inter_gb_per_s=figure(links, "inter_node_gb_per_s"),
+        protocols=protocols,
+        all_reduce_in_node=own and NodeAllReduce(figure(own, "launch_us"), figure(own, "gb_per_s")),
+        coalesced_start_share=figure(links, "coalesced_start_share"),
+        reduce_scatter_rounds=figure(links, "reduce_scatter_rounds", 1.0),
+        collectives=tuple(
+            MeasuredCollective(
+                entry["kind"],
+                entry["ranks"],
+                entry["nodes"],
+                rising([(payload, us) for payload, us in entry["points"]]),
+            )
+            for entry in links.get("measured", [])
+        ),
+        products=tuple(
+            MeasuredProducts.of(
+                entry["dtype"], {(b, m, k, n): us for b, m, k, n, us in entry["points"]}
+            )
+            for entry in device.get("measured_products", [])
+        ),
+        sources=tuple(sources_of(data)),
+        launching_us=figure(device, "launching_us"),
+    )

@@ -145,7 +145,6 @@ class ScheduleGraph(GraphPass):
         ratio = self.options.extra_memory_ratio if extra_ratio is None else extra_ratio
         return solve_once(
             problem,
-            effort=self.options.effort,
             extra_memory_ratio=ratio,
             extra_memory_bytes=extra_bytes,
             bucket=bucket,

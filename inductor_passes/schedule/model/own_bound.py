@@ -17,7 +17,7 @@ from inductor_passes.schedule.model.bound import Job, least_link_us, one_machine
 from inductor_passes.schedule.model.contract import AT_START
 from inductor_passes.schedule.model.tasks import Tasks
 
-NEAREST = {"default": 12, "high": 64}  # effort -> tasks looked at before each task
+NEAREST = 12  # tasks looked at before each task
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,9 @@ class Certificate:
     tail: tuple[float, ...]
 
 
-def own_bound(tasks: Tasks, effort: str) -> Certificate:
-    """The bound with its certificate; linear in tasks; high ``effort`` looks further."""
+def own_bound(tasks: Tasks, nearest: int = NEAREST) -> Certificate:
+    """The bound with its certificate; linear in tasks and in ``nearest``, which looks further."""
     # What waits for nothing may run long before the rest of its task: it is a job of its own.
-    nearest = NEAREST[effort]
     early = _early_us(tasks)
     body, duration = [], []
     for t, launch in enumerate(tasks.launch):

@@ -1,7 +1,6 @@
 """Hoist every launch and sink every wait as far as they go: the overlap that a local rule finds.
 
-A candidate beside those of the search. The passes ``sink_waits`` and ``hoist_launches`` move nodes of a graph
-by the same rule where nothing has scheduled the whole; they hoist a launch only until it is covered.
+A candidate beside those of the search.
 """
 
 from __future__ import annotations

@@ -18,17 +18,15 @@ _known: OrderedDict[tuple[object, ...], Solution] = OrderedDict()
 def solve_once(
     problem: Problem,
     *,
-    effort: str = "default",
     extra_memory_ratio: float = 0.05,
     extra_memory_bytes: int = 2**30,
     bucket: bool = True,
 ) -> Solution:
     """Return what ``solve`` returns, at once where this process has solved an equal problem with equal arguments."""
-    key = (digest(problem), effort, extra_memory_ratio, extra_memory_bytes, bucket)
+    key = (digest(problem), extra_memory_ratio, extra_memory_bytes, bucket)
     if key not in _known:
         _known[key] = solve(
             problem,
-            effort=effort,
             extra_memory_ratio=extra_memory_ratio,
             extra_memory_bytes=extra_memory_bytes,
             bucket=bucket,

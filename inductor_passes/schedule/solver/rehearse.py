@@ -24,7 +24,7 @@ def rehearse(
     looks some time ahead looks as far; how busy a channel may be is part of the few layers' own time.
     """
     tasks = Tasks(few)
-    least = own_bound(tasks, "default")
+    least = own_bound(tasks)
     peak = RiseAhead(tasks).peak
     search = Search(
         tasks,

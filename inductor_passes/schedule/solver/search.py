@@ -72,7 +72,7 @@ class Search:
             if self._is_done():
                 return
             if not rules.busy or self._enough_by(rules):
-                self._draft(rules, self._latest_by(rules), worth_us=self._worth_us())
+                self.draft_by(rules, self._worth_us())
         self._slim()
         for how in BETTER:
             for found in self.best(IMPROVED):
@@ -90,7 +90,7 @@ class Search:
                 break
             left -= 1
             worth_us = math.inf if way.how else self._worth_us()
-            found = self._draft(way.rules, self._latest_by(way.rules), worth_us=worth_us)
+            found = self.draft_by(way.rules, worth_us)
             for how in way.how:
                 found = self._better(found, how)
         if not any(found.draft.peak_bytes <= self.cap_bytes for found in self.found):
@@ -141,13 +141,9 @@ class Search:
 
         return sorted(self.found, key=rank)[:count]
 
-    def draft_by(self, rules: Rules) -> Found:
-        """One more draft, by rules alone."""
-        return self._draft(rules, self._latest_by(rules))
-
-    def draft_from(self, found: Found, latest: list[float]) -> Found:
-        """One more draft, by the rules of another and its latest starts."""
-        return self._draft(found.rules, latest, (*found.how, "disturbed"))
+    def draft_by(self, rules: Rules, worth_us: float = math.inf) -> Found:
+        """One more draft, by rules alone; it is given up once it takes longer than ``worth_us``."""
+        return self._draft(rules, self._latest_by(rules), worth_us=worth_us)
 
     def _better(self, found: Found, how: str, worth_us: float = math.inf) -> Found:
         latest = self.latest_from(found) if how == BACKWARDS else self._urged(found)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from inductor_passes.collector import without_cycle_collection
-from inductor_passes.errors import OptionError
 from inductor_passes.schedule.model.bound import lower_bound
 from inductor_passes.schedule.model.folded import folded
 from inductor_passes.schedule.model.judge import Judgement, judge
@@ -16,14 +15,11 @@ from inductor_passes.schedule.model.problem import Problem, Schedule, program_or
 from inductor_passes.schedule.model.reasons import explain_exposed
 from inductor_passes.schedule.model.solution import Solution
 from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
-from inductor_passes.schedule.solver.explore import BEST, explore
 from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
 from inductor_passes.schedule.solver.rehearse import rehearse
 from inductor_passes.schedule.solver.search import Search
 
-EFFORTS = ("default", "high")
 JUDGED = 2  # drafts that are judged in full
 
 
@@ -31,7 +27,6 @@ JUDGED = 2  # drafts that are judged in full
 def solve(
     problem: Problem,
     *,
-    effort: str = "default",
     extra_memory_ratio: float = 0.05,
     extra_memory_bytes: int = 2**30,
     bucket: bool = True,
@@ -40,38 +35,28 @@ def solve(
 
     The cap on peak memory is the program order's peak plus the larger of the two extras; they may be
     negative. If nothing found fits, the leanest schedule found is returned. The result depends on the
-    arguments alone: no clock, no hash order, so that all ranks agree. Raises ``OptionError``.
-
-    ``effort="high"`` tries many more drafts, up to about a minute, and on small problems an exact solver
-    if OR-tools is installed (extra ``exact``): it must then be so on every rank.
+    arguments alone: no clock, no hash order, so that all ranks agree.
     """
-    if effort not in EFFORTS:
-        raise OptionError(
-            f"{effort!r} is no effort.", fix=f"Choose one of {', '.join(map(repr, EFFORTS))}."
-        )
     original = judge(problem, program_order(problem))
     extra = max(int(extra_memory_ratio * original.peak_bytes), extra_memory_bytes)
     cap = original.peak_bytes + extra
     bound = lower_bound(problem)
     tasks = Tasks(problem)
-    least = own_bound(tasks, effort)
+    least = own_bound(tasks)
     own = max(bound.us, least.us)
     least = replace(least, us=own)
-    kept = BEST if effort == "high" else JUDGED
-    search = Search(tasks, cap, bound.us, merges=bucket, kept=kept, least=least)
-    if effort == "default" and (few := folded(problem)) is not None:
+    search = Search(tasks, cap, bound.us, merges=bucket, kept=JUDGED, least=least)
+    if (few := folded(problem)) is not None:
         search.follow(rehearse(few, len(problem.nodes) / len(few.nodes), extra, bound.us, bucket))
     else:
         search.run()
-    if effort == "high":
-        explore(search)
 
     def rank(candidate: tuple[str, Schedule, Judgement]) -> tuple[int, float]:
         _, _, judged = candidate
         return max(0, judged.peak_bytes - cap), judged.makespan_us
 
     best = "program order", program_order(problem), original
-    for name, candidate in _candidates(problem, search, effort):
+    for name, candidate in _candidates(problem, search):
         best = min(best, (name, candidate, judge(problem, candidate)), key=rank)
     strategy, schedule, judged = best
     return Solution(
@@ -90,7 +75,7 @@ def solve(
     )
 
 
-def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple[str, Schedule]]:
+def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedule]]:
     yield "hoist and sink", hoist_and_sink(problem)
     found_us = math.inf
     for found in search.best(JUDGED):
@@ -99,7 +84,3 @@ def _candidates(problem: Problem, search: Search, effort: str) -> Iterator[tuple
         found_us = found.draft.makespan_us
         name = f"{found.rules.priority} window={found.rules.window} round={len(found.how)}"
         yield name, expand(search.tasks, found.draft.steps)
-    for found in search.best(JUDGED if effort == "high" else 0):
-        steps = exact_steps(search.tasks, found.draft, search.cap_bytes)
-        if steps is not None:
-            yield "exact", expand(search.tasks, steps)

@@ -29,7 +29,7 @@ def test_json_is_the_documented_object(capsys):
     assert printed["versions"]["python"] == platform.python_version()
     assert {p["name"] for p in printed["probes"]} == set(doctor.PROBE_MEANINGS)
     assert printed["trackers"] == ["process_group", "device_mesh", "placement"]
-    assert {"hoist_launches", "sink_waits"} <= set(printed["passes"])
+    assert {"merge_tiny", "schedule"} <= set(printed["passes"])
 
 
 def test_text_names_versions_probes_and_what_is_degraded(capsys, monkeypatch):

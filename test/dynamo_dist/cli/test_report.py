@@ -24,6 +24,13 @@ def test_ranks_of_a_folder_are_merged(folder, tmp_path, capsys):
     assert "2 of 2 ranks" in page.read_text()
 
 
+def test_a_character_that_no_file_can_hold_is_replaced(tmp_path, capsys):
+    path, page = tmp_path / "report.json", tmp_path / "page.html"
+    path.write_text(json.dumps(RunReport(torch_version="\ud800").to_json()))
+    assert main(["report", str(path), "--html", str(page)]) == 0
+    assert "torch ?" in page.read_text()
+
+
 def test_json_is_explains_and_can_be_read_again(folder, tmp_path, capsys):
     assert main(["report", "--json", str(folder / "report.rank1.json")]) == 0
     printed = capsys.readouterr().out
@@ -38,7 +45,7 @@ def test_json_is_explains_and_can_be_read_again(folder, tmp_path, capsys):
     "left, why",
     [
         ({}, "holds no report*.json"),
-        ({"report.json": "[]"}, "must be an object. Correct the file. Pass a report.json"),
+        ({"report.json": "[]"}, 'must have type "object". Correct the file. Pass a report.json'),
         ({"report.json": "{"}, "is not JSON"),
     ],
 )

@@ -82,7 +82,7 @@ def test_figures_stand_in_the_page(report):
         "230 µs → 170 µs",
         "Data-dependent branching splits the graph 2 times model.py:30 if x.sum() > 0:",
         "Why The branch depends on data. What to write instead y = torch.where(x > 0, a, b)",
-        "1 launches hoisted",
+        "1 launches removed",
         "skipped triton is missing",
         "fuse failed and was left out",
         "order kept in the generated code",

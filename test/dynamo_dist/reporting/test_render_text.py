@@ -45,8 +45,8 @@ loss: 5.5 -> 2.25 over 3 values (measured)
 note: two ranks
 
 forward graph: 5 nodes, 1 collective; order kept in the generated code
-  hoist_launches (bitwise): 1 launches hoisted
-  nothing to do: sink_waits
+  share_launches (bitwise): 1 launches removed
+  nothing to do: schedule
   skipped, triton is missing: fuse
   busiest group's link: 80 us
   warning: fuse failed and was left out

@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_old_report_whole(report, tmp_path, caplog, monke
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "must be an object"),
+        ("[]", 'must have type "object"'),
         ('{"schema": 7}', "has schema 7"),
     ],
 )

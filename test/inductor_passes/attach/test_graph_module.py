@@ -1,7 +1,5 @@
 """``communication_pass``: the passes in the pass list of another compiler."""
 
-import functools
-
 import expecttest
 import pytest
 import torch
@@ -14,8 +12,6 @@ from inductor_passes.errors import GroupError, OptionError, PreconditionError
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import dump, fake_group, run_on_ranks, trace
 
-LOCAL = {"schedule": "local"}
-
 
 def gathered_weight(x, w):
     w_full = fc.wait_tensor(torch.ops._c10d_functional.all_gather_into_tensor(w, 4, "0"))
@@ -24,7 +20,9 @@ def gathered_weight(x, w):
 
 def module():
     """As make_fx has it: the gather is waited for at once."""
-    return make_fx(gathered_weight, tracing_mode="fake")(torch.randn(8, 8), torch.randn(2, 8))
+    return make_fx(gathered_weight, tracing_mode="fake")(
+        torch.randn(512, 512), torch.randn(128, 512)
+    )
 
 
 def remove_dead(gm, example_inputs):
@@ -40,7 +38,7 @@ class TestPassList(expecttest.TestCase):
             before = dump(gm.graph)
             for pass_ in (
                 remove_dead,
-                functools.partial(communication_pass, options=LOCAL),
+                communication_pass,
                 remove_dead,
             ):
                 gm = pass_(gm, [])
@@ -48,23 +46,23 @@ class TestPassList(expecttest.TestCase):
         self.assertExpectedInline(
             before,
             """\
-x_1: [8, 8]
-w_1: [2, 8]
-all_gather_into_tensor: [8, 8] = all_gather_into_tensor(w_1, 4, 0)
-wait_tensor: [8, 8] = wait_tensor(all_gather_into_tensor)
-mm: [8, 8] = mm(x_1, x_1)
-mm_1: [8, 8] = mm(mm, wait_tensor)
+x_1: [512, 512]
+w_1: [128, 512]
+all_gather_into_tensor: [512, 512] = all_gather_into_tensor(w_1, 4, 0)
+wait_tensor: [512, 512] = wait_tensor(all_gather_into_tensor)
+mm: [512, 512] = mm(x_1, x_1)
+mm_1: [512, 512] = mm(mm, wait_tensor)
 return mm_1""",
         )
         self.assertExpectedInline(
             dump(gm.graph),
             """\
-x_1: [8, 8]
-w_1: [2, 8]
-all_gather_into_tensor: [8, 8] = all_gather_into_tensor(w_1, 4, 0)
-mm: [8, 8] = mm(x_1, x_1)
-wait_tensor: [8, 8] = wait_tensor(all_gather_into_tensor)
-mm_1: [8, 8] = mm(mm, wait_tensor)
+x_1: [512, 512]
+w_1: [128, 512]
+all_gather_into_tensor: [512, 512] = all_gather_into_tensor(w_1, 4, 0)
+mm: [512, 512] = mm(x_1, x_1)
+wait_tensor: [512, 512] = wait_tensor(all_gather_into_tensor)
+mm_1: [512, 512] = mm(mm, wait_tensor)
 return mm_1""",
         )
 
@@ -118,9 +116,9 @@ def test_values_come_from_the_example_inputs():
             PreconditionError, match=r"no meta\['val'\], and 0 example inputs for 2"
         ):
             communication_pass(gm)
-        communication_pass(gm, [torch.randn(8, 8), torch.randn(2, 8)])
+        communication_pass(gm, [torch.randn(512, 512), torch.randn(128, 512)])
     shapes = {n.name: tuple(n.meta["val"].shape) for n in gm.graph.nodes if "val" in n.meta}
-    assert shapes["all_gather_into_tensor"] == (8, 8)
+    assert shapes["all_gather_into_tensor"] == (512, 512)
 
 
 def test_what_it_refuses():

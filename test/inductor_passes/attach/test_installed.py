@@ -104,7 +104,7 @@ def test_what_was_wrapped_before_counts_and_what_is_compiled_after_does_not(grap
 def test_options_of_ours_for_all_and_for_one(graphs):
     inductor_passes.install(schedule="off")
     assert "schedule" not in ran(graphs)
-    assert "schedule" in ran(graphs, schedule={"effort": "default"})
+    assert "schedule" in ran(graphs, schedule={"bucket": True})
     inductor_passes.install({"passes": ["schedule"]})
     assert ran(graphs) == {"schedule"}
     assert ran(graphs, passes=[]) == set()

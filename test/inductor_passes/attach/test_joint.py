@@ -63,9 +63,7 @@ def test_what_is_not_trained_is_cut_later():
     assert records["inference"].split.parts == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{"exact": True}, {"disable": ["split_regions", "chunk_products"]}]
-)
+@pytest.mark.parametrize("more", [{"exact": True}, {"disable": ["split_regions"]}])
 def test_who_cuts_nothing_later_cuts_no_joint_graph(more):
     graphs, _ = captured(2, **more)
     assert half_of(graphs["forward"]) is None and len(launches(graphs["forward"])) == 2

@@ -55,7 +55,7 @@ def test_inductors_own_cache_is_told_from_autograds():
 
 def test_every_part_that_changed_is_named():
     looked_up()
-    found = looked_up(rows=16, disable=["sink_waits"], max_autotune=True)
+    found = looked_up(rows=16, disable=["merge_tiny"], max_autotune=True)
     assert found == "miss: graph, inputs, option disable, torch._inductor.config.max_autotune"
 
 

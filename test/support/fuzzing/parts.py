@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from functorch.compile import aot_function, min_cut_rematerialization_partition
+from fuzzing.lockstep import run_in_lockstep
 from fuzzing.routing import routed
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from inductor_passes.testing.lockstep import run_in_lockstep
 from inductor_passes.torch_compat.tracing import fake_tensor_mode
 
 N, RANKS = 8, 2

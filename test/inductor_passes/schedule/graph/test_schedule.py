@@ -130,29 +130,22 @@ def test_where_ranks_differ_launches_keep_the_programs_order():
     assert names == ["all_gather_into_tensor", "all_gather_into_tensor_1"]
 
 
-def test_the_scheduler_stands_in_for_the_local_moves():
+def test_the_scheduler_runs_unless_it_is_off():
     record = ip.run_passes(trace(gathers, *GATHERS))
-    status = {p.name: p.status for p in record.passes}
-    moves = ("schedule", "sink_waits", "hoist_launches")
-    assert [status[name] for name in moves] == ["ran", "skipped", "skipped"]
-    local = ip.run_passes(trace(gathers, *GATHERS), ip.PassOptions(schedule="local"))
-    status = {p.name: p.status for p in local.passes}
-    assert "schedule" not in status
-    assert [status[name] for name in moves[1:]] == ["ran", "ran"]
+    assert {p.name: p.status for p in record.passes}["schedule"] == "ran"
     off = ip.run_passes(trace(gathers, *GATHERS), ip.PassOptions(schedule="off"))
-    assert not {"schedule", "sink_waits", "hoist_launches"} & {p.name for p in off.passes}
+    assert "schedule" not in {p.name for p in off.passes}
 
 
 def test_options():
-    own, _ = split({"schedule": {"effort": "high", "bucket": False}})
-    assert own.schedule == ScheduleOptions(effort="high", bucket=False)
+    own, _ = split({"schedule": {"bucket": False}})
+    assert own.schedule == ScheduleOptions(bucket=False)
     assert own.digest() != split({})[0].digest()
     for given, message in (
-        ({"effort": "most"}, "'default', 'high'"),
         ({"memory": 1}, "unknown key 'memory'"),
         ({"extra_memory_ratio": -1}, "at least 0"),
         ({"bucket": 1}, "True or False"),
-        ("fast", "'local'"),
+        ("fast", "'off'"),
     ):
         with pytest.raises(OptionError, match=message):
             split({"schedule": given})

@@ -45,7 +45,7 @@ def test_the_best_rate_of_a_link_counts_its_floor_and_its_slopes():
 def test_no_schedule_is_shorter_than_either_bound(of):
     best = optimum(of, cap_bytes=1 << 60)
     assert lower_bound(of).us <= best + EPSILON
-    assert own_bound(Tasks(of), "high").us <= best + EPSILON
+    assert own_bound(Tasks(of), nearest=64).us <= best + EPSILON
 
 
 def two_products_for_one_collective():
@@ -59,7 +59,7 @@ def two_products_for_one_collective():
 def test_our_own_bound_sees_what_the_path_does_not():
     of = two_products_for_one_collective()
     assert lower_bound(of).by_resource["path"] == 10 + 20 + 1 + 10
-    assert own_bound(Tasks(of), "high").us == 10 + 20 + 20 + 1 + 10 == optimum(of, 1 << 60)
+    assert own_bound(Tasks(of), nearest=64).us == 10 + 20 + 20 + 1 + 10 == optimum(of, 1 << 60)
 
 
 def test_compute_that_waits_for_nothing_does_not_lengthen_what_reads_it():
@@ -67,4 +67,4 @@ def test_compute_that_waits_for_nothing_does_not_lengthen_what_reads_it():
     of = problem(
         node_input(), compute(0.001, 0), launch(0), wait(2), compute(50.0, 1, 3), output(4)
     )  # fmt: skip
-    assert own_bound(Tasks(of), "high").us == 60.0 == pytest.approx(optimum(of, 1 << 60))
+    assert own_bound(Tasks(of), nearest=64).us == 60.0 == pytest.approx(optimum(of, 1 << 60))

@@ -86,31 +86,32 @@ BAD = {
 
 # What the schema says: field, value and rule.
 ILL_FORMED = {
-    "field 'nodes[4].us' is -1, but it must be a number of at least 0.": edit(4, us=-1),
-    "field 'nodes[4].us' is NaN, but it must be a number.": edit(4, us=float("nan")),
-    "field 'nodes[4].us' is \"x\", but it must be a number.": edit(4, us="x"),
-    "field 'nodes[2].payload' is -5, but it must be a whole number of at least 0.": edit(
-        2, payload=-5
+    "field 'nodes[4].us' is -1, but it must have minimum 0.": edit(4, us=-1),
+    "field 'nodes[4].us' is NaN, but it must have type \"number\".": edit(4, us=float("nan")),
+    'field \'nodes[4].us\' is "x", but it must have type "number".': edit(4, us="x"),
+    "field 'nodes[2].payload' is -5, but it must have minimum 0.": edit(2, payload=-5),
+    "field 'nodes[2].payload' is a number of some 401 digits, but it must have type \"integer\".": edit(
+        2, payload=10**400
     ),
-    "field 'nodes[2].payload' is a number of some 401 digits, but it must be a whole number of at "
-    "most 1e+18.": edit(2, payload=10**400),
-    "field 'nodes[4].deps[0]' is null, but it must be a whole number.": edit(4, deps=[None]),
-    "field 'nodes[4].deps[0]' is 1.0, but it must be a whole number.": edit(4, deps=[1.0]),
-    "field 'nodes[4].alias' is \"x\", but it must be a whole number or null.": edit(4, alias="x"),
-    "field 'nodes[4]' is 7, but it must be an object.": lambda d: d["nodes"].__setitem__(4, 7),
-    "field 'nodes' is 3, but it must be a list.": lambda d: d.update(nodes=3),
-    "field 'compute_stretch' is 0.5, but it must be a number of at least 1.": lambda d: d.update(
+    "field 'nodes[4].deps[0]' is null, but it must have type \"integer\".": edit(4, deps=[None]),
+    "field 'nodes[4].deps[0]' is 1.0, but it must have type \"integer\".": edit(4, deps=[1.0]),
+    'field \'nodes[4].alias\' is "x", but it must have type ["integer", "null"].': edit(
+        4, alias="x"
+    ),
+    "field 'nodes[4]' is 7, but it must have type \"object\".": lambda d: d["nodes"].__setitem__(
+        4, 7
+    ),
+    "field 'nodes' is 3, but it must have type \"array\".": lambda d: d.update(nodes=3),
+    "field 'compute_stretch' is 0.5, but it must have minimum 1.": lambda d: d.update(
         compute_stretch=0.5
     ),
-    "field 'copy_bytes_per_us' is 0, but it must be a number of at least 1e-09.": lambda d: (
-        d.update(copy_bytes_per_us=0)
+    "field 'copy_bytes_per_us' is 0, but it must have minimum 1e-09.": lambda d: d.update(
+        copy_bytes_per_us=0
     ),
-    "field 'group_size.a' is 0, but it must be a whole number of at least 1.": lambda d: d[
-        "group_size"
-    ].update(a=0),
-    "field 'links.a.all_gather[0]' is a list of 1, but it must have exactly 2 entries.": lambda d: (
-        d["links"].update(a={"all_gather": [[1], [2, 3]]})
-    ),
+    "field 'group_size.a' is 0, but it must have minimum 1.": lambda d: d["group_size"].update(a=0),
+    "field 'links.a.all_gather[0]' is a list of 1, but it must have minItems 2.": lambda d: d[
+        "links"
+    ].update(a={"all_gather": [[1], [2, 3]]}),
 }
 LACKING = {
     "nodes[4].deps": lambda d: d["nodes"][4].pop("deps"),

@@ -34,7 +34,7 @@ def test_an_equal_problem_is_solved_once_whatever_its_names(solved):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"effort": "high"}, {"bucket": False}, {"extra_memory_bytes": 1}, {"extra_memory_ratio": 0.5}],
+    [{"bucket": False}, {"extra_memory_bytes": 1}, {"extra_memory_ratio": 0.5}],
 )
 def test_other_arguments_are_another_solution(solved, changes):
     assert known.solve_once(layers(4)) is not known.solve_once(layers(4), **changes)

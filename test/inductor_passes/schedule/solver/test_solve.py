@@ -23,13 +23,11 @@ from small_problems import (
     wait,
 )
 
-from inductor_passes.errors import OptionError
 from inductor_passes.schedule.model.json_format import load_problem
 from inductor_passes.schedule.model.judge import judge
 from inductor_passes.schedule.model.own_bound import Certificate
 from inductor_passes.schedule.model.problem import program_order
 from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.exact import exact_steps
 from inductor_passes.schedule.solver.expand import expand
 from inductor_passes.schedule.solver.rules import Rules
 from inductor_passes.schedule.solver.search import Search
@@ -232,50 +230,12 @@ def test_an_empty_problem_and_one_without_collectives():
     assert solve(of).makespan_us == 3.0 == solve(of).bound_us
 
 
-def test_an_unknown_effort_is_refused():
-    with pytest.raises(OptionError, match="'most' is no effort"):
-        solve(layers(1), effort="most")
-
-
 def test_waits_that_depend_on_more_than_their_launch_are_kept_in_place():
     # The second wait may not be passed in front of the compute that it is tied to.
     nodes = [node_input(), launch(0), wait(1), compute(4.0, 2), launch(0)]
     nodes.append(dataclasses.replace(wait(4), deps=(4, 3)))
     of = problem(*nodes, compute(4.0, 5), output(6))
     check(of, solve(of))
-
-
-def crossed():
-    """Two chains of products and scatters on one channel, whose best order no rule of ours sees."""
-    nodes = [node_input()]
-    ends = []
-    for first, second, payload in ((7.0, 3.0, 3), (4.0, 9.0, 1), (2.0, 6.0, 2), (5.0, 1.0, 2)):
-        at = len(nodes)
-        nodes += [
-            compute(first, 0), launch(at, payload=payload * MIB), wait(at + 1),
-            compute(second, at + 2), launch(at + 3, op="reduce_scatter"), wait(at + 4),
-        ]  # fmt: skip
-        ends.append(at + 5)
-    return problem(*nodes, output(*ends))
-
-
-def test_high_effort_is_never_longer_and_keeps_its_promises():
-    for of in (crossed(), layers(6, size=MIB), small_scatters()):
-        solution = solve(of, effort="high")
-        check(of, solution)
-        assert solution.makespan_us <= solve(of).makespan_us
-
-
-def test_the_exact_solver_improves_on_a_draft():
-    pytest.importorskip("ortools", reason="extra exact is not installed")
-    of = crossed()
-    tasks = Tasks(of)
-    search = Search(tasks, 1 << 40, 100.0, merges=False)
-    worst = search.draft_by(Rules("program", window=0))
-    steps = exact_steps(tasks, worst.draft, 1 << 40)
-    exact = judge(of, expand(tasks, steps))
-    assert exact.makespan_us < worst.draft.makespan_us
-    assert exact.makespan_us <= solve(of, bucket=False).makespan_us
 
 
 SOLVE = (
@@ -319,8 +279,8 @@ def test_the_collector_of_cycles_is_paused():
     solve(of)
     assert runs() <= before + 2  # the first after it finds all of its objects new
     assert gc.isenabled()
-    with pytest.raises(OptionError):
-        solve(of, effort="none")
+    with pytest.raises(TypeError):
+        solve(of, extra_memory_bytes="none")
     assert gc.isenabled()
     gc.disable()
     try:

@@ -110,7 +110,7 @@ def _job(
 
 def _moved(record: GraphRecord) -> bool:
     """Whether a pass moved or merged launches."""
-    return any(each.changed and each.name != "sink_waits" for each in record.passes)
+    return any(each.changed for each in record.passes)
 
 
 def _difference(expected: Seen, found: Seen, stage: str, tolerance: float) -> str:

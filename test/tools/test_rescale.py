@@ -1,12 +1,17 @@
 """A rescaled topology: every time of its kernels or of its links is stretched, nothing else."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from inductor_passes.machine import load_topology
 from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.rescale import write_rescaled
 from inductor_passes.machine.topology.topology import shipped_topologies
+
+sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))
+from rescale import write_rescaled
 
 
 def both(tmp_path, name, **factors):
