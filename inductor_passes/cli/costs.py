@@ -1,7 +1,7 @@
 """``python -m inductor_passes costs``: measuring, and ``import FILE...`` into a topology file.
 
-Each file is a profile of torch.profiler (JSON, plain or gzipped). What is measured counts instead of
-the formulas; how far these were off is printed.
+Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
+gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from inductor_passes import files
 from inductor_passes.cli import measure as measure_command
 from inductor_passes.errors import PassesError, TopologyError
-from inductor_passes.machine.importing import kineto
+from inductor_passes.machine.importing import kineto, nccl_tests
 from inductor_passes.machine.importing.errors import errors_as_text, errors_of
 from inductor_passes.machine.importing.measurements import Measurements, add_to
 from inductor_passes.machine.topology.file import dump_topology
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     summary = "measure this machine, or under torchrun this job, and write a topology file"
     measure_command.add_arguments(actions.add_parser("measure", help=summary, description=summary))
-    importing = actions.add_parser("import", help="add profiles to a topology")
+    importing = actions.add_parser(
+        "import", help="add NCCL-tests output and profiles to a topology"
+    )
     importing.add_argument("files", nargs="+", metavar="FILE")
     importing.add_argument(
         "--topology", required=True, help="what to add to: a name or a JSON file"
@@ -35,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     importing.add_argument(
         "--name", help="the new topology's name; default: that of the file written"
     )
+    importing.add_argument(
+        "--kind", choices=nccl_tests.BENCHMARKS, help="benchmark, where an output does not say it"
+    )
+    importing.add_argument("--ranks", type=int, help="where an output does not list its ranks")
+    importing.add_argument("--nodes", type=int, help="nodes that these ranks are on")
     importing.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -44,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         return measure_command.run(arguments)
     try:
         base = load_topology(arguments.topology)
-        tables = [_read(Path(file), base) for file in arguments.files]
+        tables = [_read(Path(file), arguments, base) for file in arguments.files]
         content = json.loads(topology_text(arguments.topology))
         content["name"] = arguments.name or Path(arguments.out).stem
         for found in tables:
@@ -64,8 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path, base: Topology) -> Measurements:
-    trace = files.load(path, kineto.PROFILE)
+def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
+    text = files.text_of(path, kineto.PROFILE)
+    if not text.lstrip().startswith(("{", "[")):
+        return nccl_tests.parse(
+            text, path.name, kind=arguments.kind, ranks=arguments.ranks, nodes=arguments.nodes
+        )
+    trace = files.parsed(text, str(path), kineto.PROFILE)
     found = kineto.parse(trace, path.name, ranks_per_node=base.ranks_per_node)
     if not found:
         raise TopologyError(

@@ -112,7 +112,8 @@ _OPERATION = _event({})
 
 
 def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
-    """Read what ``PROFILE`` holds. ``ranks_per_node`` places its groups. Raises TopologyError for an event that is none."""
+    """Read a profile. ``ranks_per_node`` places its groups. Raises TopologyError if it is none."""
+    checked(trace, PROFILE, file)
     events = _read_events(trace["traceEvents"], file)
     info = trace.get("distributedInfo") or {}
     world = info.get("world_size") or 0

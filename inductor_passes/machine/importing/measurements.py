@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +26,14 @@ class Measurements:
 
     def __bool__(self) -> bool:
         return bool(self.collectives or self.products)
+
+
+def medians(samples: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The median time of each payload."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for size, us in samples:
+        by_size[size].append(us)
+    return {size: statistics.median(times) for size, times in by_size.items()}
 
 
 def add_to(content: dict[str, Any], found: Measurements) -> None:

@@ -41,6 +41,7 @@ def examples() -> dict[str, Example]:
         "problem": Example(json.dumps(_problem()), _command(passes_command.main, "schedule")),
         "topology": Example(json.dumps(_measured(json.loads(h100))), _function(load_topology)),
         "profile": Example(json.dumps(_profile()), _import),
+        "log": Example(_LOG, _import),
         "report": Example(json.dumps(_report().to_json()), _shown),
         "merged report": Example(_merged(), _shown),
         "plan": Example(_plan(), _function(lambda path: plan_file.load_plans(str(path)))),
@@ -158,6 +159,17 @@ def _profile() -> dict[str, object]:
     ]
     info = {"rank": 0, "world_size": 16, "pg_config": [{"pg_name": "0", "ranks": [0, 8]}]}
     return {"traceEvents": events, "distributedInfo": info}
+
+
+_LOG = """\
+# Collective test starting: all_reduce_perf
+#  Rank  0 Group  0 Pid  425 on host-0 device  0 [0xd6] NVIDIA H100
+#  Rank  1 Group  0 Pid  426 on host-0 device  1 [0xd6] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1    105.9    9.90   17.33      0    305.7    9.92   17.37      0
+     2097152        524288     float     sum      -1    145.9    9.90   17.33      0    305.7    9.92   17.37      0
+"""
 
 
 def _graph() -> r.GraphRecord:

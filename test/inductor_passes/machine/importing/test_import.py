@@ -12,6 +12,39 @@ from inductor_passes.machine.prices.alpha_beta import collective_us
 from inductor_passes.machine.prices.group_shape import GroupShape
 from inductor_passes.testing import trace
 
+HEAD = """\
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 8388608 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+{ranks}
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+ROWS = """\
+           0             0     float     sum      -1     0.05    0.00    0.00      0     0.05    0.00    0.00      0
+     1048576        262144     float     sum      -1    105.9    9.90   17.33      0    305.7    9.92   17.37      0
+     2097152        524288     float     sum      -1    145.9    9.90   17.33      0    305.7    9.92   17.37      0
+     4194304       1048576     float     sum      -1    125.0   23.68   41.44      0    376.7   23.74   41.55      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 17.3
+"""
+# Versions up to 2.9 have no column "root".
+OLD = """\
+#       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+#        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144   float     sum    100.0   10.49   18.35  0e+00    101.0   10.38   18.17  0e+00
+"""
+
+
+def ranks(count, nodes):
+    per_node = count // nodes
+    return "\n".join(
+        f"#  Rank {i:2} Group  0 Pid  425 on host-{i // per_node} device {i % per_node:2} [0xd6] NVIDIA H100"
+        for i in range(count)
+    )
+
 
 def imported(tmp_path, capsys, files, *options, base="h100x8"):
     """The topology that comes of some files, and what the command says."""
@@ -26,6 +59,56 @@ def imported(tmp_path, capsys, files, *options, base="h100x8"):
     command = ["costs", "import", *map(str, paths), "--topology", base, "-o", str(out), "--json"]
     assert main([*command, *options]) == 0
     return load_topology(out), json.loads(capsys.readouterr().out)
+
+
+def test_collectives_are_what_was_measured(tmp_path, capsys):
+    files = {"all_reduce_perf.txt": HEAD.format(ranks=ranks(16, 2)) + ROWS}
+    topology, said = imported(tmp_path, capsys, files)
+    assert topology.name == "mine"
+    group = GroupShape(16, 2)
+
+    def us(payload, group=group):
+        return collective_us("all_reduce", payload, group, topology)
+
+    # Time out of place; a message that took longer than a larger one is taken at the larger one's.
+    assert (us(1), us(2**20), us(2**21), us(2**22)) == (105.9, 105.9, 125.0, 125.0)
+    assert us(1.5 * 2**20) == pytest.approx((105.9 + 125.0) / 2)
+    assert us(2**24) == 4 * 125.0
+    formulas = load_topology("h100x8")
+    assert us(2**20, GroupShape(8, 1)) == collective_us(
+        "all_reduce", 2**20, GroupShape(8, 1), formulas
+    )
+    (table,) = said["tables"]
+    assert (table["table"], table["points"]) == ("all_reduce, 16 ranks on 2 nodes", 3)
+    predicted = [collective_us("all_reduce", 2**k, group, formulas) for k in (20, 21, 22)]
+    off = [abs(p / m - 1) for p, m in zip(predicted, (105.9, 145.9, 125.0), strict=True)]
+    assert table["worst_error_percent"] == round(100 * max(off), 1)
+
+
+def test_a_gather_counts_gathered_bytes(tmp_path, capsys):
+    text = "# Collective test starting: all_gather_perf\n" + HEAD.format(ranks=ranks(8, 1)) + ROWS
+    topology, _ = imported(tmp_path, capsys, {"log.txt": text})
+    assert (
+        collective_us("all_gather", 2**22 // 8, GroupShape(8, 1), topology) == 125.0
+    )  # of 4 MiB gathered
+
+
+def test_files_add_up_and_options_say_what_outputs_do_not(tmp_path, capsys):
+    files = {"a.txt": OLD, "b.txt": OLD.replace("1048576 ", "2097152 ").replace("100.0", "150.0")}
+    topology, _ = imported(
+        tmp_path, capsys, files, "--kind", "alltoall", "--ranks", "4", "--nodes", "1"
+    )
+    (table,) = topology.collectives
+    assert (table.kind, table.ranks, table.nodes) == ("all_to_all", 4, 1)
+    assert table.points == ((2**20, 100.0), (2**21, 150.0))
+    again, _ = imported(
+        tmp_path,
+        capsys,
+        {"c.txt": OLD.replace("100.0", "90.0")},
+        *("--kind", "alltoall", "--ranks", "4", "--nodes", "1"),
+        base=str(tmp_path / "mine.json"),
+    )
+    assert again.collectives[0].points == ((2**20, 90.0), (2**21, 150.0))
 
 
 def kernel(us, **args):
@@ -59,55 +142,6 @@ def product(name, identifier, *shapes, dtype="c10::BFloat16", us=500):
             "Input type": [dtype] * len(shapes),
         },
     }
-
-
-def reduced(us, mib):
-    """An all-reduce over 16 ranks on two nodes."""
-    more = {"dtype": "Float", "In msg nelems": mib * 2**18, "Group size": 16}
-    return collective(us, name="allreduce", ranks="[0, 1, 2, ...]", **more)
-
-
-def profile_of(*events):
-    return {"traceEvents": list(events), "distributedInfo": {"world_size": 16}}
-
-
-def test_collectives_are_what_was_measured(tmp_path, capsys):
-    files = {"trace.json": profile_of(reduced(105.9, 1), reduced(145.9, 2), reduced(125.0, 4))}
-    topology, said = imported(tmp_path, capsys, files)
-    assert topology.name == "mine"
-    group = GroupShape(16, 2)
-
-    def us(payload, group=group):
-        return collective_us("all_reduce", payload, group, topology)
-
-    # A message that took longer than a larger one is taken at the larger one's.
-    assert (us(1), us(2**20), us(2**21), us(2**22)) == (105.9, 105.9, 125.0, 125.0)
-    assert us(1.5 * 2**20) == pytest.approx((105.9 + 125.0) / 2)
-    assert us(2**24) == 4 * 125.0
-    formulas = load_topology("h100x8")
-    assert us(2**20, GroupShape(8, 1)) == collective_us(
-        "all_reduce", 2**20, GroupShape(8, 1), formulas
-    )
-    (table,) = said["tables"]
-    assert (table["table"], table["points"]) == ("all_reduce, 16 ranks on 2 nodes", 3)
-    predicted = [collective_us("all_reduce", 2**k, group, formulas) for k in (20, 21, 22)]
-    off = [abs(p / m - 1) for p, m in zip(predicted, (105.9, 145.9, 125.0), strict=True)]
-    assert table["worst_error_percent"] == round(100 * max(off), 1)
-
-
-def test_files_add_up(tmp_path, capsys):
-    files = {"a.json": profile_of(reduced(100.0, 1)), "b.json": profile_of(reduced(150.0, 2))}
-    topology, _ = imported(tmp_path, capsys, files)
-    (table,) = topology.collectives
-    assert (table.kind, table.ranks, table.nodes) == ("all_reduce", 16, 2)
-    assert table.points == ((2**20, 100.0), (2**21, 150.0))
-    again, _ = imported(
-        tmp_path,
-        capsys,
-        {"c.json": profile_of(reduced(90.0, 1))},
-        base=str(tmp_path / "mine.json"),
-    )
-    assert again.collectives[0].points == ((2**20, 90.0), (2**21, 150.0))
 
 
 def test_profiles_of_a_gpu(tmp_path, capsys):
@@ -216,6 +250,17 @@ def events(event):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (OLD, "does not say which benchmark"),
+        ("# Collective test starting: all_reduce_perf\n" + OLD, "does not say on how many ranks"),
+        ("# Collective test starting: all_reduce_perf\n" + ranks(2, 1), "has no row of times"),
+        (
+            "# Collective test starting: all_reduce_perf\n" + ranks(2, 1) + "\n" + OLD.replace("100.0", "N/A"),
+            "has no time in column 5",
+        ),
+        (
+            "# Collective test starting: all_reduce_perf\n" + ranks(2, 1) + "\n" + OLD.replace("(us)", "(ms)"),
+            "not in microseconds",
+        ),
         ("{", "is not JSON"),
         ("[]", 'it must have type "object"'),
         ('{"traceEvents": []}', "no collective and no matrix product"),
@@ -223,6 +268,9 @@ def events(event):
         (events(collective(9, **{"Group size": 10**12})), "'traceEvents[1].args.Group size' is 1000000000000"),
         (events(collective(9, ranks=[0, None])), "'traceEvents[1].args.Process Group Ranks[1]' is null"),
         (events(product("aten::mm", 1, us=[])), "'traceEvents[1].dur' is an empty list"),
+        ("# Collective test starting: all_reduce_perf\n" + ranks(2, 1) + "\n" + OLD.replace("100.0", "inf"),
+         "has no time in column 5"),
+        ("\n" * (9 << 20), "has more than 8 million characters"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_in_one_line(tmp_path, capsys, content, message):
