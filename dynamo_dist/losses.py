@@ -66,6 +66,10 @@ LOSSES = {
         "at recompile_limit one rank leaves the order of all others",
         HOOK,
     ),
+    "operators.on_clipping": (
+        "gradients of which some are plain cannot be clipped together",
+        FAULT,
+    ),
     "meshes.on_group_creation": (
         "groups made in a compiled function break the graph",
         HOOK,

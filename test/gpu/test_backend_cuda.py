@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
-import dynamo_dist
 import inductor_passes as ip
 from inductor_passes.reporting import recorder
 
@@ -21,7 +20,6 @@ def one_rank():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     torch._dynamo.reset()
     yield
-    dynamo_dist.disable()
     torch._dynamo.reset()
     dist.destroy_process_group()
 
@@ -38,8 +36,8 @@ def tensors(grad):
     return [torch.randn(*s, device="cuda", requires_grad=grad) for s in shapes]
 
 
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
-def test_training_equals_eager_and_keeps_its_order(mode):
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_training_equals_eager_and_keeps_its_order(cuda_graphs):
     def step(fn):
         inputs = tensors(grad=True)
         for _ in range(3):  # CUDA graphs warm up, record and replay
@@ -47,8 +45,9 @@ def test_training_equals_eager_and_keeps_its_order(mode):
             grads = torch.autograd.grad(out.sum(), inputs)
         return [out.detach().clone(), *(g.clone() for g in grads)]
 
+    options = ip.options({"triton.cudagraphs": cuda_graphs})
     with recorder.records_of_block() as records:
-        got = step(torch.compile(layers, backend="dynamo_dist", fullgraph=True, mode=mode))
+        got = step(torch.compile(layers, options=options, fullgraph=True))
     torch.testing.assert_close(got, step(layers))
     assert [r.phase for r in records] == ["forward", "backward"]
     assert all(r.order_kept for r in records)

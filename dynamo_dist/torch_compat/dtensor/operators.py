@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch.distributed._local_tensor import maybe_disable_local_tensor_mode
 from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, TupleStrategy
+from torch.nn.utils import clip_grad
 
+from dynamo_dist.torch_compat.changes import Change, WrapAttribute
 from dynamo_dist.torch_compat.dtensor.calls import Handler, dispatcher, propagator, tree_leaves
 
 
@@ -56,6 +59,24 @@ def as_stock(
         return op(*args, **kwargs)
     finally:
         handlers[op] = found
+
+
+def on_clipping(clip: Callable[..., None]) -> list[Change]:
+    """Have ``clip(stock, parameters, max_norm, total_norm, foreach)`` scale gradients to a norm.
+
+    Torch's function for it has this name in 2.13 to 2.15.
+    """
+
+    def clipping(stock: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(stock)
+        def scale(
+            parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
+        ) -> None:
+            clip(stock, parameters, max_norm, total_norm, foreach)
+
+        return scale
+
+    return [WrapAttribute(clip_grad, "_clip_grads_with_norm_", clipping, traced=True)]
 
 
 def decomposition(op: OpOverload) -> Callable[..., Any] | None:

@@ -104,6 +104,11 @@ def is_here(mesh: DeviceMesh) -> bool:
     return mesh.get_coordinate() is not None
 
 
+def is_observed() -> bool:
+    """Return whether somebody traces, or looks at what is dispatched."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def relayout(
     local: torch.Tensor, mesh: DeviceMesh, source: Sequence[Placement], target: DTensorSpec
 ) -> torch.Tensor:

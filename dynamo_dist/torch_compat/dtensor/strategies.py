@@ -40,8 +40,13 @@ class ClearCaches(OwnState):
         clear_caches()
 
 
+# What was learned of torch's decisions for lists of DTensors; ``local_lists.py`` fills it.
+answers_for_lists: dict[Any, Any] = {}
+
+
 def clear_caches() -> None:
     """Forget every sharding decision of this process."""
+    answers_for_lists.clear()
     _clear_sharding_prop_cache()
     propagator()._propagate_tensor_meta_cached.cache_clear()
 
@@ -112,6 +117,13 @@ def on_strategy(
 def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
     """Have ``handler(op, args, kwargs)`` answer every call of ``op`` with a DTensor."""
     return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
+
+
+def decided_operators() -> list[OpOverload]:
+    """List the operators for which torch has a strategy, in its order, and no handler."""
+    tables = propagator()
+    known = {**tables.op_strategy_funcs, **tables.op_single_dim_strategy_funcs}
+    return [op for op in known if op not in dispatcher()._custom_op_handlers]
 
 
 def stock_strategy(op: OpOverload) -> Strategy | None:

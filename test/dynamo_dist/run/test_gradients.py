@@ -386,5 +386,5 @@ def test_after_disable_and_where_it_is_not_wanted(model, given):
 
 
 def test_a_torch_without_the_seam_keeps_stocks_way(monkeypatch):
-    monkeypatch.setattr(gradients.gradients, "_AccumulateGrad", None)
+    monkeypatch.setattr(gradients.gradients, "_hook_owner", None)
     assert gradients.changes() == []
