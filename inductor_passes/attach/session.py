@@ -124,6 +124,14 @@ class CompileSession:
         self.pending: recorder.Pending | None = None  # records of the graph that is lowered
         self._backward_errors: list[str] = []
 
+    def __deepcopy__(self, memo: object) -> CompileSession:
+        """A copy of Inductor's configuration, in which the passes stand, is of the same compile."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """In another process there is no session."""
+        return _nothing, ()
+
     def run(self) -> Code:
         """Compile. A backward graph is lowered here too where ranks agree, else when it is first needed."""
         with in_work(self), caches.keyed_by_rank(), self._equal_launches():
@@ -256,6 +264,10 @@ class CompileSession:
 
         if recorder.publish_cached(named, self.made_by) or is_new:
             reporters.write(self.options.report)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _digest(plans: Sequence[str]) -> str:

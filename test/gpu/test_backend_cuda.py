@@ -20,6 +20,7 @@ def one_rank():
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     torch._dynamo.reset()
     yield
+    ip.uninstall()
     torch._dynamo.reset()
     dist.destroy_process_group()
 
@@ -36,8 +37,8 @@ def tensors(grad):
     return [torch.randn(*s, device="cuda", requires_grad=grad) for s in shapes]
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_training_equals_eager_and_keeps_its_order(cuda_graphs):
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_training_equals_eager_and_keeps_its_order(mode):
     def step(fn):
         inputs = tensors(grad=True)
         for _ in range(3):  # CUDA graphs warm up, record and replay
@@ -45,9 +46,9 @@ def test_training_equals_eager_and_keeps_its_order(cuda_graphs):
             grads = torch.autograd.grad(out.sum(), inputs)
         return [out.detach().clone(), *(g.clone() for g in grads)]
 
-    options = ip.options({"triton.cudagraphs": cuda_graphs})
+    ip.install()
     with recorder.records_of_block() as records:
-        got = step(torch.compile(layers, options=options, fullgraph=True))
+        got = step(torch.compile(layers, fullgraph=True, mode=mode))
     torch.testing.assert_close(got, step(layers))
     assert [r.phase for r in records] == ["forward", "backward"]
     assert all(r.order_kept for r in records)

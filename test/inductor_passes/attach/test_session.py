@@ -1,10 +1,15 @@
 """Compiling one graph: what comes with its forward, and what waits until it is needed."""
 
+import copy
+import pickle
+import threading
+
 import pytest
 import torch
 
 from inductor_passes.agree import orders
 from inductor_passes.attach import session
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -55,3 +60,13 @@ def test_compiled_autograd_needs_no_backward_graph(phases):
     with caches.no_compile_caches(), torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda x: x.sin() * 2, backend=session.compile_with_passes)(x)
     assert phases == ["forward"]
+
+
+def test_configuration_with_a_session_is_copied_and_goes_to_other_processes():
+    module = torch.fx.symbolic_trace(lambda x: x.sin())
+    made = session.CompileSession(module, [torch.ones(2)], PassOptions(), {})
+    made.job = threading.Lock()  # as unfit to be copied as a job's store
+    hook = made.patches["post_grad_custom_post_pass"]
+    assert copy.deepcopy(hook).attachment.session is made
+    there = pickle.loads(pickle.dumps(hook.attachment))
+    assert there == hook.attachment and there.session is None
