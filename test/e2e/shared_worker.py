@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 
 import dynamo_dist
 from inductor_passes.agree import compile_once
-from inductor_passes.attach import shared, shared_trace
+from inductor_passes.attach import shared_trace
 from inductor_passes.attach.traced import TracedProgram
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
@@ -208,7 +208,7 @@ def an_error_in_the_compile(mesh):
     improve = Attachment.improve
 
     def fail(self, *args, **kwargs):
-        if shared._current.get()._claim is not None:
+        if self.session.lowering._claim is not None:
             raise MemoryError("planted")
         return improve(self, *args, **kwargs)
 
