@@ -187,7 +187,7 @@ def compare(name, optimizer, ranks):
     sides, reasons = [], {}
     for how in ("eager", "whole", *(("blocks",) if found.blocks else ())):
         torch._dynamo.reset()
-        make_new_code(f"{name}_{how}")
+        make_new_code(f"{name}_{optimizer}_{ranks}_{how}")
         counters = torch._dynamo.utils.counters
         counters.clear()
         side = Side(how, optimizer, ranks == "unlike")
