@@ -58,8 +58,8 @@ def compile_frame(
     example_inputs = merge_inputs(gm, example_inputs, lighten())
 
     def compile_(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        session = CompileSession(gm, inputs, own, inductor, region=region, traits=_traits(own))
-        return session.run()
+        session = CompileSession(gm, own, inductor, region=region, traits=_traits(own))
+        return session.run(gm, inputs)
 
     if own.plan == "off":
         return compile_(gm, example_inputs)

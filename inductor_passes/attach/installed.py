@@ -129,7 +129,8 @@ class _Taker:
         for part in _parts.values():
             if part.compile_graph is not None:
                 return part.compile_graph(*graph, request.region)
-        return CompileSession(*graph, region=request.region).run()
+        session = CompileSession(request.gm, own, inductor, region=request.region)
+        return session.run(request.gm, request.inputs)
 
 
 def _options_of(request: Request) -> tuple[PassOptions, dict[str, Any]]:

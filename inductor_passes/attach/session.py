@@ -79,7 +79,7 @@ def compile_with_passes(
     (``PassOptions``) and any of Inductor's. Raises OptionError for one that neither knows.
     """
     own, inductor = split(options or {}, mode)
-    return CompileSession(gm, example_inputs, own, inductor).run()
+    return CompileSession(gm, own, inductor).run(gm, example_inputs)
 
 
 class CompileSession:
@@ -87,6 +87,8 @@ class CompileSession:
 
     ``region``: the compile's name in torch's logs. ``traits``: what else code of this compile is made with, for those who change
     torch where it is made, or loaded from a cache. Inductor's and AOTAutograd's caches work as they do in stock.
+
+    It lives as long as the code, for a backward graph that is lowered late, and so holds neither graph nor inputs.
     """
 
     lower_by = staticmethod(inductor_compat.compile_fx_inner)
@@ -94,15 +96,13 @@ class CompileSession:
     def __init__(
         self,
         gm: fx.GraphModule,
-        inputs: Sequence[Any],
         options: PassOptions,
         inductor: Mapping[str, Any],
         *,
         region: str | None = None,
         traits: frozenset[str] = frozenset(),
     ) -> None:
-        self.gm, self.inputs, self.options = gm, inputs, options
-        self.region, self.traits = region, traits
+        self.options, self.region, self.traits = options, region, traits
         self._lower_by = self.lower_by
         self.graph_id = graph_ids.compile_id()
         self.job = orders.current()
@@ -132,10 +132,11 @@ class CompileSession:
         """In another process there is no session."""
         return _nothing, ()
 
-    def run(self) -> Code:
-        """Compile. A backward graph is lowered here too where ranks agree, else when it is first needed."""
+    def run(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
+        """Compile the graph. A backward graph is lowered here too where ranks agree, else when it is first needed."""
         with in_work(self), caches.keyed_by_rank(), self._equal_launches():
-            compiled = self._with_backward() if self._lowers_backward() else self._traced()
+            make = self._with_backward if self._lowers_backward() else self._traced
+            compiled = make(gm, inputs)
         if self.job is not None and self.agrees:
             dynamo.guard_frame(self.job.still_holds())
         self.publish()
@@ -152,10 +153,10 @@ class CompileSession:
         """
         return self.agrees and not dynamo.compiles_autograd()
 
-    def _with_backward(self) -> Code:
+    def _with_backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
         try:
             with aot.backward_at_once():
-                return self._traced()
+                return self._traced(gm, inputs)
         except Exception as error:
             if not self._backward_errors or isinstance(error, RanksDifferError):
                 raise
@@ -163,20 +164,18 @@ class CompileSession:
                 "The backward graph will not compile where it is needed: %s",
                 self._backward_errors[0],
             )
-            return self._traced()
+            return self._traced(gm, inputs)
 
-    def _traced(self) -> Code:
+    def _traced(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
         """AOTAutograd's part, by this rank or by one that has the same program."""
 
         def trace() -> Code:
-            return inductor_compat.compile_fx(
-                self.gm, self.inputs, self.lower, self.patches, self.region
-            )
+            return inductor_compat.compile_fx(gm, inputs, self.lower, self.patches, self.region)
 
         def shared() -> Code:
             made, rank = share_trace(
                 self,
-                UntracedProgram(self.gm, self.inputs),
+                UntracedProgram(gm, inputs),
                 lambda joint: is_rank_free(joint, self.patches),
                 trace,
             )

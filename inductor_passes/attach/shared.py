@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 Offers = Callable[[Stream, Offer], Offer]
 
 
+def _own(_: Stream, offer: Offer) -> Offer:
+    return offer
+
+
 class SharedLowering:
     """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one.
 
@@ -43,9 +47,9 @@ class SharedLowering:
     """
 
     def __init__(
-        self, store: c10d.Store, rank: int, sizes: str = "", offers: Offers = lambda _, offer: offer
+        self, store: c10d.Store, rank: int, sizes: str = "", offers: Offers | None = None
     ) -> None:
-        self._store, self._rank, self._sizes, self._offers = store, rank, sizes, offers
+        self._store, self._rank, self._sizes, self._offers = store, rank, sizes, offers or _own
         self.key = ""  # of a graph that was missed
         self._claim: Claim | None = None
         self._mark = ""
@@ -129,8 +133,8 @@ def share_lowering(
     if store is None or (c10d.world_size() or 1) < 2:
         yield None
         return
-    pass_on = {} if session.trace is None else {"offers": session.trace.offers}
-    lowering = SharedLowering(store, c10d.global_rank(), _hints(inputs), **pass_on)
+    offers = _own if session.trace is None else session.trace.offers
+    lowering = SharedLowering(store, c10d.global_rank(), _hints(inputs), offers)
     try:
         with caches.lowered_entries(lowering.missed):
             yield lowering

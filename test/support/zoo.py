@@ -1,4 +1,4 @@
-"""A small model zoo on a fake process group: what the benchmarks trace.
+"""A small model zoo on a fake process group: what the scheduler's test runs on every rank.
 
 Each entry takes no argument and runs one step of its program, forward and backward, through ``compile``.
 Eight ranks; sizes are those of a small model, in bfloat16 unless said otherwise.

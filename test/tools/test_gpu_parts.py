@@ -1,6 +1,5 @@
 """Parts of the measurements on a GPU as processes: one that hangs or dies is a problem, and the others are there."""
 
-import importlib.metadata
 import json
 import os
 import sys
@@ -88,11 +87,7 @@ def test_parts_need_no_installation_and_wait_briefly(monkeypatch):
     environment = gpu_parts.environment_of_parts()
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
     assert environment["DYNAMO_DIST_KERNEL_WAIT_SECONDS"] == "3"
-    folders = environment["PYTHONPATH"].split(os.pathsep)
-    assert folders[0] == str(gpu_parts.ROOT)
-    (found,) = importlib.metadata.distributions(path=[folders[2]])
-    named = {(entry.group, entry.name, entry.value) for entry in found.entry_points}
-    assert ("torch_dynamo_backends", "dynamo_dist", "dynamo_dist.backend:dynamo_dist") in named
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(gpu_parts.ROOT)
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
-import functools
 import importlib
 import importlib.util
 import json
@@ -39,23 +37,9 @@ PARTS = {
 
 def environment_of_parts() -> dict[str, str]:
     """Variables of every part: the checkout needs no installation, and a wait for a peer ends soon."""
-    path = [str(ROOT), str(BENCH), entry_points().name, os.environ.get("PYTHONPATH", "")]
+    path = [str(ROOT), str(BENCH), os.environ.get("PYTHONPATH", "")]
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "DYNAMO_DIST_KERNEL_WAIT_SECONDS": "10"}
     return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-
-
-@functools.cache
-def entry_points() -> tempfile.TemporaryDirectory[str]:
-    """A folder that says the entry points of ``setup.cfg``, as an installation would; gone with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="gpu_parts_")
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    groups = config["options.entry_points"].items()
-    said = Path(folder.name) / "dynamo_dist-0.dist-info"
-    said.mkdir()
-    (said / "METADATA").write_text("Metadata-Version: 2.1\nName: dynamo-dist\nVersion: 0\n")
-    (said / "entry_points.txt").write_text("".join(f"[{g}]{lines}\n" for g, lines in groups))
-    return folder
 
 
 def measured_here(target: str) -> dict[str, Any]:

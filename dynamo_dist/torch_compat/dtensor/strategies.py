@@ -200,6 +200,7 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
                     # Operators made of others, which autograd takes apart: here in inference mode alone.
                     if op._can_decompose():
                         return op.decompose(*args, **kwargs)
+                    # As torch refuses it, and answered below like its refusals.
                     raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
                 return stock(self, op, args, kwargs, *rest)
             except (NotImplementedError, RuntimeError) as error:

@@ -1,8 +1,10 @@
 """Compiling one graph: what comes with its forward, and what waits until it is needed."""
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 import torch
@@ -64,9 +66,25 @@ def test_compiled_autograd_needs_no_backward_graph(phases):
 
 def test_configuration_with_a_session_is_copied_and_goes_to_other_processes():
     module = torch.fx.symbolic_trace(lambda x: x.sin())
-    made = session.CompileSession(module, [torch.ones(2)], PassOptions(), {})
+    made = session.CompileSession(module, PassOptions(), {})
     made.job = threading.Lock()  # as unfit to be copied as a job's store
     hook = made.patches["post_grad_custom_post_pass"]
     assert copy.deepcopy(hook).attachment.session is made
     there = pickle.loads(pickle.dumps(hook.attachment))
     assert there == hook.attachment and there.session is None
+
+
+def test_a_backward_that_is_lowered_late_keeps_no_batch():
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def step(batch):
+        return (batch @ weight).sum()
+
+    with session.graph_passes_only():
+        compiled = torch.compile(step, backend=session.compile_with_passes)
+        batch = torch.randn(4, 4)
+        seen = weakref.ref(batch)
+        compiled(batch)
+        del batch
+        gc.collect()
+    assert seen() is None
