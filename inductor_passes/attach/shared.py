@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from inductor_passes import files
 from inductor_passes.agree import orders
 from inductor_passes.agree.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
 from inductor_passes.agree.decide import Offer
 from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import RanksDifferError
-from inductor_passes.files import folder
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.sizes import size_hint
 
@@ -182,7 +182,7 @@ def leave_mark() -> str:
 @functools.cache
 def _marked(marks: str) -> str:
     mark = uuid.uuid4().hex
-    folder.put(marks, mark, "")
+    files.put(marks, mark, "")
     return mark
 
 

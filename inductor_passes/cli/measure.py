@@ -50,7 +50,7 @@ class MeasureOptions:
     json: bool
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_measure_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command line."""
     parser.add_argument("-o", "--out", help="topology file to write; printed if left out")
     parser.add_argument("--name", help="the topology's name; default: that of the file written")
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def _run_measure(arguments: argparse.Namespace) -> int:
     """Measure, write, print; after a one-line error 2 for a bad topology, 1 for all else.
 
     Under a launcher every rank does so, the first writes.

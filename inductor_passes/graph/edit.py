@@ -98,7 +98,7 @@ def replace(old: fx.Node, new: fx.Node, name: str) -> None:
     was, now = tensor(old), tensor(new)
     if was is None or now is None or was.dtype != now.dtype or was.shape != now.shape:
         raise InvariantError(
-            f"The pass {name} replaced %{old.name} by something else: {_said(was)} by {_said(now)}.",
+            f"The pass {name} replaced %{old.name} by something else: {_described(was)} by {_described(now)}.",
             "",
             f"Leave it out with options={{'disable': ['{name}']}}.",
         )
@@ -141,5 +141,5 @@ def _is_pure(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and not node.is_impure()
 
 
-def _said(value: torch.Tensor | None) -> str:
+def _described(value: torch.Tensor | None) -> str:
     return "no tensor" if value is None else f"{value.dtype} {list(value.shape)}"

@@ -25,7 +25,7 @@ class Values:
         """Return the value of a node, from those of its inputs."""
         if not _makes_one_value(node.target):
             return computed(node)
-        key = node.target, _said(node.args), _said(node.kwargs)
+        key = node.target, _key_of(node.args), _key_of(node.kwargs)
         source = tensor(node.args[0]) if node.args else None
         if key in self._known:
             known, behind = self._known[key]
@@ -70,16 +70,16 @@ def _makes_memory(target: object) -> bool:
     return target._schema.returns[0].alias_info is None
 
 
-def _said(given: Any) -> object:
+def _key_of(given: Any) -> object:
     """All of an argument that a value's shape can depend on, hashable."""
     if isinstance(given, fx.Node):
-        return _said(value(given))
+        return _key_of(value(given))
     if isinstance(given, torch.Tensor):
-        return given.dtype, _said(tuple(given.shape)), _said(given.stride()), given.device
+        return given.dtype, _key_of(tuple(given.shape)), _key_of(given.stride()), given.device
     if isinstance(given, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return type(given), given.node.expr
     if isinstance(given, (list, tuple)):
-        return tuple(map(_said, given))
+        return tuple(map(_key_of, given))
     if isinstance(given, dict):
-        return tuple((name, _said(each)) for name, each in given.items())
+        return tuple((name, _key_of(each)) for name, each in given.items())
     return type(given), given

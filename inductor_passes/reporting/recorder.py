@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inductor_passes.files import folder as record_folder
+from inductor_passes import files as record_folder
 from inductor_passes.records import CacheRecord, GraphRecord, TimelineRecord
 from inductor_passes.reporting import graph_ids
 from inductor_passes.reporting.logs import log_graph

@@ -23,7 +23,7 @@ from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from dynamo_dist.sharding.plan.planner import Plan
 from dynamo_dist.sharding.plan.trace import Line
 from inductor_passes import files
-from inductor_passes.files.whole import write_whole
+from inductor_passes.files import write_whole
 
 SCHEMA = 1
 # As dynamo_dist/program.py has them; what DTensor alone knows stands behind a question mark.

@@ -16,9 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from inductor_passes.errors import TopologyError
-from inductor_passes.files import Form, checked
-from inductor_passes.files.check import MOST
-from inductor_passes.files.form import MIB
+from inductor_passes.files import MIB, MOST, Form, checked
 from inductor_passes.machine.importing.measurements import GroupKey, Measurements
 from inductor_passes.machine.prices.group_shape import shape_of_ranks
 from inductor_passes.machine.topology.measured import Product

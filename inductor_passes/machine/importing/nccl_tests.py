@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 
 from inductor_passes.errors import TopologyError
-from inductor_passes.files.check import MOST
-from inductor_passes.files.form import shown
+from inductor_passes.files import MOST, shown
 from inductor_passes.machine.importing.measurements import Measurements, medians
 
 # Name of the benchmark -> our kind, and whether its size counts what all ranks give together.

@@ -14,7 +14,7 @@ from inductor_passes.split.rules.rows import Addends, Routed, keys_behind
 from inductor_passes.split.rules.rule import Rule, extents, source_of
 
 Places = Mapping[fx.Node, Place]
-RULES: dict[object, Rule] = {**routed.RULES, **routing.RULES, **runs.RULES}
+_ROW_RULES: dict[object, Rule] = {**routed.RULES, **routing.RULES, **runs.RULES}
 SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable)
 
 
@@ -30,7 +30,7 @@ def step_by_token(
         return _started(node, places, parts, whole)
     if any(isinstance(p, Routed) for p in special):
         return _of_rows(node, places, parts, whole)
-    found = (counting.RULES.get(node.target), RULES.get(node.target))
+    found = (counting.RULES.get(node.target), _ROW_RULES.get(node.target))
     reason = "it reads what all parts count together, a number of the whole batch"
     for rule in found:
         try:
@@ -46,7 +46,7 @@ def step_by_token(
 def _of_rows(node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]) -> InParts:
     if (counted := _counted(node, places, parts, whole)) is not None:
         return counted
-    rule = RULES.get(node.target) or routed.rule_of_rows(node.target)
+    rule = _ROW_RULES.get(node.target) or routed.rule_of_rows(node.target)
     return rule(node, places, parts)
 
 
@@ -58,7 +58,7 @@ def _started(
         source = source_of(node)
         place = places.get(source)
         if isinstance(place, Cut) and len(extents(source)) == 1 and keys_of(source) not in whole:
-            return RULES[node.target](node, places, parts)
+            return _ROW_RULES[node.target](node, places, parts)
         return None
     return _counted(node, places, parts, whole)
 

@@ -11,7 +11,7 @@ from dynamo_dist.reporting.schema import schema_of_rank
 from dynamo_dist.sharding.plan import file as plan_file
 from inductor_passes import files
 from inductor_passes.errors import ProblemError
-from inductor_passes.files.check import MOST
+from inductor_passes.files import MOST
 from inductor_passes.machine.importing import kineto
 from inductor_passes.schedule.model import json_format
 

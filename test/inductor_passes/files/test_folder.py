@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from inductor_passes.files import folder as record_folder
-from inductor_passes.files import whole as whole_file
+from inductor_passes import files as record_folder
+from inductor_passes import files as whole_file
 
 
 def names(folder):

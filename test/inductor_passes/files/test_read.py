@@ -7,7 +7,7 @@ import pytest
 
 from inductor_passes import files
 from inductor_passes.errors import ProblemError
-from inductor_passes.files.form import MIB
+from inductor_passes.files import MIB
 
 LIST = files.Form("list", ProblemError, "Write one.", {"type": "array"}, most_bytes=MIB)
 
