@@ -19,11 +19,10 @@ from inductor_passes.errors import (
     PreconditionError,
 )
 from inductor_passes.fuse.base import Fusion
-from inductor_passes.graph.collectives import input_tensors, is_launch
-from inductor_passes.graph.exchanged import expect_even_exchanges
-from inductor_passes.graph.hazards import differs_by_numbers, launches_show_that_ranks_differ
+from inductor_passes.graph.collectives import expect_even_exchanges, input_tensors, is_launch
+from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import moves
-from inductor_passes.graph.source_lines import CAUSE
+from inductor_passes.graph.printing import CAUSE
 
 
 def changes() -> list[Change]:

@@ -12,6 +12,7 @@ from torch import fx
 from inductor_passes.agree.plan import LaunchPlan, Planned
 from inductor_passes.agree.stream import Group, Launch, Stream, digest
 from inductor_passes.graph.collectives import (
+    MEMBERS,
     group_name,
     input_tensors,
     is_coalesced,
@@ -20,8 +21,7 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.numbers import MEMBERS
-from inductor_passes.graph.source_lines import frames_of, user_line
+from inductor_passes.graph.printing import frames_of, user_line
 from inductor_passes.records import ONE_SIDED, OWN_SHARES
 from inductor_passes.torch_compat import c10d, dynamo
 

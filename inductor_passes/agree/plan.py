@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from inductor_passes.agree.stream import Stream
-from inductor_passes.graph.numbers import launch_in_parts
+from inductor_passes.graph.collectives import launch_in_parts
 
 PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
 

@@ -6,7 +6,7 @@ from torch import fx
 
 from inductor_passes.errors import GroupError
 from inductor_passes.graph.collectives import argument, group_name, input_tensors, kind, launches
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 from inductor_passes.torch_compat import c10d
 
 

@@ -21,7 +21,7 @@ from inductor_passes.attach.joint import cut_joint, keep_before_writes
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
 from inductor_passes.base import GraphPass
 from inductor_passes.graph.collectives import is_launch
-from inductor_passes.graph.hazards import launches_show_that_ranks_differ
+from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.kernels import availability, register_operators
 from inductor_passes.machine import CostModel, default_topology, load_topology
 from inductor_passes.machine.prices.roofline import digest_of

@@ -25,7 +25,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.edit import CAST, erase_unused, static_shape
 from inductor_passes.graph.invariants import check_functional
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 from inductor_passes.kernels import availability, register_operators
 from inductor_passes.machine import CostModel
 from inductor_passes.machine.prices.machine import Machine

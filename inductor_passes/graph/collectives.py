@@ -1,17 +1,44 @@
-"""Launches and waits of a post-grad graph, and what is known of each: kind, group, payload, reduce op."""
+"""Find collectives and their waits in a post-grad graph: kind, group, payload, reduce op, number in the program."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import fx
 
 from inductor_passes.torch_compat.c10d import group_size_of
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.sizes import expect, size_hint
+
+# Of a launch: numbers of the program's launches that it stands for. New nodes inherit it (``rewrite/edit.py``).
+MEMBERS = "dist_launches"
+# Of a launch: what became of the joint graph (``split/joint.py``).
+JOINT = "dist_joint"
+_PART = re.compile(
+    r"(?P<launch>[0-9]{1,9}): part [0-9]{1,9} of (?P<parts>[0-9]{1,9}) along (?P<along>.+)"
+)
+
+
+def numbers_of(members: Iterable[fx.Node]) -> tuple[int | str, ...]:
+    """The numbers of several launches, for the one that takes their place."""
+    return tuple(number for member in members for number in member.meta.get(MEMBERS, ()))
+
+
+def part_of(launch: fx.Node, part: int, parts: int, along: str) -> tuple[str, ...]:
+    """The number of one part of a launch, with all that ranks must cut alike; none if the launch has no number."""
+    numbers = launch.meta.get(MEMBERS, ())
+    return tuple(f"{number}: part {part + 1} of {parts} along {along}" for number in numbers)
+
+
+def launch_in_parts(number: int | str) -> tuple[int, int, str] | None:
+    """The program's number, the count of parts and how they lie, of a part's number; None for a whole launch's."""
+    found = _PART.fullmatch(number) if isinstance(number, str) else None
+    return (int(found["launch"]), int(found["parts"]), found["along"]) if found else None
+
 
 _namespaces = {"_c10d_functional", "c10d_functional"}
 # Longest first: "all_gather" must not be read as "gather".
@@ -213,3 +240,22 @@ def role(node: fx.Node) -> Role:
         # A fact of the operator, so remembered for it; see ``aliasing.per_operator``.
         entry = _roles[id(node.target)] = (node.target, found)
     return entry[1]
+
+
+def expect_even_exchanges(graph: fx.Graph) -> None:
+    """Expect of each all_to_all whose sizes are symbols that it sends every rank an equal share, and gets as much of each.
+
+    Prices of all that is made of its rows follow from that. It is read from the graph alone, so ranks expect the same.
+    """
+    target = torch.ops._c10d_functional.all_to_all_single.default
+    for launch in graph.find_nodes(op="call_function", target=target):
+        source, ranks = launch.args[0], group_size(launch)
+        value = source.meta.get("val") if isinstance(source, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or not value.dim() or ranks < 1:
+            continue
+        share = max(1, size_hint(value.shape[0]) // ranks)
+        for name in ("input_split_sizes", "output_split_sizes"):
+            sizes = argument(launch, name)
+            for size in sizes if isinstance(sizes, (list, tuple)) else ():
+                if isinstance(size, fx.Node):
+                    expect(size.meta.get("val"), share)

@@ -16,7 +16,7 @@ from inductor_passes.graph.collectives import (
     loose_users,
     waits_of,
 )
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 
 _FIX = "Report it to the author of the pass, or leave it out with options={'disable': ['%s']}."
 

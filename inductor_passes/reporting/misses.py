@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from inductor_passes.graph.kinds import tensors
+from inductor_passes.graph.node_kinds import tensors
 from inductor_passes.records import CacheRecord
 from inductor_passes.reporting import recorder
 from inductor_passes.torch_compat import c10d, config, dynamo

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.graph.lines import dump
+from inductor_passes.graph.printing import dump
 from inductor_passes.records import PassRecord
 from inductor_passes.torch_compat import logs
 

@@ -13,15 +13,16 @@ from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
 from inductor_passes.graph.collectives import (
+    MEMBERS,
     group_size,
     launches,
+    numbers_of,
     output_bytes,
     payload_bytes,
     waits_of,
 )
+from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
-from inductor_passes.graph.numbers import MEMBERS, numbers_of
-from inductor_passes.graph.order import relink
 from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional

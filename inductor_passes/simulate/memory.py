@@ -9,7 +9,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import alias_source
 from inductor_passes.graph.collectives import role
-from inductor_passes.graph.kinds import element_count, tensors
+from inductor_passes.graph.node_kinds import element_count, tensors
 from inductor_passes.simulate.peak import live_bytes
 
 

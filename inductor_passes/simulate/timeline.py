@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes.graph.collectives import (
-    blocking_kind,
-    group_name,
-    kind,
-    role,
-)
+from inductor_passes.graph.collectives import blocking_kind, group_name, kind, role
 from inductor_passes.machine.prices.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute

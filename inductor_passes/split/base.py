@@ -16,8 +16,8 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.hazards import differs_by_numbers
-from inductor_passes.graph.values import Values
+from inductor_passes.graph.dependencies import differs_by_numbers
+from inductor_passes.graph.edit import Values
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.split.cut import Cutter, cut_all
 from inductor_passes.split.region import Region

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from inductor_passes.graph.collectives import is_launch
-from inductor_passes.graph.values import Values
+from inductor_passes.graph.edit import Values
 from inductor_passes.machine import CostModel
 from inductor_passes.records import TriedRecord
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph

@@ -13,11 +13,8 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.aliasing import is_view
-from inductor_passes.graph.collectives import is_launch
-from inductor_passes.graph.edit import aten, emit
-from inductor_passes.graph.exchanged import expect_even_exchanges
-from inductor_passes.graph.numbers import MEMBERS, part_of
-from inductor_passes.graph.values import Values
+from inductor_passes.graph.collectives import MEMBERS, expect_even_exchanges, is_launch, part_of
+from inductor_passes.graph.edit import Values, aten, emit
 from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING

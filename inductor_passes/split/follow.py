@@ -9,8 +9,8 @@ from torch import fx
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import PassStats
 from inductor_passes.errors import CannotFollowError, PreconditionError
-from inductor_passes.graph.hazards import launches_show_that_ranks_differ
-from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.graph.collectives import MEMBERS
+from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.split.base import Cutting
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.halves import backward_of

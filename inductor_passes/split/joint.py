@@ -12,8 +12,7 @@ from torch import fx
 
 from inductor_passes.agree.plan import PROGRAM
 from inductor_passes.agree.stream import Stream
-from inductor_passes.graph.collectives import is_launch
-from inductor_passes.graph.numbers import JOINT
+from inductor_passes.graph.collectives import JOINT, is_launch
 from inductor_passes.records import PassRecord
 
 

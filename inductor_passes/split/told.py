@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 from inductor_passes.records import EndedRecord, RegionRecord, SplitRecord
 from inductor_passes.split.choose import Choice
 from inductor_passes.split.cut import Cutter

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from inductor_passes.graph.lines import dump as dump
+from inductor_passes.graph.printing import dump as dump
 from inductor_passes.torch_compat.c10d import init_fake_group
 from inductor_passes.torch_compat.tracing import fake_tensor_mode, run_on_local_tensors
 

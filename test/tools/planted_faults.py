@@ -44,6 +44,6 @@ def rewrite():
 
 def scheduler():
     """The order of writes is lost."""
-    from inductor_passes.graph import hazards
+    from inductor_passes.graph import dependencies
 
-    hazards._Memory.of = lambda self, i: set()
+    dependencies._Memory.of = lambda self, i: set()

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from inductor_passes.graph.kinds import loop_of
+from inductor_passes.graph.node_kinds import loop_of
 from inductor_passes.torch_compat.sizes import size_hint
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import is_view, mutated_inputs
 from inductor_passes.graph.collectives import role
-from inductor_passes.graph.kinds import NodeKind, distinct_bytes, loop_of, node_kinds, tensors
+from inductor_passes.graph.node_kinds import NodeKind, distinct_bytes, loop_of, node_kinds, tensors
 from inductor_passes.machine.prices.flops import op_name
 
 _OVERWRITING = frozenset(("copy_", "fill_", "zero_"))

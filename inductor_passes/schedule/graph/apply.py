@@ -25,16 +25,17 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import (
+    MEMBERS,
     group_size,
     kind,
+    numbers_of,
     output_bytes,
     payload_bytes,
     sent_by,
     waits_of,
 )
-from inductor_passes.graph.numbers import MEMBERS, numbers_of
-from inductor_passes.graph.order import relink
-from inductor_passes.graph.source_lines import CAUSE
+from inductor_passes.graph.dependencies import relink
+from inductor_passes.graph.printing import CAUSE
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.model.problem import UNPACKED_OPS
 

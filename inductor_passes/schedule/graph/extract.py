@@ -26,7 +26,7 @@ from inductor_passes.graph.collectives import (
     reduce_op,
     role,
 )
-from inductor_passes.graph.hazards import order_only
+from inductor_passes.graph.dependencies import order_only
 from inductor_passes.machine import CostModel
 from inductor_passes.schedule.model.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
 from inductor_passes.simulate.memory import memory_owners, value_bytes

@@ -22,7 +22,7 @@ from inductor_passes.graph.collectives import (
     payload_bytes,
     reduce_op,
 )
-from inductor_passes.graph.source_lines import user_line
+from inductor_passes.graph.printing import user_line
 from inductor_passes.schedule.graph.apply import MergedLaunches
 from inductor_passes.schedule.graph.extract import Extracted
 from inductor_passes.schedule.model.problem import UNPACKED_OPS

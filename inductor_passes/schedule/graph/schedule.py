@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import fx
 
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.graph.hazards import fences, shows_that_ranks_differ
+from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
 from inductor_passes.machine import CostModel
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
 from inductor_passes.schedule.graph.apply import MergedLaunches, apply

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import argument, group_size
-from inductor_passes.graph.numbers import MEMBERS
+from inductor_passes.graph.collectives import MEMBERS, argument, group_size
 from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, sizes
 from inductor_passes.split.rules.rule import Rule, cut_of
 

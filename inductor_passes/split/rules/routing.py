@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from inductor_passes.graph.collectives import argument, group_name, group_size
+from inductor_passes.graph.collectives import MEMBERS, argument, group_name, group_size
 from inductor_passes.graph.edit import aten
-from inductor_passes.graph.numbers import MEMBERS
 from inductor_passes.split.rules import counting, routed
 from inductor_passes.split.rules.counting import keys_of, sizes_in_order
 from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place

@@ -10,7 +10,7 @@ import dynamo_dist
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import kind, launches
-from inductor_passes.graph.source_lines import CAUSE, cause
+from inductor_passes.graph.printing import CAUSE, cause
 
 
 @pytest.fixture

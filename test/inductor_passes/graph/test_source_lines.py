@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inductor_passes.graph import source_lines
+from inductor_passes.graph import printing
 
 USER = '  File "/home/me/model.py", line 7, in forward\n    y = self.up(x)\n'
 TORCH = f'  File "{torch.nn.__file__}", line 1, in forward\n    F.linear(x)\n'
@@ -12,21 +12,21 @@ LIBRARY = '  File "/opt/plugin/gather.py", line 3, in whole\n    gathered = gath
 
 @pytest.fixture(autouse=True)
 def libraries(monkeypatch):
-    monkeypatch.setattr(source_lines, "_libraries", set(source_lines._libraries))
+    monkeypatch.setattr(printing, "_libraries", set(printing._libraries))
 
 
 @pytest.mark.parametrize("stack", [USER, USER + TORCH, USER + LIBRARY, USER + TORCH + LIBRARY])
 def test_the_innermost_frame_outside_libraries(stack):
-    source_lines.add_library("/opt/plugin/__init__.py")
-    assert source_lines.innermost_user_frame(stack) == "/home/me/model.py:7: y = self.up(x)"
+    printing.add_library("/opt/plugin/__init__.py")
+    assert printing.innermost_user_frame(stack) == "/home/me/model.py:7: y = self.up(x)"
 
 
 def test_another_package_is_the_users():
-    assert source_lines.innermost_user_frame(USER + LIBRARY).startswith("/opt/plugin/gather.py:3")
+    assert printing.innermost_user_frame(USER + LIBRARY).startswith("/opt/plugin/gather.py:3")
 
 
 def test_without_a_user_it_is_torchs():
-    source_lines.add_library("/opt/plugin/__init__.py")
-    assert source_lines.innermost_user_frame(TORCH + LIBRARY).endswith("F.linear(x)")
-    assert source_lines.innermost_user_frame(LIBRARY).endswith("gathered = gather(shard)")
-    assert source_lines.innermost_user_frame("") == ""
+    printing.add_library("/opt/plugin/__init__.py")
+    assert printing.innermost_user_frame(TORCH + LIBRARY).endswith("F.linear(x)")
+    assert printing.innermost_user_frame(LIBRARY).endswith("gathered = gather(shard)")
+    assert printing.innermost_user_frame("") == ""

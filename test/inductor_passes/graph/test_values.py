@@ -2,8 +2,7 @@
 
 import torch
 
-from inductor_passes.graph.edit import emit
-from inductor_passes.graph.values import Values
+from inductor_passes.graph.edit import Values, emit
 from inductor_passes.testing import trace
 
 aten = torch.ops.aten

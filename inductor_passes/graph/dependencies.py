@@ -1,13 +1,4 @@
-"""Order that a graph must keep although no value flows: memory, effects, random numbers, ranks.
-
-- Whoever writes memory comes after everything that used it, and before everything that uses it later.
-  A launch uses what it reads until its wait: the link may take it as late as that.
-- A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes it.
-- Random operators keep their order, or each would draw another's numbers.
-- Where ranks may hold different graphs, launches keep the program's order: it is all that they share.
-- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
-  wait for that launch.
-"""
+"""Order that a graph must keep although no value flows: memory, effects, random numbers, ranks."""
 
 from __future__ import annotations
 
@@ -180,3 +171,15 @@ def _communicates(node: fx.Node) -> bool:
             if any(role(n) or _communicates(n) for n in inner.graph.nodes):
                 return True
     return False
+
+
+def relink(graph: fx.Graph, order: Sequence[fx.Node]) -> bool:
+    """Make ``order``, a permutation of the nodes, the graph's order. Returns whether it changed."""
+    if all(a is b for a, b in zip(graph.nodes, order, strict=True)):
+        return False
+    last = order[0]
+    for node in order[1:]:
+        if last.next is not node:
+            last.append(node)
+        last = node
+    return True

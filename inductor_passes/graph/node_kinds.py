@@ -1,7 +1,4 @@
-"""Kinds of nodes, by how Inductor will treat each node of a graph: free, part of a loop, or a kernel of its own.
-
-The first half of the rule that ``traffic.py`` states. Looks at edges only, never at the order of nodes.
-"""
+"""Tell how Inductor will treat each node of a graph: free, part of a loop, or a kernel of its own."""
 
 from __future__ import annotations
 
