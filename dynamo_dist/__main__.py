@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from inductor_passes.cli import command_line
+from inductor_passes import cli
 
 # Command -> its module, and its help.
 COMMANDS = {
@@ -24,12 +24,12 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with every command's options."""
-    return command_line.parser_of("dynamo_dist", COMMANDS)
+    return cli.parser_of("dynamo_dist", COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    return command_line.run("dynamo_dist", COMMANDS, argv)
+    return cli.run("dynamo_dist", COMMANDS, argv)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inductor_passes.base import Numerics as Numerics
     from inductor_passes.base import PassContext as PassContext
     from inductor_passes.base import PassStats as PassStats
-    from inductor_passes.machine.topology.topology import register_topology as register_topology
+    from inductor_passes.cost.topology import register_topology as register_topology
     from inductor_passes.pass_options import PassOptions as PassOptions
     from inductor_passes.pipeline import run_passes as run_passes
     from inductor_passes.registry import plugin_failures as plugin_failures

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from inductor_passes.cli import command_line
+from inductor_passes import cli
 
 # Command -> its module, and its help.
 COMMANDS = {
@@ -21,12 +21,12 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with every command's options."""
-    return command_line.parser_of("inductor_passes", COMMANDS)
+    return cli.parser_of("inductor_passes", COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
-    return command_line.run("inductor_passes", COMMANDS, argv)
+    return cli.run("inductor_passes", COMMANDS, argv)
 
 
 if __name__ == "__main__":

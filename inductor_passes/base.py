@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from inductor_passes.machine import CostModel
+from inductor_passes.cost import CostModel
 from inductor_passes.records import ScheduleRecord, SplitRecord
 from inductor_passes.schedule_options import ScheduleOptions
 

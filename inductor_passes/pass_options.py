@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from inductor_passes import pin, registry
+from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
-from inductor_passes.machine import load_topology
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.torch_compat import config
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
-from inductor_passes.machine import CostModel
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 NAME = "pin_order"

@@ -12,6 +12,7 @@ from inductor_passes import registry
 from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collector import without_cycle_collection
+from inductor_passes.cost import CostModel, TopologyCostModel, default_topology, load_topology
 from inductor_passes.errors import (
     InvariantError,
     PassesError,
@@ -23,7 +24,6 @@ from inductor_passes.graph.collectives import expect_even_exchanges, input_tenso
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.printing import user_line
-from inductor_passes.machine import CostModel, TopologyCostModel, default_topology, load_topology
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from inductor_passes.base import GraphPass, PassContext
+from inductor_passes.cost.topology import forget_topologies, registered_topologies
 from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
-from inductor_passes.machine.topology.topology import forget_topologies, registered_topologies
 from inductor_passes.plugins import load_plugins
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.graph.schedule import ScheduleGraph

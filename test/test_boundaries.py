@@ -88,15 +88,15 @@ def test_a_cycle_of_rooms_is_found_and_named():
     modules = {
         name: ast.parse(text)
         for name, text in {
-            "inductor_passes.graph.printing": "from inductor_passes.machine.prices import us",
-            "inductor_passes.machine.prices": "def f():\n    import inductor_passes.records",
+            "inductor_passes.graph.printing": "from inductor_passes.cost.prices import us",
+            "inductor_passes.cost.prices": "def f():\n    import inductor_passes.records",
             "inductor_passes.records": "from inductor_passes.graph.printing import dump",
         }.items()
     }
     ((*found,),) = structure["cycles"](structure["rooms"](2, modules))
     assert sorted(found) == [
-        "inductor_passes.graph.printing imports inductor_passes.machine.prices",
-        "inductor_passes.machine.prices imports inductor_passes.records",
+        "inductor_passes.graph.printing imports inductor_passes.cost.prices",
+        "inductor_passes.cost.prices imports inductor_passes.records",
         "inductor_passes.records imports inductor_passes.graph.printing",
     ]
     modules["inductor_passes.records"] = ast.parse(

@@ -20,11 +20,11 @@ from inductor_passes.attach.checks import check_groups
 from inductor_passes.attach.joint import cut_joint, keep_before_writes
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
 from inductor_passes.base import GraphPass
+from inductor_passes.cost import CostModel, default_topology, load_topology
+from inductor_passes.cost.model import digest_of
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.kernels import availability, register_operators
-from inductor_passes.machine import CostModel, default_topology, load_topology
-from inductor_passes.machine.prices.roofline import digest_of
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord

@@ -13,7 +13,7 @@ from inductor_passes.agree import orders
 from inductor_passes.agree.graph import frame_of_graph, number_launches
 from inductor_passes.agree.offer import GraphOffer
 from inductor_passes.agree.plan import PROGRAM, LaunchPlan
-from inductor_passes.machine import CostModel
+from inductor_passes.cost import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.records import PassRecord

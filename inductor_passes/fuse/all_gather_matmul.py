@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
 from inductor_passes.fuse.prediction import Prediction, all_gather_matmul_us
 from inductor_passes.fuse.rows import SPLITS, reshaped, row_views
 from inductor_passes.graph.collectives import argument, group_name, tensor_bytes
 from inductor_passes.graph.edit import CAST, aten, emit, erase_unused, replace, tensor
-from inductor_passes.machine import CostModel
-from inductor_passes.machine.prices.machine import Machine
 
 MAX_WEIGHTS = 3
 PRODUCTS = (aten.mm.default, aten.addmm.default)

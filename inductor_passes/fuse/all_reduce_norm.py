@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse.base import Fusion, Match, can_stand_above, erase_dead, lift_above
 from inductor_passes.fuse.norms import MatchedNorm, find_norm
 from inductor_passes.fuse.prediction import Prediction, all_reduce_norm_us
@@ -20,8 +22,6 @@ from inductor_passes.fuse.rows import reshaped, row_views
 from inductor_passes.graph.collectives import group_name, group_size, reduce_op, tensor_bytes
 from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape, tensor
 from inductor_passes.kernels.norm import MAX_ROW, TWO_SHOT_BYTES
-from inductor_passes.machine import CostModel
-from inductor_passes.machine.prices.machine import Machine
 
 
 class FuseAllReduceNorm(Fusion):

@@ -11,6 +11,9 @@ import torch
 from torch import fx
 
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
+from inductor_passes.cost.model import PREDICTED_US
 from inductor_passes.fuse.prediction import LEAST_GAIN, Prediction
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import (
@@ -27,9 +30,6 @@ from inductor_passes.graph.edit import CAST, erase_unused, static_shape
 from inductor_passes.graph.invariants import check_functional
 from inductor_passes.graph.printing import user_line
 from inductor_passes.kernels import availability, register_operators
-from inductor_passes.machine import CostModel
-from inductor_passes.machine.prices.machine import Machine
-from inductor_passes.machine.prices.model import PREDICTED_US
 from inductor_passes.simulate import simulate
 from inductor_passes.torch_compat.inductor import is_aot_inductor
 

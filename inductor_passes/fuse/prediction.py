@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.cost.machine import Machine
 
 # The share of cuBLAS's rate that tiles by descriptors reach: 0.92 to 0.97 from the shortest to the longest product.
 PRODUCT_SHARE = 0.95

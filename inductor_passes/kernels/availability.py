@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from inductor_passes.machine.prices.group_shape import shape_of_ranks
+from inductor_passes.cost.collectives import shape_of_ranks
 from inductor_passes.torch_compat import symmetric_memory
 from inductor_passes.torch_compat.c10d import group_ranks, world_size
 

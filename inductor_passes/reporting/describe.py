@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
+from inductor_passes.cost import CostModel
 from inductor_passes.graph import collectives as c
 from inductor_passes.graph.printing import cause, user_line
-from inductor_passes.machine import CostModel
 from inductor_passes.pin import has_own_kernel
 from inductor_passes.records import (
     CollectiveRecord,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from inductor_passes.machine import CostModel
+from inductor_passes.cost import CostModel
 from inductor_passes.records import FigureRecord
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE

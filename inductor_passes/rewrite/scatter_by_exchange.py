@@ -6,6 +6,8 @@ import torch
 from torch import fx
 
 from inductor_passes.base import Numerics, PassContext, PassStats
+from inductor_passes.cost import CostModel
+from inductor_passes.cost.machine import Machine
 from inductor_passes.graph.collectives import (
     group_size,
     launches,
@@ -15,8 +17,6 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
-from inductor_passes.machine import CostModel
-from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional

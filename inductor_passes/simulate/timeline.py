@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from inductor_passes.cost.model import CostModel
 from inductor_passes.graph.collectives import blocking_kind, group_name, kind, role
-from inductor_passes.machine.prices.model import CostModel
 from inductor_passes.records import SpanRecord, TimelineRecord
 from inductor_passes.simulate.execution import Execution, Program, execute
 from inductor_passes.simulate.memory import graph_live_bytes, memory_owners

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from inductor_passes.cost import CostModel
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import Values
-from inductor_passes.machine import CostModel
 from inductor_passes.records import TriedRecord
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.simulate import simulate

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from inductor_passes.cost.model import launching_us
 from inductor_passes.graph.collectives import is_launch
-from inductor_passes.machine.prices.model import launching_us
 from inductor_passes.schedule.graph.extract import Extracted
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule.model.limit import limit_us

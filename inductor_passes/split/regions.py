@@ -7,8 +7,8 @@ import time
 from torch import fx
 
 from inductor_passes.base import PassContext, PassStats
+from inductor_passes.cost import CostModel
 from inductor_passes.errors import PreconditionError
-from inductor_passes.machine import CostModel
 from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.split.base import Cutting

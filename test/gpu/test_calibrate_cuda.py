@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 
 from inductor_passes.__main__ import main
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.measure import CudaClock, measure_device
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.measure import CudaClock, measure_device
 
 pytestmark = [
     pytest.mark.slow,

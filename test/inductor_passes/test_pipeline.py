@@ -186,9 +186,9 @@ def test_uuid_changes_with_everything_that_changes_a_graph(registered, tmp_path)
 def test_uuid_of_a_topology_file_follows_its_content(tmp_path):
     from pathlib import Path
 
-    import inductor_passes.machine
+    import inductor_passes.cost
 
-    shipped = Path(inductor_passes.machine.topology.__file__).parent / "data" / "h100x8.json"
+    shipped = Path(inductor_passes.cost.topology.__file__).parent / "data" / "h100x8.json"
     copy = tmp_path / "mine.json"
     copy.write_text(shipped.read_text())
     first = uuid(topology=str(copy))

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.topology import shipped_topologies
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.topology import shipped_topologies
 
 sys.path.append(str(Path(__file__).parents[2] / "tools" / "bench"))
 from rescale import write_rescaled

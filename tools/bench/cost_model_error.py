@@ -18,10 +18,9 @@ import json
 import statistics
 from collections.abc import Iterator
 
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.importing.errors import product_us
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.measurements import product_us
 
 RANKS = 8
 SMALLEST_KIB = 1

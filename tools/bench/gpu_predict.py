@@ -12,6 +12,9 @@ from gpu_products import PRODUCTS, RATES, TOPOLOGY, WORLD
 from machine_code.ahead import gate
 from machine_code.builds import builds, facts_of
 
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import (
     all_gather_matmul,  # noqa: F401 - registers the operator
@@ -19,9 +22,6 @@ from inductor_passes.kernels import (
     matmul_reduce_scatter,  # noqa: F401
 )
 from inductor_passes.kernels.norm import TWO_SHOT_BYTES
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.prices.machine import Machine
 from inductor_passes.torch_compat.tracing import fake_tensor_mode
 
 NORMS = (64, 512, 4096)

@@ -13,6 +13,8 @@ from gpu_link import PROGRAMS as LINK_PROGRAMS
 from gpu_link import Link
 from gpu_timing import median_us, poisoned_outputs, relative_error
 
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.machine import Machine
 from inductor_passes.fuse import prediction
 from inductor_passes.kernels import all_gather_matmul as gather
 from inductor_passes.kernels import device as dev
@@ -26,8 +28,6 @@ from inductor_passes.kernels.tiles import (
     tiles_for,
 )
 from inductor_passes.kernels.workspace import Workspace, bytes_needed
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.prices.machine import Machine
 
 BF16 = torch.bfloat16
 WORLD = 8

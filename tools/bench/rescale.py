@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from inductor_passes.machine.topology.topology import topology_text
+from inductor_passes.cost.topology import topology_text
 
 _PER_SECOND = (
     "peak_tflops",

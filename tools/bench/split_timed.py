@@ -34,10 +34,9 @@ from timed_group import ThreadClock, WallClock, link_time, timed_group
 from torch import Tensor
 
 import inductor_passes
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.topology import Topology
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.topology import Topology
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import recorder
 

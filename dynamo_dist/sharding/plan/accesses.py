@@ -1,7 +1,7 @@
 """The memory that each operation reads and writes, as Inductor will fuse it with its neighbours.
 
 The program is laid out as a graph of whole tensors, and the scheduler's own rule
-(``inductor_passes/machine/prices/traffic.py``) says what reaches memory there. Shares of tensors carry over to any
+(``inductor_passes/cost/memory_traffic.py``) says what reaches memory there. Shares of tensors carry over to any
 placement: what is of equal size stays so on shards.
 """
 
@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_dist.program import Access, Program, Ref, Value
 from dynamo_dist.torch_compat.dtensor import words
-from inductor_passes.machine.prices.flops import flops, is_attention, product_shape
-from inductor_passes.machine.prices.traffic import Accesses, graph_accesses, value_behind
+from inductor_passes.cost.flops import flops, is_attention, product_shape
+from inductor_passes.cost.memory_traffic import Accesses, graph_accesses, value_behind
 
 
 def accesses_of(program: Program, schemas: Sequence[Any]) -> list[Access | None]:

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.sharding.plan.cost import Prices
-from inductor_passes.machine import Topology, default_topology, load_topology
-from inductor_passes.machine.prices.group_shape import shape_of_ranks
-from inductor_passes.machine.prices.machine import Machine
+from inductor_passes.cost import Topology, default_topology, load_topology
+from inductor_passes.cost.collectives import shape_of_ranks
+from inductor_passes.cost.machine import Machine
 
 RULES = 2  # how work becomes figures: plans made by other rules are made anew
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_passes.cost import CostModel
 from inductor_passes.graph.collectives import (
     MEMBERS,
     group_size,
@@ -36,7 +37,6 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.printing import CAUSE
-from inductor_passes.machine import CostModel
 from inductor_passes.schedule.model.problem import UNPACKED_OPS
 
 aten = torch.ops.aten

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import fx
 
+from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import (
     argument,
@@ -27,7 +28,6 @@ from inductor_passes.graph.collectives import (
     role,
 )
 from inductor_passes.graph.dependencies import order_only
-from inductor_passes.machine import CostModel
 from inductor_passes.schedule.model.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
 from inductor_passes.simulate.memory import memory_owners, value_bytes
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
 from inductor_passes.attach.session import compile_with_passes, graph_passes_only
-from inductor_passes.machine.prices import roofline
+from inductor_passes.cost import model
 from inductor_passes.schedule.graph import schedule
 from inductor_passes.testing import fake_group
 
@@ -34,9 +34,9 @@ def made(monkeypatch):
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(roofline.TopologyCostModel, "__init__", "models")
-    counted(roofline.Machine, "__init__", "machines")
-    counted(roofline._Analysis, "__init__", "analyses")
+    counted(model.TopologyCostModel, "__init__", "models")
+    counted(model.Machine, "__init__", "machines")
+    counted(model._Analysis, "__init__", "analyses")
     counted(schedule, "extract", "problems")
     return counts
 

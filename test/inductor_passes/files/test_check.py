@@ -10,14 +10,14 @@ from fuzzing.file_mutants import mutant
 from dynamo_dist.reporting.schema import schema_of_rank
 from dynamo_dist.sharding.plan import file as plan_file
 from inductor_passes import files
+from inductor_passes.cost import import_kineto
 from inductor_passes.errors import ProblemError
 from inductor_passes.files import MOST
-from inductor_passes.machine.importing import kineto
 from inductor_passes.schedule.model import json_format
 
 SCHEMAS = {
     "problem": json_format.PROBLEM.schema,
-    "profile": kineto.PROFILE.schema,
+    "profile": import_kineto.PROFILE.schema,
     "plan": plan_file.FORM.schema,
     "report": schema_of_rank(),
 }

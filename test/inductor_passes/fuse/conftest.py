@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx
 
-from inductor_passes.machine import TopologyCostModel, load_topology
+from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.pipeline import run_pass
 from inductor_passes.testing import fake_group, run_on_ranks, trace
 

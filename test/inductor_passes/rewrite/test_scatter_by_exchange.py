@@ -4,8 +4,8 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from inductor_passes.machine import TopologyCostModel, load_topology
-from inductor_passes.machine.topology.topology import topology_text
+from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.cost.topology import topology_text
 from inductor_passes.rewrite import ScatterByExchange
 from inductor_passes.testing import dump
 

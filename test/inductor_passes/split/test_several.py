@@ -8,9 +8,9 @@ from cutting import same, whole_numbers
 
 from inductor_passes.agree.graph import Frame, number_launches, plan_of
 from inductor_passes.agree.plan import LaunchPlan
+from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.cost.topology import LinkProtocol
 from inductor_passes.graph.collectives import launches
-from inductor_passes.machine import TopologyCostModel, load_topology
-from inductor_passes.machine.topology.topology import LinkProtocol
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.split.candidates import Way, from_inputs, from_inside, lay, like

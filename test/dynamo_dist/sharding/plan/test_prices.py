@@ -12,11 +12,11 @@ from dynamo_dist.sharding.plan.cost import Costs
 from dynamo_dist.sharding.plan.prices import TopologyPrices
 from dynamo_dist.sharding.plan.recording import record
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.machine import TopologyCostModel, load_topology
-from inductor_passes.machine.importing.errors import product_us
-from inductor_passes.machine.prices.group_shape import shape_of_ranks
-from inductor_passes.machine.prices.machine import Machine
-from inductor_passes.machine.topology.measured import MeasuredProducts
+from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.cost.collectives import shape_of_ranks
+from inductor_passes.cost.machine import Machine
+from inductor_passes.cost.measurements import product_us
+from inductor_passes.cost.topology import MeasuredProducts
 from inductor_passes.schedule.graph.extract import extract
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import trace

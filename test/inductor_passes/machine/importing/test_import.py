@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from inductor_passes.__main__ import main
-from inductor_passes.machine import TopologyCostModel, load_topology
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.cost import TopologyCostModel, load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
 from inductor_passes.testing import trace
 
 HEAD = """\

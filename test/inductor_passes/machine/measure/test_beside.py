@@ -2,7 +2,7 @@
 
 import pytest
 
-from inductor_passes.machine.measure.beside import MOST, stretch_of
+from inductor_passes.cost.measure_device import MOST, stretch_of
 from inductor_passes.simulate.execution import Program, execute
 
 

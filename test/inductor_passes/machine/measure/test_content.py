@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.measure import KINDS, DeviceTimes, Layout, LinkTimes, topology_of
+from inductor_passes.cost.measured_topology import tables_of
+from inductor_passes.cost.measurements import add_to, product_us
+from inductor_passes.cost.topology_file import dump_topology
 from inductor_passes.errors import CalibrationError
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.importing.errors import product_us
-from inductor_passes.machine.importing.measurements import add_to
-from inductor_passes.machine.measure import KINDS, DeviceTimes, Layout, LinkTimes, topology_of
-from inductor_passes.machine.measure.content import tables_of
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.file import dump_topology
 
 MIB = 1 << 20
 DEVICE = DeviceTimes(

@@ -4,11 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
+from inductor_passes.cost import load_topology
+from inductor_passes.cost.collectives import GroupShape, collective_us
+from inductor_passes.cost.topology import LinkProtocol, NodeAllReduce
 from inductor_passes.graph.collectives import KINDS
-from inductor_passes.machine import load_topology
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.topology import LinkProtocol, NodeAllReduce
 
 MB = 1_000_000
 ONE_NODE = GroupShape(4, 1)

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing._internal.common_utils import TestCase, run_tests
 
+from inductor_passes.cost.collectives import GroupShape, shape_of, shape_of_ranks
 from inductor_passes.graph.collectives import launches
-from inductor_passes.machine.prices.group_shape import GroupShape, shape_of, shape_of_ranks
 from inductor_passes.testing import fake_group, trace
 
 c10d = torch.ops._c10d_functional

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.common_utils import TestCase, run_tests
 
+from inductor_passes.cost import CostModel, TopologyCostModel, load_topology
+from inductor_passes.cost.topology import LinkProtocol, MatmulRate
 from inductor_passes.graph.collectives import launches
-from inductor_passes.machine import CostModel, TopologyCostModel, load_topology
-from inductor_passes.machine.topology.topology import LinkProtocol, MatmulRate
 from inductor_passes.testing import fake_group, trace
 
 aten = torch.ops.aten

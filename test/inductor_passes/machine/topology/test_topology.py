@@ -3,13 +3,13 @@ import json
 import pytest
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.errors import TopologyError
-from inductor_passes.machine import default_topology, load_topology, shipped_topologies
-from inductor_passes.machine.topology.topology import (
+from inductor_passes.cost import default_topology, load_topology, shipped_topologies
+from inductor_passes.cost.topology import (
     forget_topologies,
     register_topology,
     registered_topologies,
 )
+from inductor_passes.errors import TopologyError
 
 
 def figure(value):

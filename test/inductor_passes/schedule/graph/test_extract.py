@@ -5,8 +5,8 @@ import pytest
 import torch
 from programs import EVERY_KIND, GATHERS, RANKS, every_kind, gathers, wait
 
+from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
-from inductor_passes.machine import TopologyCostModel, load_topology
 from inductor_passes.schedule.graph.extract import extract
 from inductor_passes.schedule.model.check import check_problem
 from inductor_passes.schedule.model.judge import check_schedule, judge

@@ -1,8 +1,7 @@
 """Runtime of a node and of a collective, in microseconds, from a topology file."""
 
-from inductor_passes.machine.prices.model import CostModel
-from inductor_passes.machine.prices.roofline import TopologyCostModel
-from inductor_passes.machine.topology.topology import (
+from inductor_passes.cost.model import CostModel, TopologyCostModel
+from inductor_passes.cost.topology import (
     Topology,
     default_topology,
     load_topology,

@@ -1,19 +1,18 @@
-"""Durations on one machine: the one place where work becomes microseconds.
-
-The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for operations on
-shards, the fusions for what they would put in a graph: each knows its work in bytes, operations
-and payloads, and all get the same answer for the same work.
-"""
+"""Turn work into microseconds on one machine: the one place where that is done."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from inductor_passes.machine.prices.alpha_beta import collective_us
-from inductor_passes.machine.prices.group_shape import GroupShape
-from inductor_passes.machine.topology.measured import Product
-from inductor_passes.machine.topology.topology import Topology
+import torch
+from torch import fx
+
+from inductor_passes.cost.collectives import GroupShape, collective_us, shape_of
+from inductor_passes.cost.topology import Product, Topology
+from inductor_passes.graph.collectives import argument, blocking_kind, kind, role
+from inductor_passes.torch_compat.c10d import world_size
+from inductor_passes.torch_compat.sizes import size_hint
 
 
 class Machine:
@@ -111,3 +110,47 @@ class Machine:
         ]
         start = min(protocol.launch_us for protocol in topology.protocols)
         return sum(times) - start * topology.coalesced_start_share * max(0, len(times) - 1)
+
+
+def node_us(
+    launch: fx.Node,
+    machine: Machine,
+    shapes: dict[object, GroupShape],
+    payload_bytes: Sequence[float],
+) -> float:
+    """Predict the link time of a launch or of a blocking collective, for the payloads given.
+
+    ``payload_bytes`` holds bytes of this rank's input: one, or one for each launch of a coalesced call.
+    They run one after another; each but the first may save (a part of) the library's start.
+
+    ``shapes`` remembers groups by name between calls: a group can have thousands of ranks, and a graph
+    thousands of launches on it. Raises ValueError for a node that is no collective.
+    """
+    name = kind(launch) if role(launch) == "launch" else blocking_kind(launch)
+    if not name:
+        raise ValueError(f"{launch.format_node()} is no collective, so it has no link time")
+    group = argument(launch, "group_name")
+    key = (group, argument(launch, "group_size"), world_size())
+    shape = shapes.get(key) if isinstance(group, str) else None
+    if shape is None:
+        shape = shape_of(launch, machine.topology.ranks_per_node)
+        if isinstance(group, str):
+            shapes[key] = shape
+    return machine.call_us(name, payload_bytes, shape, one_peer=has_one_peer(launch))
+
+
+def has_one_peer(launch: fx.Node) -> bool:
+    """Return whether an all_to_all is a permutation: it sends to exactly one rank.
+
+    Every rank of a permutation sends to one peer, so every rank comes to the same answer.
+    """
+    splits = argument(launch, "input_split_sizes")
+    if not isinstance(splits, (list, tuple)):
+        return False
+    sizes = []
+    for split in splits:
+        value = split.meta.get("val") if isinstance(split, fx.Node) else split
+        if not isinstance(value, (int, torch.SymInt)):
+            return False
+        sizes.append(size_hint(value))
+    return sum(size > 0 for size in sizes) == 1 and len(sizes) > 1

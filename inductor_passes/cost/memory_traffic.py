@@ -28,10 +28,10 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from inductor_passes.cost.flops import op_name
 from inductor_passes.graph.aliasing import is_view, mutated_inputs
 from inductor_passes.graph.collectives import role
 from inductor_passes.graph.node_kinds import NodeKind, distinct_bytes, loop_of, node_kinds, tensors
-from inductor_passes.machine.prices.flops import op_name
 
 _OVERWRITING = frozenset(("copy_", "fill_", "zero_"))
 

@@ -4,11 +4,16 @@
 get the same answer. ``topology_of`` makes a topology file's content of what they found.
 """
 
-from inductor_passes.machine.measure.clock import CpuClock, CudaClock
-from inductor_passes.machine.measure.content import topology_of
-from inductor_passes.machine.measure.device import DeviceTimes, measure_device
-from inductor_passes.machine.measure.layout import Layout, layout_of_job
-from inductor_passes.machine.measure.links import KINDS, LinkTimes, measure_links
+from inductor_passes.cost.clock import CpuClock, CudaClock
+from inductor_passes.cost.measure_device import DeviceTimes, measure_device
+from inductor_passes.cost.measure_links import (
+    KINDS,
+    Layout,
+    LinkTimes,
+    layout_of_job,
+    measure_links,
+)
+from inductor_passes.cost.measured_topology import topology_of
 
 __all__ = [
     "KINDS",

@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from inductor_passes.cost.collectives import shape_of_ranks
+from inductor_passes.cost.measurements import GroupKey, Measurements
+from inductor_passes.cost.topology import Product
 from inductor_passes.errors import TopologyError
 from inductor_passes.files import MIB, MOST, Form, checked
-from inductor_passes.machine.importing.measurements import GroupKey, Measurements
-from inductor_passes.machine.prices.group_shape import shape_of_ranks
-from inductor_passes.machine.topology.measured import Product
 
 # Names that ProcessGroupNCCL gives (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp) -> ours.
 COLLECTIVES = {

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
+from inductor_passes.cost.measurements import Measurements, medians
 from inductor_passes.errors import TopologyError
 from inductor_passes.files import MOST, shown
-from inductor_passes.machine.importing.measurements import Measurements, medians
 
 # Name of the benchmark -> our kind, and whether its size counts what all ranks give together.
 BENCHMARKS = {

@@ -1,8 +1,9 @@
-"""The links of a job: times of each kind of collective on groups of several shapes, by payload."""
+"""Measure the links of a job: each kind of collective on groups of several shapes, by payload."""
 
 from __future__ import annotations
 
 import os
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,11 +13,74 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from inductor_passes.machine.measure.beside import measure_stretch
-from inductor_passes.machine.measure.clock import LEAST_SAMPLES, WARM_UP, Clock, slowest, typical_us
-from inductor_passes.machine.measure.device import Note
-from inductor_passes.machine.measure.layout import Layout
-from inductor_passes.machine.prices.group_shape import GroupShape
+from inductor_passes.cost.clock import LEAST_SAMPLES, WARM_UP, Clock, slowest, typical_us
+from inductor_passes.cost.collectives import GroupShape
+from inductor_passes.cost.measure_device import Note, measure_stretch
+from inductor_passes.errors import CalibrationError
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A job of ``ranks`` ranks on ``nodes`` hosts, as many on each, in order."""
+
+    ranks: int
+    nodes: int
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of one host."""
+        return self.ranks // self.nodes
+
+    @classmethod
+    def of(cls, hosts: Sequence[str]) -> Layout:
+        """The layout of ranks on the hosts named. Raises CalibrationError for one that no topology has."""
+        names = list(dict.fromkeys(hosts))
+        per_node = len(hosts) // len(names)
+        if list(hosts) != [name for name in names for _ in range(per_node)]:
+            counts = ", ".join(f"{hosts.count(name)} on {name}" for name in names)
+            raise CalibrationError(
+                f"The job's ranks are not laid out evenly and in order: {counts}.",
+                "A topology has as many ranks on every node, numbered through.",
+                "Start as many on each host, the ranks of one host after another, as torchrun does.",
+            )
+        return cls(len(hosts), len(names))
+
+    def groups_of(self, rank: int) -> dict[GroupShape, list[int]]:
+        """Shape and global ranks of each group that ``rank`` measures in; the same shapes on every rank.
+
+        Within a host those of two ranks, four and so on, and all; across hosts one rank of each, and all.
+        All ranks of the job come last.
+        """
+        found: dict[GroupShape, list[int]] = {}
+        size = 2
+        while size < self.per_node:
+            if self.per_node % size == 0:
+                found[GroupShape(size, 1)] = _block(rank, size)
+            size *= 2
+        if self.per_node > 1:
+            found[GroupShape(self.per_node, 1)] = _block(rank, self.per_node)
+        if self.nodes > 1:
+            across = range(rank % self.per_node, self.ranks, self.per_node)
+            found[GroupShape(self.nodes, self.nodes)] = list(across)
+            found[GroupShape(self.ranks, self.nodes)] = list(range(self.ranks))
+        return found
+
+
+def _block(rank: int, size: int) -> list[int]:
+    first = rank // size * size
+    return list(range(first, first + size))
+
+
+def layout_of_job(host: str = "") -> Layout:
+    """Learn from all ranks which of them share a host. Every rank of the job calls it.
+
+    ``host``: a name for this one, where hosts are not told apart by their host names. Raises
+    CalibrationError where the layout is uneven.
+    """
+    names: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(names, host or socket.gethostname())
+    return Layout.of(names)
+
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 PAYLOADS = (4, 4 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20)

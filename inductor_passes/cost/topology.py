@@ -1,28 +1,92 @@
-"""A machine as the cost model sees it: rates of one device and of the links between devices.
-
-Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a file
-is in ``file.py``. Nothing here is measured at run time.
-"""
+"""A machine as the cost model sees it: rates of one device and of the links between devices, from a file."""
 
 from __future__ import annotations
 
 import functools
 import math
 import os
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inductor_passes.cost.topology_file import form, sources_of
 from inductor_passes.errors import TopologyError
 from inductor_passes.files import checked, parsed, text_of
-from inductor_passes.machine.topology.file import form, sources_of
-from inductor_passes.machine.topology.measured import (
-    MeasuredCollective,
-    MeasuredProducts,
-    Product,
-    rising,
-)
+
+Product = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCollective:
+    """One kind of collective on groups of one shape: ``ranks`` on ``nodes`` nodes.
+
+    ``points``: payload in bytes, which is one rank's input, and microseconds, by payload.
+    """
+
+    kind: str
+    ranks: int
+    nodes: int
+    points: tuple[tuple[float, float], ...]
+
+    def us(self, payload_bytes: float) -> float:
+        """Time of one launch: linear between points, the first below them, the last rate beyond them."""
+        return interpolate(self.points, payload_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProducts:
+    """Matrix products of one dtype.
+
+    ``points``: batch, m, k and n of [m, k] x [k, n], and microseconds, sorted. ``curve``: operations and
+    microseconds of the best product of that many operations, by operations.
+    """
+
+    dtype: str
+    points: tuple[tuple[Product, float], ...]
+    curve: tuple[tuple[float, float], ...]
+
+    @classmethod
+    def of(cls, dtype: str, shapes: Mapping[Product, float]) -> MeasuredProducts:
+        """The curve that the shapes give: only what is not beaten by a larger product at once."""
+        curve = rising([(2.0 * math.prod(shape), us) for shape, us in shapes.items()])
+        return cls(dtype, tuple(sorted(shapes.items())), curve)
+
+    def us(self, shape: Product) -> float | None:
+        """Time of a product of this very shape; None where it was not measured."""
+        at = bisect_left(self.points, (shape,))
+        found = at < len(self.points) and self.points[at][0] == shape
+        return self.points[at][1] if found else None
+
+    def us_of_operations(self, operations: float) -> float:
+        """Time of the best product of so many operations."""
+        return interpolate(self.curve, operations)
+
+
+def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Points by size, one of each size, times made to never fall: each is the least from there on."""
+    found: list[tuple[float, float]] = []
+    least = math.inf
+    for size, us in sorted(points, reverse=True):
+        least = min(least, us)
+        if found and found[-1][0] == size:
+            found.pop()
+        found.append((size, least))
+    return tuple(reversed(found))
+
+
+def interpolate(points: Sequence[tuple[float, float]], size: float) -> float:
+    """Linear between points; the first time below them; beyond them at the rate of the last."""
+    right = bisect_left(points, (size,))
+    if right == len(points):
+        last_size, last_us = points[-1]
+        return last_us * size / last_size if last_size else last_us
+    if right == 0:
+        return points[0][1]
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+
 
 _DATA = Path(__file__).parent / "data"
 _DEFAULTS = {"cuda": "h100x8"}
