@@ -1,16 +1,27 @@
-"""Execution of a program given as plain numbers: when each entry runs and what waiting costs.
-
-The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
-A launch starts when all compute before it has finished and its channel is free; it takes no compute
-time. While a channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream
-until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
-too, so that makespan = compute + exposed.
-"""
+"""Execute a program given as plain numbers: when each entry runs, what waiting costs, how much memory is live."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def live_bytes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> list[int]:
+    """Bytes alive while each entry of a program runs.
+
+    ``fresh_bytes[i]``: bytes that entry i brings to life, 0 for a view or an input; they are freed after entry
+    ``last_use[i]``, at the earliest i.
+    """
+    freed = [0] * len(fresh_bytes)
+    for size, i in zip(fresh_bytes, last_use, strict=True):
+        freed[i] += size
+    live = 0
+    during = []
+    for fresh, gone in zip(fresh_bytes, freed, strict=True):
+        live += fresh
+        during.append(live)
+        live -= gone
+    return during
 
 
 @dataclass(frozen=True, slots=True)

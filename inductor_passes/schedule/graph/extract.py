@@ -29,7 +29,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import order_only
 from inductor_passes.schedule.model.problem import MERGED_OPS, MIB, LinkTable, Node, Problem
-from inductor_passes.simulate.memory import memory_owners, value_bytes
+from inductor_passes.simulate.timeline import memory_owners, value_bytes
 
 # Points of a link table: the payloads that occur, and doubling ones beyond any bucket of the graph.
 SMALLEST_PAYLOAD = 1024

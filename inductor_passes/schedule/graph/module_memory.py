@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from inductor_passes.graph.collectives import input_tensors, kind, output_bytes, tensor_bytes
 from inductor_passes.simulate import Timeline
-from inductor_passes.simulate.memory import memory_owners
+from inductor_passes.simulate.timeline import memory_owners
 
 
 @dataclass

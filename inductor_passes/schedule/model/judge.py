@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from inductor_passes.errors import ProblemError
 from inductor_passes.schedule.model.problem import Problem, Schedule
-from inductor_passes.simulate.execution import Program, execute
-from inductor_passes.simulate.peak import live_bytes
+from inductor_passes.simulate.execution import Program, execute, live_bytes
 
 
 @dataclass(frozen=True, slots=True)

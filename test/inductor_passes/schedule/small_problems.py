@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inductor_passes.errors import ProblemError
 from inductor_passes.schedule.model.judge import judge
 from inductor_passes.schedule.model.problem import Node, Problem, Schedule
-from inductor_passes.simulate.peak import live_bytes
+from inductor_passes.simulate.execution import live_bytes
 
 MIB = 2**20
 # Floor 10 us up to 1 MiB, then 5 us a MiB: two launches of 1 MiB take 20 us apart and 15 merged.

@@ -4,8 +4,7 @@ from hypothesis import strategies as st
 from small_problems import peak_of_values
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.simulate.memory import graph_live_bytes, memory_owners
-from inductor_passes.simulate.timeline import program_of
+from inductor_passes.simulate.timeline import graph_live_bytes, memory_owners, program_of
 from inductor_passes.testing import FixedCost, trace
 
 aten = torch.ops.aten
