@@ -31,7 +31,7 @@ from inductor_passes.reporting.pass_log import PassLog
 from inductor_passes.rewrite.bucket_averages import BucketAverages
 from inductor_passes.rewrite.bucket_gathers import BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
-from inductor_passes.schedule.graph.follow import FollowPlan
+from inductor_passes.schedule.follow import FollowPlan
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.split.follow import FollowSplit

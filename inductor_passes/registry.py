@@ -11,7 +11,7 @@ from inductor_passes.errors import OptionError
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.plugins import load_plugins
 from inductor_passes.rewrite import REWRITES
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.split.regions import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"

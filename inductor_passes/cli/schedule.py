@@ -10,9 +10,8 @@ from collections import defaultdict
 from typing import Any
 
 from inductor_passes.errors import PassesError
-from inductor_passes.schedule.model.json_format import load_problem, save_schedule
-from inductor_passes.schedule.model.problem import Problem
-from inductor_passes.schedule.model.solution import Solution
+from inductor_passes.schedule.solver.problem import Problem, Solution
+from inductor_passes.schedule.solver.problem_file import load_problem, save_schedule
 from inductor_passes.schedule.solver.solve import solve
 
 

@@ -13,7 +13,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.graph.collectives import is_launch
 from inductor_passes.graph.edit import Values
 from inductor_passes.records import TriedRecord
-from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
+from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.simulate import simulate
 from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all

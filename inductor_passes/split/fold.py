@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from inductor_passes.schedule.model.repeats import WINDOW, left_out, stretches
+from inductor_passes.schedule.solver.repeated_layers import WINDOW, left_out, stretches
 
 FIRST, LAST = 1, 2  # layers that are kept at either end of a stretch
 

@@ -9,9 +9,9 @@ from torch import fx
 
 from inductor_passes.cost.model import launching_us
 from inductor_passes.graph.collectives import is_launch
-from inductor_passes.schedule.graph.extract import Extracted
-from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
-from inductor_passes.schedule.model.limit import limit_us
+from inductor_passes.schedule.extract import Extracted
+from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
+from inductor_passes.schedule.solver.lower_bound import limit_us
 from inductor_passes.split.fold import Folded
 from inductor_passes.split.halves import halves
 

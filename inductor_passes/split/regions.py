@@ -9,7 +9,7 @@ from torch import fx
 from inductor_passes.base import PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import PreconditionError
-from inductor_passes.schedule.graph.schedule import CAP_BYTES, ScheduleGraph
+from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.split.base import Cutting
 from inductor_passes.split.choose import LEAST_GAIN, Choice, choose

@@ -3,8 +3,8 @@
     python tools/bench/schedule_quality.py PROBLEMS_DIR --out tools/bench/results/schedule_quality.json
 
 PROBLEMS_DIR holds schedule problems (``*.json.gz`` or ``*.json``, the format of
-``inductor_passes/schedule/model/json_format.py``). Baselines: the lower bound that the solver certifies, and
-the program's own order; ``own`` is our sharper bound, computed apart, looking further. Makespans are simulated by the rules of ``inductor_passes/schedule/model/problem.py``;
+``inductor_passes/schedule/solver/problem_file.py``). Baselines: the lower bound that the solver certifies, and
+the program's own order; ``own`` is our sharper bound, computed apart, looking further. Makespans are simulated by the rules of ``inductor_passes/schedule/solver/problem.py``;
 nothing is measured but the solver's own time (CPU time of the process, JSON aside). Where the folder has
 a ``stock*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us`` and ``peak_bytes``),
 the row says how long stock torch's best mode takes, and ``stock_capped`` its best mode within our cap.
@@ -22,11 +22,11 @@ import sys
 import time
 from pathlib import Path
 
-from inductor_passes.schedule.model.json_format import load_problem
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.own_bound import own_bound
-from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.lower_bound import own_bound
+from inductor_passes.schedule.solver.problem_file import load_problem
 from inductor_passes.schedule.solver.solve import solve
+from inductor_passes.schedule.solver.tasks import Tasks
 
 
 def stock_modes(folder: Path) -> dict[str, list[tuple[float, int]]]:

@@ -1,20 +1,80 @@
-"""The portfolio at work: drafts by every rule, then better latest starts from the best of them."""
+"""Search a portfolio of candidate schedules: every rule once, then better latest starts from the best."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
-from inductor_passes.schedule.model.own_bound import Certificate
-from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.bucket import Merger
-from inductor_passes.schedule.solver.collect import Enough, enough_for, link_us_in_buckets
-from inductor_passes.schedule.solver.draft import Draft, Limits
-from inductor_passes.schedule.solver.justify import latest_starts
-from inductor_passes.schedule.solver.list_schedule import list_schedule
-from inductor_passes.schedule.solver.live_memory import RiseAhead
-from inductor_passes.schedule.solver.rules import PORTFOLIO, Rules
+from inductor_passes.schedule.solver.bucketing import Enough, Merger, enough_for, link_us_in_buckets
+from inductor_passes.schedule.solver.list_scheduler import (
+    PORTFOLIO,
+    Draft,
+    Limits,
+    RiseAhead,
+    Rules,
+    list_schedule,
+)
+from inductor_passes.schedule.solver.lower_bound import Certificate, lower_bound, own_bound
+from inductor_passes.schedule.solver.problem import Problem
+from inductor_passes.schedule.solver.tasks import Tasks
+
+
+def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float]) -> list[float]:
+    """Per task, the latest start (us) in a schedule that ends when the backward run does.
+
+    The backward run lets the task with the largest ``finish`` go first; any increasing measure of
+    progress will do. One machine for compute and one per group, on which a launch takes ``link_us``; no
+    buckets, no memory. n log n.
+    """
+    duration = [us + link for us, link in zip(tasks.us, link_us, strict=True)]
+    names = {name: m for m, name in enumerate(dict.fromkeys(tasks.group))}
+    machine = [names[name] for name in tasks.group]
+    waiting: list[list[tuple[float, int]]] = [[] for _ in names]
+    busy = [False] * len(names)
+    missing = [len(after) for after in tasks.succs]
+    end = [0.0] * tasks.count
+    running: list[tuple[float, int]] = []
+    now = 0.0
+
+    def finished(t: int) -> None:
+        stack = [t]
+        while stack:
+            done = stack.pop()
+            end[done] = now
+            for p in tasks.preds[done]:
+                missing[p] -= 1
+                if not missing[p]:
+                    available(p, stack)
+
+    def available(t: int, stack: list[int]) -> None:
+        if duration[t]:
+            heappush(waiting[machine[t]], (-finish[t], t))
+        else:
+            stack.append(t)
+
+    for t in range(tasks.count):
+        if not tasks.succs[t]:
+            free: list[int] = []
+            available(t, free)
+            for done in free:
+                finished(done)
+    while True:
+        for m, queue in enumerate(waiting):
+            if queue and not busy[m]:
+                t = heappop(queue)[1]
+                busy[m] = True
+                heappush(running, (now + duration[t], t))
+        if not running:
+            return [now - at for at in end]
+        now = running[0][0]
+        while running and running[0][0] <= now:
+            t = heappop(running)[1]
+            busy[machine[t]] = False
+            finished(t)
+
 
 IMPROVED, ROUNDS = 1, 2  # how many of the best drafts are improved in each way, and how often each
 BACKWARDS, URGED = "backwards", "urged"
@@ -204,3 +264,34 @@ class Search:
         if priority == "path":
             return [h / longest for h in head]
         return [h / longest + t / tasks.count for t, h in enumerate(head)]
+
+
+def rehearse(
+    few: Problem, shrunk: float, extra_bytes: int, scale_us: float, merges: bool
+) -> list[Found]:
+    """Search on ``few``, a problem folded, and return what led to its drafts, best first.
+
+    In front stands the best of those that keep to the cap on the whole even if they take more memory with each layer.
+    ``shrunk``: how many times as many nodes the whole has.
+
+    ``extra_bytes``: above the peak of the program's own order. ``scale_us``: of the whole, so that a rule that
+    looks some time ahead looks as far; how busy a channel may be is part of the few layers' own time.
+    """
+    tasks = Tasks(few)
+    least = own_bound(tasks)
+    peak = RiseAhead(tasks).peak
+    search = Search(
+        tasks,
+        peak + extra_bytes,
+        scale_us,
+        merges,
+        least=least,
+        busy_scale_us=lower_bound(few).us,
+    )
+    search.run()
+    ways: dict[object, Found] = {}
+    for found in search.best(len(search.found)):
+        ways.setdefault((found.rules, found.how), found)
+    lean = (f for f in ways.values() if (f.draft.peak_bytes - peak) * shrunk <= extra_bytes)
+    first = list(itertools.islice(lean, 1))
+    return first + [found for found in ways.values() if found not in first]

@@ -1,24 +1,51 @@
-"""Problem -> solution: the best schedule of a portfolio within a memory cap, with its certificate."""
+"""Solve a problem: the best schedule of a portfolio within a memory budget, with its lower bound."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 
 from inductor_passes.collector import without_cycle_collection
-from inductor_passes.schedule.model.bound import lower_bound
-from inductor_passes.schedule.model.folded import folded
-from inductor_passes.schedule.model.judge import Judgement, judge
-from inductor_passes.schedule.model.own_bound import own_bound
-from inductor_passes.schedule.model.problem import Problem, Schedule, program_order
-from inductor_passes.schedule.model.reasons import explain_exposed
-from inductor_passes.schedule.model.solution import Solution
-from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.expand import expand
-from inductor_passes.schedule.solver.hoist_and_sink import hoist_and_sink
-from inductor_passes.schedule.solver.rehearse import rehearse
-from inductor_passes.schedule.solver.search import Search
+from inductor_passes.schedule.solver.evaluate import Judgement, explain_exposed, judge
+from inductor_passes.schedule.solver.list_scheduler import expand
+from inductor_passes.schedule.solver.lower_bound import lower_bound, own_bound
+from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, Solution, program_order
+from inductor_passes.schedule.solver.repeated_layers import folded
+from inductor_passes.schedule.solver.search import Search, rehearse
+from inductor_passes.schedule.solver.tasks import Tasks
+
+
+def hoist_and_sink(problem: Problem) -> Schedule:
+    """Compute in program order; launches right behind their inputs, waits right before their users.
+
+    No launch passes a collective of its group that blocks compute: that would wait for it.
+    """
+    nodes = problem.nodes
+    count = len(nodes)
+    # Compute stands at its number, a launch half behind what it needs, a wait a quarter behind what is
+    # in front of its first user; no wait moves up, so that a launch may rely on its place.
+    behind = list(range(count))
+    blocked: dict[str, int] = {}  # by group, behind what its last collective that blocks stands
+    for i, node in enumerate(nodes):
+        if node.kind == "launch":
+            behind[i] = max((behind[d] for d in node.deps), default=-1)
+            behind[i] = max(behind[i], blocked.get(node.group, -1))
+        elif node.blocks:
+            blocked[node.group] = i
+    first_user = [count] * count
+    for i in range(count - 1, -1, -1):
+        if nodes[i].kind == "wait":
+            behind[i] = max(i, first_user[i] - 1)
+        for d in nodes[i].deps:
+            user = behind[i] + 1 if nodes[i].kind == "launch" else behind[i]
+            first_user[d] = min(first_user[d], user)
+    offset = {"launch": 0.5, "wait": 0.25}
+    place = [behind[i] + offset.get(node.kind, 0.0) for i, node in enumerate(nodes)]
+    return Schedule(tuple(sorted(range(count), key=lambda i: (place[i], i))))
+
 
 JUDGED = 2  # drafts that are judged in full
 
@@ -84,3 +111,50 @@ def _candidates(problem: Problem, search: Search) -> Iterator[tuple[str, Schedul
         found_us = found.draft.makespan_us
         name = f"{found.rules.priority} window={found.rules.window} round={len(found.how)}"
         yield name, expand(search.tasks, found.draft.steps)
+
+
+MOST = 32  # solutions that are kept, the latest
+_known: OrderedDict[tuple[object, ...], Solution] = OrderedDict()
+
+
+def solve_once(
+    problem: Problem,
+    *,
+    extra_memory_ratio: float = 0.05,
+    extra_memory_bytes: int = 2**30,
+    bucket: bool = True,
+) -> Solution:
+    """Return what ``solve`` returns, at once where this process has solved an equal problem with equal arguments."""
+    key = (digest(problem), extra_memory_ratio, extra_memory_bytes, bucket)
+    if key not in _known:
+        _known[key] = solve(
+            problem,
+            extra_memory_ratio=extra_memory_ratio,
+            extra_memory_bytes=extra_memory_bytes,
+            bucket=bucket,
+        )
+    _known.move_to_end(key)
+    while len(_known) > MOST:
+        _known.popitem(last=False)
+    return _known[key]
+
+
+def digest(problem: Problem) -> str:
+    """Digest of all that a solution depends on: everything but names."""
+    nodes = [tuple(getattr(node, name) for name in _OF_NODES) for node in problem.nodes]
+    links = sorted(
+        (group, op, tuple(points))
+        for group, tables in problem.links.items()
+        for op, points in tables.items()
+    )
+    rest = [_plain(getattr(problem, name)) for name in _OF_PROBLEMS]
+    return hashlib.sha256(repr((nodes, links, rest)).encode()).hexdigest()
+
+
+# A field that is added to either is part of the digest.
+_OF_NODES = [field.name for field in fields(Node) if field.name != "name"]
+_OF_PROBLEMS = [f.name for f in fields(Problem) if f.name not in ("name", "nodes", "links")]
+
+
+def _plain(value: object) -> object:
+    return sorted(value.items()) if isinstance(value, Mapping) else value

@@ -12,7 +12,7 @@ from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from inductor_passes.records import PassRecord
 from inductor_passes.reporting import describe
 from inductor_passes.reporting.summary import WHY_EXPOSED
-from inductor_passes.schedule.model import reasons
+from inductor_passes.schedule.solver import evaluate
 
 
 def printed(report):
@@ -166,7 +166,7 @@ forward graph: 5 nodes, 3 collectives; order kept in the generated code
 
 
 def test_why_a_launch_is_exposed_is_known_in_words():
-    said = Path(reasons.__file__).read_text() + Path(describe.__file__).read_text()
+    said = Path(evaluate.__file__).read_text() + Path(describe.__file__).read_text()
     assert all(f'"{reason}"' in said for reason in WHY_EXPOSED)
 
 

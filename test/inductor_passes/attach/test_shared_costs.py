@@ -10,7 +10,7 @@ from torch.distributed import _functional_collectives as funcol
 
 from inductor_passes.attach.session import compile_with_passes, graph_passes_only
 from inductor_passes.cost import model
-from inductor_passes.schedule.graph import schedule
+from inductor_passes.schedule import schedule_pass
 from inductor_passes.testing import fake_group
 
 
@@ -37,7 +37,7 @@ def made(monkeypatch):
     counted(model.TopologyCostModel, "__init__", "models")
     counted(model.Machine, "__init__", "machines")
     counted(model._Analysis, "__init__", "analyses")
-    counted(schedule, "extract", "problems")
+    counted(schedule_pass, "extract", "problems")
     return counts
 
 

@@ -4,8 +4,8 @@ import pytest
 from small_problems import layers, save
 
 from inductor_passes.__main__ import main
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.problem import Schedule
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.problem import Schedule
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from inductor_passes import files
 from inductor_passes.cost import import_kineto
 from inductor_passes.errors import ProblemError
 from inductor_passes.files import MOST
-from inductor_passes.schedule.model import json_format
+from inductor_passes.schedule.solver import problem_file
 
 SCHEMAS = {
-    "problem": json_format.PROBLEM.schema,
+    "problem": problem_file.PROBLEM.schema,
     "profile": import_kineto.PROFILE.schema,
     "plan": plan_file.FORM.schema,
     "report": schema_of_rank(),

@@ -5,7 +5,7 @@ import graphlib
 
 import torch
 
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.testing import FixedCost
 
 c10d = torch.ops._c10d_functional

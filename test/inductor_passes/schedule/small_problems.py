@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.problem import Node, Problem, Schedule
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.problem import Node, Problem, Schedule
 from inductor_passes.simulate.execution import live_bytes
 
 MIB = 2**20

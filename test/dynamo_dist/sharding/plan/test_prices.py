@@ -17,7 +17,7 @@ from inductor_passes.cost.collectives import shape_of_ranks
 from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.measurements import product_us
 from inductor_passes.cost.topology import MeasuredProducts
-from inductor_passes.schedule.graph.extract import extract
+from inductor_passes.schedule.extract import extract
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import trace
 

@@ -4,8 +4,8 @@ from expecttest import TestCase
 from programs import EVERY_KIND, GATHERS, RANKS, CoalescingCost, MergeAll, every_kind, gathers, wait
 
 from inductor_passes.pipeline import run_pass
-from inductor_passes.schedule.graph.apply import is_coalescing_faster
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.apply import is_coalescing_faster
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.testing import FixedCost, dump, fake_group, run_on_ranks, trace
 
 c10d = torch.ops._c10d_functional

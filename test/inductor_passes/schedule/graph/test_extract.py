@@ -7,10 +7,9 @@ from programs import EVERY_KIND, GATHERS, RANKS, every_kind, gathers, wait
 
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
-from inductor_passes.schedule.graph.extract import extract
-from inductor_passes.schedule.model.check import check_problem
-from inductor_passes.schedule.model.judge import check_schedule, judge
-from inductor_passes.schedule.model.problem import program_order
+from inductor_passes.schedule.extract import extract
+from inductor_passes.schedule.solver.evaluate import check_schedule, judge
+from inductor_passes.schedule.solver.problem import check_problem, program_order
 from inductor_passes.schedule.solver.solve import solve
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, fake_group, trace

@@ -5,8 +5,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from inductor_passes.graph.collectives import kind, launches
-from inductor_passes.schedule.graph.module_memory import runtime_bytes
-from inductor_passes.schedule.graph.schedule import EXTRA_BYTES, ScheduleGraph
+from inductor_passes.schedule.extract import runtime_bytes
+from inductor_passes.schedule.schedule_pass import EXTRA_BYTES, ScheduleGraph
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, trace
 

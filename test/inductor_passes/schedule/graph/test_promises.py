@@ -11,8 +11,8 @@ from programs import EVERY_KIND, GATHERS, RANKS, CoalescingCost, MergeAll, every
 
 from inductor_passes.errors import PassesError
 from inductor_passes.pipeline import run_pass
-from inductor_passes.schedule.graph.extract import extract
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.extract import extract
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.testing import FixedCost, fake_group, trace
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import torch
 from programs import RANKS, wait
 
 from inductor_passes.pipeline import run_pass
-from inductor_passes.schedule.graph.schedule import ScheduleGraph
+from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.simulate import simulate
 from inductor_passes.testing import FixedCost, fake_group, run_on_ranks, trace
 

@@ -3,9 +3,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problems import compute, launch, node_input, optimum, output, problem, problems, wait
 
-from inductor_passes.schedule.model.bound import least_us_per_mib, lower_bound, one_machine_bound
-from inductor_passes.schedule.model.own_bound import own_bound
-from inductor_passes.schedule.model.tasks import Tasks
+from inductor_passes.schedule.solver.lower_bound import (
+    least_us_per_mib,
+    lower_bound,
+    one_machine_bound,
+    own_bound,
+)
+from inductor_passes.schedule.solver.tasks import Tasks
 
 EPSILON = 1e-6
 

@@ -5,12 +5,16 @@ from unittest import mock
 
 import pytest
 
-from inductor_passes.schedule.model.check import check_problem
-from inductor_passes.schedule.model.folded import FEWEST_LAYERS, FEWEST_NODES, folded
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.problem import MIB, Node, Problem
-from inductor_passes.schedule.model.repeats import left_out, stretches
 from inductor_passes.schedule.solver import search, solve
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.problem import MIB, Node, Problem, check_problem
+from inductor_passes.schedule.solver.repeated_layers import (
+    FEWEST_LAYERS,
+    FEWEST_NODES,
+    folded,
+    left_out,
+    stretches,
+)
 
 LAYER = 40  # nodes
 LINK = ((1.0, 90.0), (2.0, 115.0), (16.0, 400.0), (64.0, 1330.0), (256.0, 5000.0))

@@ -8,13 +8,13 @@ from small_problems import layers, problems, save
 
 from inductor_passes.errors import ProblemError
 from inductor_passes.files import checked
-from inductor_passes.schedule.model.json_format import (
+from inductor_passes.schedule.solver.problem import Schedule
+from inductor_passes.schedule.solver.problem_file import (
     PROBLEM,
     load_problem,
     problem_of,
     save_schedule,
 )
-from inductor_passes.schedule.model.problem import Schedule
 
 
 def as_json(problem):

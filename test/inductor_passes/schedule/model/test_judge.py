@@ -4,8 +4,8 @@ import pytest
 from small_problems import MIB, compute, launch, layers, node_input, output, problem, wait
 
 from inductor_passes.errors import ProblemError
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.problem import Schedule, program_order
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.problem import Schedule, program_order
 from inductor_passes.schedule.solver.solve import solve
 
 

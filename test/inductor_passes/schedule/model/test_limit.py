@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_problems import problems
 
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.limit import limit_us
-from inductor_passes.schedule.model.problem import Problem, program_order
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.lower_bound import limit_us
+from inductor_passes.schedule.solver.problem import Problem, program_order
 from inductor_passes.schedule.solver.solve import solve
 
 

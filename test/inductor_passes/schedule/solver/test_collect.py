@@ -3,13 +3,17 @@ import dataclasses
 import pytest
 from small_problems import MIB, compute, launch, node_input, output, problem, wait
 
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.bucket import Merger
-from inductor_passes.schedule.solver.collect import Collector, enough_for, link_us_in_buckets
-from inductor_passes.schedule.solver.rules import PORTFOLIO
+from inductor_passes.schedule.solver.bucketing import (
+    Collector,
+    Merger,
+    enough_for,
+    link_us_in_buckets,
+)
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.list_scheduler import PORTFOLIO
 from inductor_passes.schedule.solver.search import Search
 from inductor_passes.schedule.solver.solve import solve
+from inductor_passes.schedule.solver.tasks import Tasks
 
 # 90 us whatever is sent, and 10 us a MiB: sixteen launches of 1 MiB take 1600 us apart, 250 as one.
 LONG_FLOOR = ((1.0, 100.0), (2.0, 110.0))

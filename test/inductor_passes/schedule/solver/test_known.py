@@ -4,7 +4,7 @@ from unittest import mock
 import pytest
 from small_problems import layers
 
-from inductor_passes.schedule.solver import known
+from inductor_passes.schedule.solver import solve as known
 
 
 @pytest.fixture

@@ -23,15 +23,14 @@ from small_problems import (
     wait,
 )
 
-from inductor_passes.schedule.model.json_format import load_problem
-from inductor_passes.schedule.model.judge import judge
-from inductor_passes.schedule.model.own_bound import Certificate
-from inductor_passes.schedule.model.problem import program_order
-from inductor_passes.schedule.model.tasks import Tasks
-from inductor_passes.schedule.solver.expand import expand
-from inductor_passes.schedule.solver.rules import Rules
+from inductor_passes.schedule.solver.evaluate import judge
+from inductor_passes.schedule.solver.list_scheduler import Rules, expand
+from inductor_passes.schedule.solver.lower_bound import Certificate
+from inductor_passes.schedule.solver.problem import program_order
+from inductor_passes.schedule.solver.problem_file import load_problem
 from inductor_passes.schedule.solver.search import Search
 from inductor_passes.schedule.solver.solve import solve
+from inductor_passes.schedule.solver.tasks import Tasks
 
 FOLDER = os.environ.get("DYNAMO_DIST_SCHEDULE_PROBLEMS")
 PROBLEMS = sorted(Path(FOLDER).glob("*.json.gz")) if FOLDER else []

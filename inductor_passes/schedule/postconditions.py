@@ -1,7 +1,4 @@
-"""Promises that a scheduled graph must keep: the same program, in an order that the old one allows.
-
-Independent of how a schedule was found and applied: everything is read off the graph again.
-"""
+"""Check that a scheduled graph is the same program, in an order that the old one allows."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from inductor_passes.graph.collectives import (
     reduce_op,
 )
 from inductor_passes.graph.printing import user_line
-from inductor_passes.schedule.graph.apply import MergedLaunches
-from inductor_passes.schedule.graph.extract import Extracted
-from inductor_passes.schedule.model.problem import UNPACKED_OPS
+from inductor_passes.schedule.apply import MergedLaunches
+from inductor_passes.schedule.extract import Extracted
+from inductor_passes.schedule.solver.problem import UNPACKED_OPS
 
 aten = torch.ops.aten
 

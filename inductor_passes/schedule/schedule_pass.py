@@ -14,14 +14,12 @@ from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
-from inductor_passes.schedule.graph.apply import MergedLaunches, apply
-from inductor_passes.schedule.graph.extract import Extracted, extract
-from inductor_passes.schedule.graph.module_memory import runtime_bytes
-from inductor_passes.schedule.graph.promises import Before, check
-from inductor_passes.schedule.model.judge import check_schedule
-from inductor_passes.schedule.model.problem import MERGED_OPS, Problem
-from inductor_passes.schedule.model.solution import Solution
-from inductor_passes.schedule.solver.known import solve_once
+from inductor_passes.schedule.apply import MergedLaunches, apply
+from inductor_passes.schedule.extract import Extracted, extract, runtime_bytes
+from inductor_passes.schedule.postconditions import Before, check
+from inductor_passes.schedule.solver.evaluate import check_schedule
+from inductor_passes.schedule.solver.problem import MERGED_OPS, Problem, Solution
+from inductor_passes.schedule.solver.solve import solve_once
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import Timeline, simulate
 

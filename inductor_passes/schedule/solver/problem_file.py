@@ -13,8 +13,7 @@ from typing import Any
 
 from inductor_passes.errors import ProblemError
 from inductor_passes.files import Form, load
-from inductor_passes.schedule.model.check import check_problem
-from inductor_passes.schedule.model.problem import Node, Problem, Schedule
+from inductor_passes.schedule.solver.problem import Node, Problem, Schedule, check_problem
 
 _OF_LAUNCHES = ("group", "op", "dtype", "payload")
 _TEXT = {"type": "string"}
@@ -51,7 +50,7 @@ _LINKS = {
 PROBLEM = Form(
     name="schedule problem",
     error=ProblemError,
-    fix="inductor_passes/schedule/model/json_format.py says what it holds.",
+    fix="inductor_passes/schedule/solver/problem_file.py says what it holds.",
     schema={
         "type": "object",
         "properties": {

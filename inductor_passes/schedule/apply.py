@@ -37,7 +37,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.printing import CAUSE
-from inductor_passes.schedule.model.problem import UNPACKED_OPS
+from inductor_passes.schedule.solver.problem import UNPACKED_OPS
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -14,9 +14,9 @@ from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
-from inductor_passes.schedule.graph.apply import apply, read_sizes_of_inputs
-from inductor_passes.schedule.graph.extract import Extracted, extract
-from inductor_passes.schedule.graph.promises import Before, check
+from inductor_passes.schedule.apply import apply, read_sizes_of_inputs
+from inductor_passes.schedule.extract import Extracted, extract
+from inductor_passes.schedule.postconditions import Before, check
 
 
 class FollowPlan(GraphPass):
