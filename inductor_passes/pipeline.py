@@ -35,7 +35,7 @@ from inductor_passes.schedule.follow import FollowPlan
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.regions import SplitRegions
+from inductor_passes.split.split_pass import SplitRegions
 
 log = logging.getLogger(__name__)
 

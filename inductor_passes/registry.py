@@ -12,7 +12,7 @@ from inductor_passes.fuse import FUSIONS
 from inductor_passes.plugins import load_plugins
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
-from inductor_passes.split.regions import SplitRegions
+from inductor_passes.split.split_pass import SplitRegions
 
 PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.

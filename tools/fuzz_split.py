@@ -30,11 +30,10 @@ from torch.utils import _pytree as pytree
 from inductor_passes.split import rules
 from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import Cutter, cut_all
-from inductor_passes.split.halves import BACKWARD, FORWARD
+from inductor_passes.split.price import BACKWARD, FORWARD
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.pieces import may_be_unequal, unequal_parts
-from inductor_passes.split.rules.places import SUM, Cut, InParts, One
 from inductor_passes.split.rules.rows import Addends, Routed
+from inductor_passes.split.rules.rule import SUM, Cut, InParts, One, may_be_unequal, unequal_parts
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat.aot import is_joint
 

@@ -19,9 +19,9 @@ from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.downcast_before_gather import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
+from inductor_passes.split.decision import Joint, note
 from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.joint import Joint, note
-from inductor_passes.split.regions import SplitRegions
+from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.torch_compat import aot
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from torch import fx
 
 from inductor_passes.graph.collectives import group_size, is_launch
 from inductor_passes.graph.edit import tensor
-from inductor_passes.split.halves import BACKWARD, backward_of
+from inductor_passes.split.price import BACKWARD, backward_of
 from inductor_passes.split.region import Positions, Region, spread
-from inductor_passes.split.rules.pieces import Shape
-from inductor_passes.split.rules.places import Cut, EndsError, fits, shape_of
+from inductor_passes.split.rules.rule import Cut, EndsError, Shape, fits, shape_of
 
 c10d = torch.ops._c10d_functional
 _SHARING = (c10d.reduce_scatter_tensor.default, c10d.all_to_all_single.default)

@@ -17,11 +17,9 @@ from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.simulate import simulate
 from inductor_passes.split.candidates import Laid, Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all
-from inductor_passes.split.fold import Folded, fold
-from inductor_passes.split.halves import BACKWARD, FORWARD
-from inductor_passes.split.price import Price, Prices
+from inductor_passes.split.price import BACKWARD, FORWARD, Folded, Price, Prices, fold
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.places import Cut
+from inductor_passes.split.rules.rule import Cut
 
 LEAST_GAIN = 0.03  # of the step, before a graph is cut
 LEAST_MORE = 0.01  # of the step, for each region behind the first, or for halves in unlike parts

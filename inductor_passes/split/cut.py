@@ -19,17 +19,18 @@ from inductor_passes.rewrite.layout import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.counting import BOUNDS
-from inductor_passes.split.rules.pieces import is_broadcast, known
-from inductor_passes.split.rules.places import (
+from inductor_passes.split.rules.rows import Addends
+from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     InParts,
     One,
     has_equal,
+    is_broadcast,
+    known,
     shape_of,
     smaller,
 )
-from inductor_passes.split.rules.rows import Addends
 from inductor_passes.torch_compat.sizes import hold, new_symbols, size_hint, surely_equal
 from inductor_passes.torch_compat.tracing import mode_of
 

@@ -11,11 +11,11 @@ from inductor_passes.base import PassStats
 from inductor_passes.errors import CannotFollowError, PreconditionError
 from inductor_passes.graph.collectives import MEMBERS
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
-from inductor_passes.split.base import Cutting
 from inductor_passes.split.candidates import from_inputs, from_inside
-from inductor_passes.split.halves import backward_of
+from inductor_passes.split.price import backward_of
 from inductor_passes.split.region import Positions, Region, spread
-from inductor_passes.split.rules.pieces import unequal_parts
+from inductor_passes.split.rules.rule import unequal_parts
+from inductor_passes.split.split_pass import Cutting
 
 
 class FollowSplit(Cutting):

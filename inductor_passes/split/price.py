@@ -1,10 +1,12 @@
-"""The price of a graph that is cut or not: its schedule's step, a joint graph's forward and backward one after the other."""
+"""Price a graph that is split or not: its schedule's step, forward and backward one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from inductor_passes.cost.model import launching_us
@@ -12,8 +14,140 @@ from inductor_passes.graph.collectives import is_launch
 from inductor_passes.schedule.extract import Extracted
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule.solver.lower_bound import limit_us
-from inductor_passes.split.fold import Folded
-from inductor_passes.split.halves import halves
+from inductor_passes.schedule.solver.repeated_layers import WINDOW, left_out, stretches
+from inductor_passes.torch_compat import aot
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Return the operators of a joint graph's backward; of another graph none."""
+    late = set(aot.tangents(graph))
+    if not late:
+        return frozenset()
+    for node in graph.nodes:
+        if any(source in late for source in node.all_input_nodes):
+            late.add(node)
+    early = {node for node in graph.output_node().all_input_nodes if node not in late}
+    for node in reversed(graph.nodes):
+        if node in early:
+            early.update(node.all_input_nodes)
+    for node in graph.nodes:
+        if node.target is operator.getitem and node.args[0] in early:
+            early.add(node)
+    calls = (node for node in graph.nodes if node.op not in ("placeholder", "output"))
+    return frozenset(node for node in calls if node not in early)
+
+
+def halves(graph: fx.Graph) -> tuple[fx.Graph, ...]:
+    """Return copies of a joint graph's forward and backward, each for being priced; of another graph itself.
+
+    What the backward reads of the forward is a result there and an input here. Names stay.
+    """
+    late = backward_of(graph)
+    if not late:
+        return (graph,)
+    calls = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    results = graph.output_node().all_input_nodes
+    inner = [node for node in calls if node not in late]
+    read = dict.fromkeys(used for node in calls if node in late for used in node.all_input_nodes)
+    saved = [node for node in read if node not in late and node.op != "placeholder"]
+    first = _part(graph, inner, (), [n for n in results if n not in late] + saved)
+    behind = [node for node in calls if node in late]
+    return first, _part(graph, behind, saved, [node for node in results if node in late])
+
+
+def _part(
+    graph: fx.Graph,
+    nodes: Iterable[fx.Node],
+    given: Iterable[fx.Node],
+    results: Iterable[fx.Node],
+) -> fx.Graph:
+    nodes, results = list(nodes), list(dict.fromkeys(results))
+    read = {used for node in nodes for used in node.all_input_nodes} | set(results)
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node in read:
+            copies[node] = made.node_copy(node)
+    for node in given:
+        copies[node] = made.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in nodes:
+        copies[node] = made.node_copy(node, lambda used: copies[used])
+    made.output(tuple(copies[node] for node in results))
+    return made
+
+
+FIRST, LAST = 1, 2  # layers that are kept at either end of a stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A graph in which ``kept`` of ``layers`` equal layers are left, and the node of the whole graph that each node is."""
+
+    graph: fx.Graph
+    whole: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    layers: int = 1
+    kept: int = 1
+
+
+def fold(graph: fx.Graph) -> Folded:
+    """Return a copy without the middle layers; the graph itself where it has few.
+
+    What is kept and reads a layer that is gone reads its like in another, so that shapes agree and every node
+    costs what it did. The copy computes something else: it is for being priced.
+    """
+    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+    found = left_out(list(stretches(looks(nodes))), FIRST, LAST)
+    if not found:
+        return Folded(graph)
+    place = {node: i for i, node in enumerate(nodes)}
+    of = {at: stretch for stretch in found for at in stretch.left_out}
+
+    def reads(node: fx.Node, source: fx.Node) -> fx.Node:
+        at = place.get(source, -1)
+        return nodes[of[at].stand_in(at, place[node])] if at in of else source
+
+    kept = [node for at, node in enumerate(nodes) if at not in of]
+    inputs = {node: {used: reads(node, used) for used in node.all_input_nodes} for node in kept}
+    read = {source for sources in inputs.values() for source in sources.values()}
+    made = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        if node in read:
+            copies[node] = made.node_copy(node)
+    for node in kept:
+        copies[node] = made.node_copy(node, lambda used, by=inputs[node]: copies[by[used]])  # type: ignore[misc]
+    output = graph.output_node()
+    made.output(tuple(copies[node] for node in output.all_input_nodes if node in copies))
+    most = max(found, key=lambda stretch: stretch.layers)
+    whole = {copy: node for node, copy in copies.items()}
+    return Folded(made, whole, most.layers, most.layers - most.gone)
+
+
+def looks(nodes: Sequence[fx.Node]) -> list[int]:
+    """Return a number for each node: equal where nodes do the same on the same shapes, with the same close by."""
+    numbers: dict[str, int] = {}
+    place = {node: i for i, node in enumerate(nodes)}
+    found = []
+    for i, node in enumerate(nodes):
+        near = [i - place.get(used, -1) for used in node.all_input_nodes]
+        args = fx.node.map_arg((node.args, node.kwargs), lambda used: None)
+        target = node.target if node.op == "call_function" else node.op
+        said = f"{target} {args} {_said(node.meta.get('val'))} {[d for d in near if d <= WINDOW]}"
+        found.append(numbers.setdefault(said, len(numbers)))
+    return found
+
+
+def _said(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(_said, value))
+    return (
+        f"{value.dtype} {list(value.shape)} {value.stride()}"
+        if isinstance(value, torch.Tensor)
+        else ""
+    )
 
 
 @dataclass(frozen=True, slots=True)

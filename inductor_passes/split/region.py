@@ -13,10 +13,10 @@ from torch import fx
 
 from inductor_passes.graph.collectives import is_launch, is_wait, loose_users, waits_of
 from inductor_passes.split.rules import step_of
-from inductor_passes.split.rules.by_token import SORTS
 from inductor_passes.split.rules.counting import keys_of
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
+from inductor_passes.split.rules.routing import SORTS
 from inductor_passes.split.rules.rows import Addends, Routed
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place
 
 
 @dataclass(slots=True)

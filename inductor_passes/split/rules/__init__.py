@@ -9,25 +9,25 @@ from torch import fx
 
 from inductor_passes.split.rules import (
     attention,
-    by_token,
     collectives,
     elementwise,
     indexing,
     products,
     reductions,
+    routing,
     views,
 )
-from inductor_passes.split.rules.places import (
+from inductor_passes.split.rules.rows import Addends
+from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
     Place,
+    Rule,
     fits,
     has_equal,
     shape_of,
 )
-from inductor_passes.split.rules.rows import Addends
-from inductor_passes.split.rules.rule import Rule
 
 RULES: dict[object, Rule] = {
     **views.RULES,
@@ -89,7 +89,7 @@ def step_of(
         raise EndsError("it is no operator")
     _may_be_cut(node.target)
     rule = None
-    step = by_token.step_by_token(node, places, parts, whole)
+    step = routing.step_by_token(node, places, parts, whole)
     if step is None:
         others = {n: place for n, place in places.items() if not isinstance(place, Addends)}
         rule = rule_of(node.target)

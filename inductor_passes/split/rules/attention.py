@@ -15,8 +15,7 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import CAST, aten
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Maker, Place, sizes
-from inductor_passes.split.rules.rule import Rule
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Maker, Place, Rule, sizes
 
 BATCH, TOKENS = Cut(0), Cut(2)  # of [batch, heads, tokens, width]
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -8,8 +8,7 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.collectives import MEMBERS, argument, group_size
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, sizes
-from inductor_passes.split.rules.rule import Rule, cut_of
+from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place, Rule, cut_of, sizes
 
 c10d = torch.ops._c10d_functional
 Places = Mapping[fx.Node, Place]

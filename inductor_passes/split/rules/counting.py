@@ -12,7 +12,6 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument, group_name, group_size
 from inductor_passes.graph.edit import aten, prims, tensor
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place
 from inductor_passes.split.rules.rows import (
     Addends,
     Base,
@@ -24,7 +23,17 @@ from inductor_passes.split.rules.rows import (
     Run,
     count_of,
 )
-from inductor_passes.split.rules.rule import Rule, dims_of, extents, filled_with, source_of
+from inductor_passes.split.rules.rule import (
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    Rule,
+    dims_of,
+    extents,
+    filled_with,
+    source_of,
+)
 from inductor_passes.split.rules.views import reshaped
 
 c10d = torch.ops._c10d_functional

@@ -8,8 +8,15 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.edit import aten, prims
-from inductor_passes.split.rules.pieces import is_broadcast
-from inductor_passes.split.rules.places import Cut, EndsError, InParts, Place, is_tensor, shape_of
+from inductor_passes.split.rules.rule import (
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    is_broadcast,
+    is_tensor,
+    shape_of,
+)
 
 # Elementwise, though torch does not tag them so.
 _UNTAGGED = frozenset(

@@ -10,8 +10,20 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, tensor
-from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, shape_of, sizes
-from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart, source_of
+from inductor_passes.split.rules.rule import (
+    SUM,
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    Rule,
+    cut_of,
+    dims_of,
+    keeps_apart,
+    shape_of,
+    sizes,
+    source_of,
+)
 
 Places = Mapping[fx.Node, Place]
 # What adds to its first argument, for the parts of a sum.

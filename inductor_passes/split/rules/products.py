@@ -8,17 +8,17 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules.pieces import is_broadcast
-from inductor_passes.split.rules.places import (
+from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     EndsError,
     InParts,
     Place,
+    Rule,
+    is_broadcast,
     is_tensor,
     shape_of,
 )
-from inductor_passes.split.rules.rule import Rule
 
 # What adds a product to what is there, for the parts of a sum.
 ADDING = {

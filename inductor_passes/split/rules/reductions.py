@@ -9,16 +9,19 @@ from torch import fx
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
 from inductor_passes.split.rules.elementwise import elementwise
-from inductor_passes.split.rules.places import (
+from inductor_passes.split.rules.rule import (
     SUM,
     Cut,
     EndsError,
     InParts,
     Place,
+    Rule,
+    cut_of,
+    dims_of,
     has_equal,
+    keeps_apart,
     shape_of,
 )
-from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, keeps_apart
 
 Places = Mapping[fx.Node, Place]
 # What makes the reduction over all parts of those over each.

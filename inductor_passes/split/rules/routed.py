@@ -13,10 +13,21 @@ from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, prims
 from inductor_passes.split.rules import products
 from inductor_passes.split.rules.elementwise import is_elementwise
-from inductor_passes.split.rules.places import SUM, Cut, EndsError, InParts, Place, smaller
 from inductor_passes.split.rules.reductions import PLUS
 from inductor_passes.split.rules.rows import Addends, Alike, Base, Routed, Rows, count_of
-from inductor_passes.split.rules.rule import Rule, dims_of, extents, filled_with, source_of
+from inductor_passes.split.rules.rule import (
+    SUM,
+    Cut,
+    EndsError,
+    InParts,
+    Place,
+    Rule,
+    dims_of,
+    extents,
+    filled_with,
+    smaller,
+    source_of,
+)
 from inductor_passes.split.rules.views import order_of, reshaped
 
 Places = Mapping[fx.Node, Place]

@@ -12,10 +12,18 @@ from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
 from inductor_passes.split.rules import routed
 from inductor_passes.split.rules.counting import sizes_in_order
-from inductor_passes.split.rules.places import SUM, EndsError, InParts, Place
 from inductor_passes.split.rules.routed import lying, settled
 from inductor_passes.split.rules.rows import Addends, KeyCounts, Routed, Run
-from inductor_passes.split.rules.rule import Rule, dims_of, extents, source_of
+from inductor_passes.split.rules.rule import (
+    SUM,
+    EndsError,
+    InParts,
+    Place,
+    Rule,
+    dims_of,
+    extents,
+    source_of,
+)
 
 Places = Mapping[fx.Node, Place]
 

@@ -11,19 +11,26 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten
-from inductor_passes.split.rules.pieces import Shape, is_broadcast, known, quotient, volume
-from inductor_passes.split.rules.places import (
+from inductor_passes.split.rules.rule import (
     Cut,
     EndsError,
     InParts,
     Place,
+    Rule,
+    Shape,
     SizeOf,
+    cut_of,
+    dims_of,
     has_equal,
+    is_broadcast,
+    known,
+    quotient,
     shape_of,
     sizes,
     smaller,
+    source_of,
+    volume,
 )
-from inductor_passes.split.rules.rule import Rule, cut_of, dims_of, source_of
 from inductor_passes.torch_compat.sizes import surely_equal
 
 Places = Mapping[fx.Node, Place]

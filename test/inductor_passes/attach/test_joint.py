@@ -8,7 +8,7 @@ from inductor_passes.attach.capture import capturing
 from inductor_passes.attach.options import taken_off
 from inductor_passes.graph.collectives import launches
 from inductor_passes.pipeline import run_passes
-from inductor_passes.split.joint import half_of
+from inductor_passes.split.decision import half_of
 from inductor_passes.testing import fake_group
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from inductor_passes.split.cut import Cutter
 from inductor_passes.split.region import Positions, spread
-from inductor_passes.split.rules.places import Cut
+from inductor_passes.split.rules.rule import Cut
 
 RANKS = 2
 

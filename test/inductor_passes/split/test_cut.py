@@ -12,7 +12,7 @@ from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import launches
 from inductor_passes.pipeline import run_pass
 from inductor_passes.split.cut import Cutter
-from inductor_passes.split.regions import SplitRegions
+from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
 c10d = torch.ops._c10d_functional

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from inductor_passes.pipeline import run_pass
-from inductor_passes.split.fold import FIRST, LAST, fold
-from inductor_passes.split.regions import SplitRegions
+from inductor_passes.split.price import FIRST, LAST, fold
+from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.testing import FixedCost, trace
 
 c10d = torch.ops._c10d_functional

@@ -9,9 +9,9 @@ from expecttest import assert_expected_inline
 
 from inductor_passes.graph.collectives import launches
 from inductor_passes.split.region import Positions, spread
-from inductor_passes.split.rules import by_token, counting, routed
-from inductor_passes.split.rules.places import SUM, Cut
+from inductor_passes.split.rules import counting, routed, routing
 from inductor_passes.split.rules.rows import Addends, Condition, Routed
+from inductor_passes.split.rules.rule import SUM, Cut
 from inductor_passes.testing import dump, fake_group, trace
 
 aten, prims, c10d = torch.ops.aten, torch.ops.prims, torch.ops._c10d_functional
@@ -257,7 +257,7 @@ def test_every_rule_has_a_case():
         *(aten.baddbmm.default, aten.bmm.default),  # are refused
         *(t for t in routed.RULES if routed.RULES[t] is routed.reduce_rows),
     }
-    assert set(by_token.RULES) - several <= used
+    assert set(routing._ROW_RULES) - several <= used
 
 
 def test_sums_over_rows_are_those_of_the_parts(in_parts):

@@ -9,7 +9,7 @@ from torch._inductor.decomposition import decompositions
 from torch._inductor.lowering import lowerings
 
 from inductor_passes.split.rules import RULES
-from inductor_passes.split.rules.places import SUM, Cut
+from inductor_passes.split.rules.rule import SUM, Cut
 from inductor_passes.testing import fake_group, trace
 
 aten, prims, c10d = torch.ops.aten, torch.ops.prims, torch.ops._c10d_functional

@@ -15,9 +15,9 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.split.candidates import Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all
-from inductor_passes.split.halves import BACKWARD, FORWARD, backward_of, halves
-from inductor_passes.split.regions import SplitRegions
-from inductor_passes.split.rules.places import Cut
+from inductor_passes.split.price import BACKWARD, FORWARD, backward_of, halves
+from inductor_passes.split.rules.rule import Cut
+from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten

@@ -1,13 +1,15 @@
-"""What holds for every pass that cuts a graph into parts."""
+"""The pass that splits a graph into chunks, or finds that it gains nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics
+from inductor_passes.base import Numerics, PassContext, PassStats
+from inductor_passes.cost import CostModel
 from inductor_passes.errors import InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
     group_name,
@@ -19,10 +21,14 @@ from inductor_passes.graph.collectives import (
 from inductor_passes.graph.dependencies import differs_by_numbers
 from inductor_passes.graph.edit import Values
 from inductor_passes.rewrite.base import Rewrite
+from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
+from inductor_passes.schedule_options import ScheduleOptions
+from inductor_passes.split.choose import LEAST_GAIN, Choice, choose
 from inductor_passes.split.cut import Cutter, cut_all
+from inductor_passes.split.decision import half_of, notes_of, record_of
 from inductor_passes.split.region import Region
-from inductor_passes.split.rules.places import Cut, has_equal, shape_of
 from inductor_passes.split.rules.rows import Addends, Routed
+from inductor_passes.split.rules.rule import Cut, has_equal, shape_of
 
 
 class Cutting(Rewrite):
@@ -124,3 +130,82 @@ def _what(launch: fx.Node) -> tuple[object, ...]:
 def _returned(graph: fx.Graph) -> list[object]:
     values = [node.meta.get("val") for node in graph.output_node().all_input_nodes]
     return [(v.shape, v.dtype) if isinstance(v, torch.Tensor) else None for v in values]
+
+
+AUTO = (2, 4)
+
+
+class SplitRegions(Cutting):
+    """Cut regions into parts that run one after another: one computes while another's collective is on its way.
+
+    What is behind an input of the graph is computed in parts as far as rules carry (``rules``), the collectives on
+    the way too; where they end, parts are joined, and another region may begin, in as many parts as are best there.
+    Regions and numbers of parts are those of the shortest predicted step, scheduled, one region after the other; with
+    ``auto`` the graph is left whole unless that saves 3 % or more.
+
+    Requires: a functional graph of known sizes.
+    Ensures:  the same values, sums over parts in another order; each cut launch has a launch for every part, of the
+              same kind and group, which sends an equal share; what is not cut reads what it read.
+    Stats:    ``launches`` (that were cut), ``parts`` (of each, in the first region), ``nodes`` (that were cut), ``joins``.
+    """
+
+    name = "split_regions"
+
+    def __init__(
+        self,
+        cost: CostModel,
+        split: int | str = "auto",
+        schedule: ScheduleOptions = ScheduleOptions(),
+    ) -> None:
+        super().__init__()
+        self.cost, self.split, self.schedule = cost, split, schedule
+
+    @classmethod
+    def build(cls, context: PassContext) -> SplitRegions:
+        return cls(context.cost, context.split, context.schedule)
+
+    def digest(self) -> str:
+        return f"{self.split} {self.schedule} {self.cost.digest()}"
+
+    def requires(self, graph: fx.Graph) -> None:
+        super().requires(graph)
+        joint = half_of(graph)
+        if joint is not None and joint.is_cut:
+            raise PreconditionError(
+                "the joint graph was cut before it was made forward and backward"
+            )
+
+    def run(self, graph: fx.Graph) -> PassStats:
+        start = time.perf_counter()
+        asked = self.split if isinstance(self.split, int) else None
+        choice = choose(
+            graph,
+            ScheduleGraph(self.cost, self.schedule),
+            AUTO if asked is None else (asked,),
+            least_gain=LEAST_GAIN if asked is None else 0.0,
+            values=self._values,
+        )
+        whole = self._why_whole(choice)
+        made = [] if whole else self.cut_each(graph, choice.regions)
+        if made:
+            graph.output_node().meta[CAP_BYTES] = choice.cap_bytes
+        record = record_of(choice, made, whole, time.perf_counter() - start)
+        names = ("launches", "parts", "nodes", "joins") if made else ()
+        counters = {name: int(getattr(record, name)) for name in names}
+        return PassStats(bool(made), counters, notes=notes_of(record), split=record)
+
+    def _why_whole(self, choice: Choice) -> str:
+        asked = isinstance(self.split, int)
+        if choice.best is None:
+            if choice.uncut_us * (1 - LEAST_GAIN) < choice.limit_us and not choice.tried:
+                return "the order alone is as short as the limit allows"
+            parts = self.split if asked else " or ".join(map(str, AUTO))
+            if choice.tried:
+                return f"{parts} parts do not fit in memory"
+            if choice.exposed_us:
+                waits = choice.exposed_us / choice.uncut_us
+                return f"compute waits {waits:.1%} of the step for launches that can be cut, less than {LEAST_GAIN:.0%}"
+            return f"no input leads to a launch in {parts} equal parts"
+        if not asked and choice.gain < LEAST_GAIN:
+            return f"{choice.gain:.1%} to gain, less than {LEAST_GAIN:.0%}"
+        return ""
