@@ -28,8 +28,7 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
 from inductor_passes.reporting.pass_log import PassLog
-from inductor_passes.rewrite.bucket_averages import BucketAverages
-from inductor_passes.rewrite.bucket_gathers import BucketGathers
+from inductor_passes.rewrite.bucket import BucketAverages, BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.follow import FollowPlan
 from inductor_passes.schedule_options import ScheduleOptions

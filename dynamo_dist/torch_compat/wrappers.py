@@ -9,7 +9,7 @@ from typing import Any
 import torch.fx.traceback as _traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
-from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
+from inductor_passes.rewrite.bucket import GATHERED_FOR
 
 
 @contextlib.contextmanager

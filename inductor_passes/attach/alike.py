@@ -15,7 +15,7 @@ from torch import fx
 
 from inductor_passes import registry
 from inductor_passes.kernels import availability
-from inductor_passes.rewrite.own_chunk import asks_for_position
+from inductor_passes.rewrite.all_reduce_slice import asks_for_position
 from inductor_passes.torch_compat import c10d, config
 
 # Code of users that Inductor calls while it compiles a graph.

@@ -29,7 +29,7 @@ from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
-from inductor_passes.rewrite.downcast_before_gather import narrowed_types
+from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
 from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat

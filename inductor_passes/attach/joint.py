@@ -17,7 +17,7 @@ from inductor_passes.cost import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.records import PassRecord
-from inductor_passes.rewrite.downcast_before_gather import narrowed_types
+from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
 from inductor_passes.split.decision import Joint, note
 from inductor_passes.split.follow import FollowSplit

@@ -28,7 +28,6 @@ from torch import fx
 
 from inductor_passes.agree import carried, orders
 from inductor_passes.agree.decide import Offer
-from inductor_passes.agree.equal_launches import equal_launches_stay
 from inductor_passes.agree.graph import place_of
 from inductor_passes.agree.offer import CachedOffer
 from inductor_passes.agree.stream import Stream
@@ -46,6 +45,7 @@ from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, recorder, reporters
+from inductor_passes.rewrite.share_collectives import equal_launches_stay
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
 

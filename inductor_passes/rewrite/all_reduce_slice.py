@@ -1,8 +1,13 @@
-"""A sum of which each rank keeps its own part is a reduce_scatter."""
+"""Reduce-scatter a sum of which each rank keeps its own chunk."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
+import torch.distributed as dist
 from torch import fx
 
 from inductor_passes.base import Numerics, PassStats
@@ -14,10 +19,89 @@ from inductor_passes.graph.collectives import (
     reduce_op,
     waits_of,
 )
-from inductor_passes.graph.edit import emit, replace
+from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.layout import cut_first
-from inductor_passes.rewrite.own_chunk import erase_chunks, own_chunks
+from inductor_passes.rewrite.inner_dimensions import cut_first
+from inductor_passes.torch_compat.c10d import group_ranks, known_groups
+
+# Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
+_NOT_SLICING = frozenset(
+    "redistribute prim_redistribute distribute_tensor linear matmul mm bmm addmm baddbmm add iadd sub "
+    "mul imul truediv div embedding layer_norm rms_norm softmax silu gelu relu dropout where".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChunk:
+    """``node`` holds the chunk of this rank, cut along ``dim``; ``shape`` is the whole's."""
+
+    node: fx.Node
+    dim: int
+    shape: tuple[int, ...]
+
+
+def own_chunks(whole: fx.Node, launch: fx.Node) -> list[OwnChunk] | None:
+    """Every use of ``whole`` as this rank's own chunk by ``launch``'s group; None if there is another use.
+
+    Chunks are equal: sizes that the group does not divide are not recognised, on any rank.
+    """
+    count, position = group_size(launch), group_position(group_name(launch))
+    shape = static_shape(whole)
+    if position is None or shape is None or count < 2 or not whole.users:
+        return None
+    found = []
+    for user in whole.users:
+        dim = _split_dim(user, shape, count)
+        if dim is None or not _is_of_dtensor(user):
+            return None
+        pieces = [piece for piece in user.users if piece.users]
+        if len(pieces) != 1 or pieces[0].target is not operator.getitem:
+            return None
+        if pieces[0].args[1] != position:
+            return None
+        found.append(OwnChunk(pieces[0], dim, shape))
+    return found
+
+
+def erase_chunks(graph: fx.Graph, chunks: Sequence[OwnChunk]) -> None:
+    """Erase chunks that nobody reads any more, and the cuts that made them."""
+    cuts = [cut for cut in (chunk.node.args[0] for chunk in chunks) if isinstance(cut, fx.Node)]
+    erase_unused(graph, [piece for cut in cuts for piece in cut.users])
+
+
+def group_position(name: str) -> int | None:
+    """This rank's place in the group, if no other group of that size is known; else None."""
+    ranks = group_ranks(name)
+    if ranks is None or dist.get_rank() not in ranks:
+        return None
+    same_size = {members for members in known_groups().values() if len(members) == len(ranks)}
+    return ranks.index(dist.get_rank()) if same_size <= {ranks} else None
+
+
+def asks_for_position(graph: fx.Graph) -> bool:
+    """Return whether a pass may ask where in a group this rank stands."""
+    return any(node.target is aten.split.Tensor and _is_of_dtensor(node) for node in graph.nodes)
+
+
+def _split_dim(node: fx.Node, shape: tuple[int, ...], count: int) -> int | None:
+    """The dimension along which ``node`` cuts ``shape`` in ``count`` equal parts."""
+    if node.target is not aten.split.Tensor:
+        return None
+    dim = node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0)
+    if not isinstance(dim, int):
+        return None
+    dim %= len(shape)
+    return dim if shape[dim] % count == 0 and node.args[1] == shape[dim] // count else None
+
+
+def _is_of_dtensor(node: fx.Node) -> bool:
+    stack = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack")
+    if not stack:
+        return False
+    target = stack[-1][1]
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.strip("_") in _NOT_SLICING
+
 
 c10d = torch.ops._c10d_functional
 

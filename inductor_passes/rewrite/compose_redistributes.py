@@ -14,9 +14,15 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, replace
+from inductor_passes.rewrite.all_reduce_slice import OwnChunk, erase_chunks, own_chunks
 from inductor_passes.rewrite.base import Rewrite
-from inductor_passes.rewrite.layout import CONTIGUOUS, Gathered, cut_first, gathered, join_at
-from inductor_passes.rewrite.own_chunk import OwnChunk, erase_chunks, own_chunks
+from inductor_passes.rewrite.inner_dimensions import (
+    CONTIGUOUS,
+    Gathered,
+    cut_first,
+    gathered,
+    join_at,
+)
 
 c10d = torch.ops._c10d_functional
 

@@ -15,7 +15,7 @@ from torch import fx
 from inductor_passes.graph.aliasing import is_view
 from inductor_passes.graph.collectives import MEMBERS, expect_even_exchanges, is_launch, part_of
 from inductor_passes.graph.edit import Values, aten, emit
-from inductor_passes.rewrite.layout import CONTIGUOUS
+from inductor_passes.rewrite.inner_dimensions import CONTIGUOUS
 from inductor_passes.split.region import Positions, Region
 from inductor_passes.split.rules import ADDING
 from inductor_passes.split.rules.counting import BOUNDS

@@ -7,7 +7,7 @@ from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.rewrite import BucketAverages
-from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
+from inductor_passes.rewrite.bucket import GATHERED_FOR
 from inductor_passes.testing import dump, trace
 
 c10d, aten = torch.ops._c10d_functional, torch.ops.aten

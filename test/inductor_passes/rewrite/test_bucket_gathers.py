@@ -5,7 +5,7 @@ import torch
 
 from inductor_passes.graph.collectives import launches, payload_bytes
 from inductor_passes.rewrite import BucketGathers
-from inductor_passes.rewrite.bucket_gathers import GATHERED_FOR
+from inductor_passes.rewrite.bucket import GATHERED_FOR
 from inductor_passes.testing import dump, trace
 
 c10d = torch.ops._c10d_functional

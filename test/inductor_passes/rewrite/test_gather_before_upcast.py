@@ -5,7 +5,7 @@ from expecttest import assert_expected_inline
 from inductor_passes.errors import InvariantError
 from inductor_passes.pipeline import run_pass
 from inductor_passes.rewrite import GatherBeforeUpcast
-from inductor_passes.rewrite.gather_before_upcast import keeps_values
+from inductor_passes.rewrite.narrow_gathers import keeps_values
 from inductor_passes.testing import dump, trace
 
 c10d = torch.ops._c10d_functional
