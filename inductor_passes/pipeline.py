@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes import registry
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.collector import without_cycle_collection
 from inductor_passes.cost import CostModel, TopologyCostModel, default_topology, load_topology
@@ -25,6 +24,7 @@ from inductor_passes.graph.dependencies import differs_by_numbers, launches_show
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.printing import user_line
 from inductor_passes.pass_options import PassOptions
+from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.reporting.describe import describe
 from inductor_passes.reporting.pass_log import PassLog

@@ -15,7 +15,7 @@ import types
 
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dynamo import frames
-from inductor_passes.agree import orders
+from inductor_passes.ranks import decision
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ def changes() -> list[Change]:
 
 def left_to_python(code: types.CodeType) -> None:
     """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by a plan for it."""
-    if (job := orders.current()) is not None:
+    if (job := decision.current()) is not None:
         job.leave_to_python(code)
 
 
 def stays_in_python(code: types.CodeType) -> bool:
     """Return whether a function was left to Python before, in this job."""
-    return (job := orders.current()) is not None and job.is_left_to_python(code)
+    return (job := decision.current()) is not None and job.is_left_to_python(code)
 
 
 def stays_compiled(frame_id: int | None, limit: str) -> bool:
     """Return whether a function, by Dynamo's number in this process, is compiled again beyond a limit."""
-    job = orders.current()
+    job = decision.current()
     if job is None or frame_id is None or not job.is_unlike_python(frame_id):
         return False
     if frame_id not in _told:

@@ -12,10 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from inductor_passes import pin, plugins, registry
-from inductor_passes.agree import carried, orders
-from inductor_passes.agree.graph import frame_of_graph, number_launches
-from inductor_passes.agree.offer import GraphOffer
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.attach.checks import check_groups
 from inductor_passes.attach.joint import cut_joint, keep_before_writes
 from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
@@ -27,6 +23,10 @@ from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.kernels import availability, register_operators
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.ranks import carried
+from inductor_passes.ranks import decision as orders
+from inductor_passes.ranks.collective_trace import LaunchPlan, frame_of_graph, number_launches
+from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
 from inductor_passes.rewrite.narrow_gathers import narrowed_types

@@ -9,13 +9,17 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from inductor_passes.agree import orders
-from inductor_passes.agree.graph import frame_of_graph, number_launches
-from inductor_passes.agree.offer import GraphOffer
-from inductor_passes.agree.plan import PROGRAM, LaunchPlan
 from inductor_passes.cost import CostModel
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
+from inductor_passes.ranks import decision as orders
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
+    LaunchPlan,
+    frame_of_graph,
+    number_launches,
+)
+from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES

@@ -26,11 +26,6 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from inductor_passes.agree import carried, orders
-from inductor_passes.agree.decide import Offer
-from inductor_passes.agree.graph import place_of
-from inductor_passes.agree.offer import CachedOffer
-from inductor_passes.agree.stream import Stream
 from inductor_passes.attach.alike import is_rank_free, name_groups_alike
 from inductor_passes.attach.generated_code import order_kept
 from inductor_passes.attach.in_work import in_work
@@ -43,6 +38,10 @@ from inductor_passes.collector import rare_cycle_collection
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.ranks import carried, decision
+from inductor_passes.ranks.collective_trace import Stream, place_of
+from inductor_passes.ranks.decision import Offer
+from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, recorder, reporters
 from inductor_passes.rewrite.share_collectives import equal_launches_stay
@@ -105,7 +104,7 @@ class CompileSession:
         self.options, self.region, self.traits = options, region, traits
         self._lower_by = self.lower_by
         self.graph_id = graph_ids.compile_id()
-        self.job = orders.current()
+        self.job = decision.current()
         # Ranks agree on launches where they can reach each other.
         self.agrees = self.job is not None and bool(c10d.real_groups())
         if _holds_script_objects(gm):  # the harness pickles its arguments, which these refuse

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from inductor_passes import files
-from inductor_passes.agree import orders
-from inductor_passes.agree.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
-from inductor_passes.agree.decide import Offer
-from inductor_passes.agree.stream import Group, Stream
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.ranks import decision
+from inductor_passes.ranks.collective_trace import Group, Stream
+from inductor_passes.ranks.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
+from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.sizes import size_hint
 
@@ -82,7 +82,7 @@ class SharedLowering:
             self._rank,
             self._mark or "-",
             functools.partial(vote, self._offers),
-            still_s=orders.seconds() or None,
+            still_s=decision.seconds() or None,
         )
         is_apart = not is_here(turn.folder)
         if is_apart:
@@ -161,7 +161,7 @@ def alike(stream: Stream) -> Stream:
 
 def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
     """Vote on the launches of an equal graph of another rank; so do ranks that wait for the program that this rank compiles."""
-    job = orders.current()
+    job = decision.current()
     if job is not None:
         names = (c10d.own_name(group.name) for group in stream.groups)
         own = ((name, c10d.real_group_ranks(name)) for name in names)

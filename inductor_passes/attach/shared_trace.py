@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.agree import orders
-from inductor_passes.agree.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim
-from inductor_passes.agree.decide import Offer
-from inductor_passes.agree.stream import Stream
 from inductor_passes.attach import shared, uneven
 from inductor_passes.attach.traced import NoDigestError, TracedProgram
 from inductor_passes.attach.untraced import UntracedProgram, draws_numbers
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.kernels import availability
+from inductor_passes.ranks import decision
+from inductor_passes.ranks.collective_trace import Stream
+from inductor_passes.ranks.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim
+from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import (
     aot,
     c10d,
@@ -160,7 +160,7 @@ class SharedTrace:
             self._rank,
             mark or "-",
             functools.partial(shared.vote, self.offers),
-            still_s=orders.seconds() or None,
+            still_s=decision.seconds() or None,
         )
         if not shared.is_here(turn.folder):
             waiting.want()

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.stream import Stream
 from inductor_passes.graph.collectives import JOINT, is_launch
 from inductor_passes.graph.printing import user_line
+from inductor_passes.ranks.collective_trace import PROGRAM, Stream
 from inductor_passes.records import EndedRecord, PassRecord, RegionRecord, SplitRecord
 from inductor_passes.split.choose import Choice
 from inductor_passes.split.cut import Cutter

@@ -26,9 +26,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import dynamo_dist
-from inductor_passes.agree import compile_once
 from inductor_passes.attach import shared_trace
 from inductor_passes.attach.traced import TracedProgram
+from inductor_passes.ranks import compile_once
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
 

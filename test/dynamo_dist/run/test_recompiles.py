@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from inductor_passes.agree import orders
+from inductor_passes.ranks import decision
 from inductor_passes.testing import fake_group
 
 
@@ -28,7 +28,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch):
     job = Job()
-    monkeypatch.setattr(orders, "current", lambda: job)
+    monkeypatch.setattr(decision, "current", lambda: job)
     torch._dynamo.reset()
     with dynamo_dist.enabled(), contextlib.redirect_stdout(io.StringIO()):
         yield job
@@ -77,7 +77,7 @@ def test_what_is_left_to_python_stays_there(job):
 
 
 def test_without_a_job_it_is_compiled_where_nothing_breaks(job, monkeypatch):
-    monkeypatch.setattr(orders, "current", lambda: None)
+    monkeypatch.setattr(decision, "current", lambda: None)
     graphs = Graphs()
     fast = torch.compile(calls_it, backend=graphs, dynamic=False)
     fast(torch.ones(4), True)

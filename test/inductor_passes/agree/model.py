@@ -1,6 +1,6 @@
 """A job in miniature: ranks that compile and launch, a store, and a scheduler that may interleave them in any way.
 
-The ranks run the shipped protocol (``inductor_passes.agree``). Everything around it is modelled: codes with launches and
+The ranks run the shipped protocol (``inductor_passes.ranks``). Everything around it is modelled: codes with launches and
 dependencies, graphs cut by breaks on some ranks, plans that depend on what a rank holds, groups whose launches match by
 order. A store operation, a launch and a wait are a step each; the scheduler chooses who takes the next one.
 """
@@ -13,12 +13,18 @@ import json
 import random
 from dataclasses import dataclass, field
 
-from inductor_passes.agree import decide as deciding
-from inductor_passes.agree.plan import PROGRAM, LaunchPlan, Planned
-from inductor_passes.agree.register import Register
-from inductor_passes.agree.store import Await, ReadAll, Swap, Write
-from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.ranks import decision as deciding
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
+    Group,
+    Launch,
+    LaunchPlan,
+    Planned,
+    Stream,
+)
+from inductor_passes.ranks.known_traces import Register
+from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
 
 
 @dataclass(frozen=True)

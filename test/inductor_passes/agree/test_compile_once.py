@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from inductor_passes.agree import compile_once
-from inductor_passes.agree.compile_once import Claim, End, Turn, Waiting, claim
-from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.stream import Group, Launch, Stream
+from inductor_passes.ranks import compile_once
+from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
+from inductor_passes.ranks.compile_once import Claim, End, Turn, Waiting, claim
 
 STREAM = Stream((Group("0", (0, 1)),), (Launch("all_reduce sum float32", 0, ("f:3",), 8),))
 

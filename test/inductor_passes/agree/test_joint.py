@@ -6,12 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from inductor_passes.agree import orders
-from inductor_passes.agree.offer import CachedOffer
-from inductor_passes.agree.orders import Orders
-from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.errors import CannotFollowError
+from inductor_passes.ranks import decision
+from inductor_passes.ranks.collective_trace import PROGRAM, Group, Launch, Stream
+from inductor_passes.ranks.decision import Orders
+from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.torch_compat import c10d as c10d_compat
 
 SUM = "all_reduce sum float32"
@@ -32,8 +31,8 @@ BACKWARD = dataclasses.replace(FORWARD, backward=True)
 @pytest.fixture
 def ranks(monkeypatch):
     """Decides on each rank's streams in turn, all ranks at once: (stream, plan), ... of rank 0 and of rank 1."""
-    orders.forget()
-    monkeypatch.setenv(orders.SECONDS, "5")
+    decision.forget()
+    monkeypatch.setenv(decision.SECONDS, "5")
     monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})
     store = dist.HashStore()
     jobs = [Orders(store, rank, None) for rank in range(2)]
@@ -64,7 +63,7 @@ def test_a_break_that_all_meet_later_leaves_the_joint_graph_whole(ranks):
 
 
 def test_a_break_that_one_rank_alone_meets_later_is_told(ranks, monkeypatch):
-    monkeypatch.setenv(orders.SECONDS, "0.2")
+    monkeypatch.setenv(decision.SECONDS, "0.2")
     asked = [(JOINT, CUT), (FORWARD, PROGRAM)]
     ranks(asked, asked)
     failed, _ = ranks([(stream("f:1", partial=True), PROGRAM)], [])

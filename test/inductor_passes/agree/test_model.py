@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from inductor_passes.agree import settle as settling
-from inductor_passes.agree.register import Register
-from inductor_passes.agree.settle import Settling
-from inductor_passes.agree.store import Await, ReadAll, Swap, Write
 from inductor_passes.errors import CannotFollowError, RanksDifferError
+from inductor_passes.ranks import protocol as settling
+from inductor_passes.ranks.known_traces import Register
+from inductor_passes.ranks.protocol import Settling
+from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
 
 _spec = importlib.util.spec_from_file_location("agree_model", Path(__file__).with_name("model.py"))
 model = importlib.util.module_from_spec(_spec)
@@ -239,7 +239,7 @@ RULES = {
     "all ranks that groups connect have to vote": (Settling, "_all_votes", own_groups_alone),
     "streams that may meet are known": (Register, "meeting", lambda self, *_: []),
     "a plan is left by all or by none": (
-        importlib.import_module("inductor_passes.agree.decide"),
+        importlib.import_module("inductor_passes.ranks.decision"),
         "leave",
         does_not_wait,
     ),
@@ -249,13 +249,13 @@ RULES = {
         lambda self, stream: None,
     ),
     "what is left to Python is said": (
-        importlib.import_module("inductor_passes.agree.decide"),
+        importlib.import_module("inductor_passes.ranks.decision"),
         "leave_to_python",
         nothing,
     ),
     "what is left to Python leaves its plans": (Register, "reordered_in", lambda self, *_: []),
     "a function called from elsewhere is another call": (
-        importlib.import_module("inductor_passes.agree.stream"),
+        importlib.import_module("inductor_passes.ranks.collective_trace"),
         "_is_called_elsewhere",
         lambda *_: False,
     ),

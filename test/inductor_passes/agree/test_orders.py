@@ -11,18 +11,28 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inductor_passes.agree import carried, orders
-from inductor_passes.agree.decide import Decision
-from inductor_passes.agree.graph import Frame, frame_of_graph, number_launches, place_of
-from inductor_passes.agree.offer import CachedOffer, GraphOffer
-from inductor_passes.agree.orders import Orders, seconds
-from inductor_passes.agree.plan import PROGRAM, LaunchPlan
-from inductor_passes.agree.store import Await, Swap, run
-from inductor_passes.agree.stream import Group, Launch, Stream, is_same, may_meet
 from inductor_passes.attach.hooks import Attachment
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
+from inductor_passes.ranks import carried
+from inductor_passes.ranks import decision as orders
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
+    Frame,
+    Group,
+    Launch,
+    LaunchPlan,
+    Stream,
+    frame_of_graph,
+    is_same,
+    may_meet,
+    number_launches,
+    place_of,
+)
+from inductor_passes.ranks.decision import Decision, Orders, seconds
+from inductor_passes.ranks.protocol import CachedOffer, GraphOffer
+from inductor_passes.ranks.store import Await, Swap, run
 from inductor_passes.testing import dump, fake_group, trace
 from inductor_passes.torch_compat import c10d as c10d_compat
 from inductor_passes.torch_compat import caches, dynamo

@@ -9,9 +9,9 @@ import weakref
 import pytest
 import torch
 
-from inductor_passes.agree import orders
 from inductor_passes.attach import session
 from inductor_passes.pass_options import PassOptions
+from inductor_passes.ranks import decision
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -32,7 +32,7 @@ class Job:
 @pytest.fixture
 def phases(monkeypatch):
     """The phases that Inductor compiled, in a job with another rank; its backward graphs do not compile at first."""
-    monkeypatch.setattr(orders, "current", Job)
+    monkeypatch.setattr(decision, "current", Job)
     monkeypatch.setattr(c10d, "real_groups", lambda: {"0": (0, 1)})
     found = []
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from inductor_passes.agree import compile_once, orders
-from inductor_passes.agree.offer import CachedOffer
-from inductor_passes.agree.stream import Group, Launch, Stream
 from inductor_passes.attach import shared
 from inductor_passes.attach.shared import SharedLowering
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.ranks import compile_once, decision
+from inductor_passes.ranks.collective_trace import Group, Launch, Stream
+from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import c10d, caches
 
@@ -124,11 +124,11 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
     store, plan = dist.HashStore(), "[[[1], 0], [[0], 0]]"
     launches = tuple(Launch("all_reduce sum float32", 0, (f"f:{line}",), 8) for line in (3, 4))
     stream = Stream((Group("3", (1, 3)),), launches)
-    ranks = {rank: orders.Orders(store, rank, None) for rank in (1, 3)}
+    ranks = {rank: decision.Orders(store, rank, None) for rank in (1, 3)}
     with ThreadPoolExecutor(2) as pool:
         settled = pool.map(lambda job: job.decide(stream, CachedOffer(plan)).plan, ranks.values())
     assert set(settled) == {plan}
-    monkeypatch.setattr(orders, "current", lambda: ranks[1])
+    monkeypatch.setattr(decision, "current", lambda: ranks[1])
     first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
     first.offers(stream, CachedOffer("program"))

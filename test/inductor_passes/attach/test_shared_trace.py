@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.agree.compile_once import Waiting, claim
 from inductor_passes.attach import shared_trace
 from inductor_passes.attach.shared_trace import SharedTrace
+from inductor_passes.ranks.compile_once import Waiting, claim
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import rank_reads
 

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from inductor_passes.agree.graph import Frame, number_launches, plan_of
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import launches
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
+from inductor_passes.ranks.collective_trace import Frame, LaunchPlan, number_launches, plan_of
 from inductor_passes.split.follow import FollowSplit
 from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, run_on_ranks, trace

@@ -6,13 +6,12 @@ import pytest
 import torch
 from cutting import same, whole_numbers
 
-from inductor_passes.agree.graph import Frame, number_launches, plan_of
-from inductor_passes.agree.plan import LaunchPlan
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost.topology import LinkProtocol
 from inductor_passes.graph.collectives import launches
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
+from inductor_passes.ranks.collective_trace import Frame, LaunchPlan, number_launches, plan_of
 from inductor_passes.split.candidates import Way, from_inputs, from_inside, lay, like
 from inductor_passes.split.cut import cut_all
 from inductor_passes.split.price import BACKWARD, FORWARD, backward_of, halves

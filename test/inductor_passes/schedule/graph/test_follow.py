@@ -3,10 +3,16 @@
 import pytest
 import torch
 
-from inductor_passes.agree.graph import Frame, number_launches, plan_of
-from inductor_passes.agree.plan import PROGRAM, LaunchPlan, Planned
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.pipeline import run_passes
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
+    Frame,
+    LaunchPlan,
+    Planned,
+    number_launches,
+    plan_of,
+)
 from inductor_passes.testing import dump, fake_group, run_on_ranks, trace
 
 c10d = torch.ops._c10d_functional

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.stream import (
+from inductor_passes.ranks.collective_trace import (
+    PROGRAM,
     Stream,
     first_difference,
     is_same,

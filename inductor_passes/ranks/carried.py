@@ -12,7 +12,7 @@ import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, replace
 
-from inductor_passes.agree.stream import VERSION, Group, Stream
+from inductor_passes.ranks.collective_trace import VERSION, Group, Stream
 from inductor_passes.torch_compat import c10d, caches
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inductor_passes.agree.decide import Offer
-from inductor_passes.agree.plan import PROGRAM
-from inductor_passes.agree.stream import Stream, digest
+from inductor_passes.ranks.collective_trace import PROGRAM, Stream, digest
+from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat.c10d import Store
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,4 @@
-"""A graph's launches in program order: all that ranks which run one program are sure to share.
-
-Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of groups,
-numbers of graphs and names of files. A launch is known by what it does, on which of the stream's groups,
-and by the functions and lines of the program that lead to it.
-"""
+"""Read a graph's collectives off its nodes, in program order: what all ranks of one program share."""
 
 from __future__ import annotations
 
@@ -11,12 +6,29 @@ import functools
 import hashlib
 import itertools
 import json
+import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from inductor_passes.records import ONE_SIDED
+import torch
+from torch import fx
+
+from inductor_passes.graph.collectives import (
+    MEMBERS,
+    group_name,
+    input_tensors,
+    is_coalesced,
+    is_launch,
+    kind,
+    launch_in_parts,
+    payload_bytes,
+    reduce_op,
+)
+from inductor_passes.graph.printing import frames_of, user_line
+from inductor_passes.records import ONE_SIDED, OWN_SHARES
+from inductor_passes.torch_compat import c10d, dynamo
 
 VERSION = 4
 
@@ -291,3 +303,173 @@ def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 def digest(value: object) -> str:
     """A short name of plain JSON, the same in every process."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:24]
+
+
+PROGRAM = "program"  # a plan's text: the program's own launches in the program's order
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One launch of the final graph: the program's launches that it stands for, by number, and what it does.
+
+    A part of a launch has a text for its number (``graph/numbers.py``).
+    """
+
+    members: tuple[int | str, ...]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """All launches of the final graph, in their order over all groups.
+
+    One order over all groups, and not one for each: ranks that launch in one common order, and wait for a
+    launch only behind it, cannot wait for one another in a circle.
+    """
+
+    launches: tuple[Planned, ...]
+
+    @property
+    def parts(self) -> dict[int, tuple[int, str]]:
+        """Return into how many parts each of the program's launches is cut, and how they lie."""
+        found = (launch_in_parts(member) for planned in self.launches for member in planned.members)
+        return {launch: (count, along) for launch, count, along in filter(None, found)}
+
+    @property
+    def text(self) -> str:
+        """One line; equal plans have equal texts."""
+        return json.dumps([[list(p.members), p.what] for p in self.launches])
+
+    def text_for(self, stream: Stream) -> str:
+        """``PROGRAM`` if it is the order of ``stream``, else its text."""
+        own = tuple(Planned((i,), launch.what) for i, launch in enumerate(stream.launches))
+        return PROGRAM if self.launches == own else self.text
+
+    @classmethod
+    def of(cls, text: str) -> LaunchPlan:
+        """Inverse of ``text``, which is not ``PROGRAM``. Raises ValueError for anything else."""
+        try:
+            return cls(
+                tuple(
+                    Planned(tuple(map(_number, members)), str(what))
+                    for members, what in json.loads(text)
+                )
+            )
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"no launch plan: {error}") from error
+
+
+def _number(member: object) -> int | str:
+    if isinstance(member, str) and launch_in_parts(member) is not None:
+        return member
+    if isinstance(member, int):
+        return int(member)
+    raise ValueError(f"no launch plan: {member!r} is no number of a launch")
+
+
+# Global ranks of a group that moves data, by name; None for any other.
+RanksOf = Callable[[str], tuple[int, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The compiled frame that a graph is of. ``partial``, ``root``: as ``Stream`` has them."""
+
+    partial: bool = False
+    root: str = ""
+
+
+def frame_of_graph() -> Frame:
+    """The frame that Dynamo compiles now; an empty one outside of a compile."""
+    return Frame(*dynamo.frame_in_work())
+
+
+def number_launches(
+    graph: fx.Graph,
+    ranks_of: RanksOf,
+    frame: Frame,
+    *,
+    phase: str,
+    graph_id: str,
+    options: str = "",
+) -> Stream:
+    """The graph's stream; each of its launches is given its number."""
+    groups: list[Group] = []
+    numbers: dict[str, int] = {}
+    launches: list[Launch] = []
+    for node in graph.nodes:
+        node.meta.pop(MEMBERS, None)
+        if not is_launch(node):
+            continue
+        name = group_name(node)
+        if name not in numbers:
+            ranks = ranks_of(name)
+            if ranks is None or len(ranks) < 2:
+                continue
+            numbers[name] = len(groups)
+            groups.append(Group(c10d.own_name(name), ranks))
+        node.meta[MEMBERS] = (len(launches),)
+        path, files = _path(node)
+        launches.append(
+            Launch(what(node), numbers[name], path, _agreed_bytes(node), user_line(node), files)
+        )
+    return Stream(
+        tuple(groups),
+        tuple(launches),
+        phase == "backward",
+        frame.partial,
+        frame.root,
+        graph_id,
+        options,
+        is_joint=phase == "joint",
+    )
+
+
+def place_of(traced: fx.Graph) -> str:
+    """A digest of where a graph as Dynamo traced it stands in the program: its frame, and the lines of its nodes.
+
+    Launches are known by these. Code from a cache has them as they were when it was made, so that it serves only
+    where they still are.
+    """
+    frame = frame_of_graph()
+    with_own_stack = {node.stack_trace: node for node in traced.nodes}.values()
+    return digest([frame.partial, frame.root, *(_path(node)[0] for node in with_own_stack)])
+
+
+def what(launch: fx.Node) -> str:
+    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
+    parts = [kind(launch)]
+    if (op := reduce_op(launch)) is not None:
+        parts.append(op)
+    tensors = list(input_tensors(launch))
+    if is_coalesced(launch):
+        parts.append(f"coalesced of {len(tensors)}")
+    dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "nothing"
+    return " ".join([*parts, dtype])
+
+
+def plan_of(graph: fx.Graph) -> LaunchPlan:
+    """Return the plan by which the graph launches now on groups of several ranks."""
+    found = []
+    for node in graph.nodes:
+        if is_launch(node) and (members := node.meta.get(MEMBERS)):
+            found.append(Planned(tuple(members), what(node)))
+    return LaunchPlan(tuple(found))
+
+
+def _path(node: fx.Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Functions and lines that lead to a node, and their files."""
+    frames = frames_of(node)
+    return (
+        tuple(f"{dynamo.without_resuming(each['function'])}:{each['line']}" for each in frames),
+        tuple(os.path.basename(each["file"]) for each in frames),
+    )
+
+
+def _agreed_bytes(launch: fx.Node) -> int | None:
+    if kind(launch) in ONE_SIDED | OWN_SHARES:
+        return None
+    for tensor in input_tensors(launch):
+        if any(isinstance(size, torch.SymInt) for size in tensor.shape):
+            return None
+    return payload_bytes(launch)
