@@ -50,8 +50,8 @@ def compile_frame(
     from dynamo_dist.run import shared_memory
     from dynamo_dist.run.guards import lighten
     from dynamo_dist.run.inputs import merge_inputs
-    from inductor_passes.attach.session import CompileSession
     from inductor_passes.graph.printing import add_library
+    from inductor_passes.inductor.session import CompileSession
 
     add_library(__file__)  # this package's functions are traced in the place of torch's
     shared_memory.check(gm)

@@ -16,7 +16,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     if not options:
         return {}
     from dynamo_dist import compiling
-    from inductor_passes.attach import installed
+    from inductor_passes.inductor import installed
 
     compiling.register_switches()
     return installed.checked(options, "enable(inductor=...)")
@@ -58,7 +58,7 @@ class _Taking(Made):
 def _take(options: Mapping[str, Any] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
     from dynamo_dist import compiling
-    from inductor_passes.attach import installed
+    from inductor_passes.inductor import installed
 
     compiling.register_switches()
     part = None if options is None else installed.Part(options, compiling.compile_frame)

@@ -13,7 +13,7 @@ from torch._inductor import cpu_vec_isa
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
 
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.records import (
     CollectiveRecord,
     FigureRecord,

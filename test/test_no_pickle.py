@@ -49,7 +49,7 @@ def test_entries_are_read_where_ranks_share_a_compile_alone():
         for path in SOURCES
         if "put_own_entry(" in path.read_text()
     }
-    assert read - {ENTRIES} == {"inductor_passes/attach/shared_trace.py"}
+    assert read - {ENTRIES} == {"inductor_passes/inductor/shared_trace.py"}
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors
 from dynamo_dist.reporting import collect
 from dynamo_dist.torch_compat.dynamo import counters
 from dynamo_dist.torch_compat.dynamo.modules import uncompiled
-from inductor_passes.attach.installed import uninstalled
+from inductor_passes.inductor.installed import uninstalled
 from inductor_passes.reporting.summary import totals
 
 TITLES = {"eager": "eager", "stock": "stock Inductor", "ours": "dynamo_dist"}

@@ -16,7 +16,7 @@ from dynamo_dist.torch_compat import custom_operators
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.inductor import code
 from dynamo_dist.trace.lowering.ops import NAMESPACE
-from inductor_passes.attach.in_work import has_trait
+from inductor_passes.inductor.session_in_work import has_trait
 
 # A trait of a compile; in option ``disable``: operators keep autograd's kernels.
 BELOW_AUTOGRAD = "below_autograd"

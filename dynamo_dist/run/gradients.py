@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from dynamo_dist.run.closures import are
 from dynamo_dist.torch_compat.aot import gradients, wrapping
 from dynamo_dist.torch_compat.changes import Change
-from inductor_passes.attach.in_work import has_trait
+from inductor_passes.inductor.session_in_work import has_trait
 
 _grad = operator.attrgetter("grad")
 _grad_dtype = operator.attrgetter("grad_dtype")

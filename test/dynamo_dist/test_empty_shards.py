@@ -7,7 +7,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import dynamo_dist
 from dynamo_dist.backend import compile_graph
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.reporting import recorder
 
 

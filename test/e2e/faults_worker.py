@@ -14,7 +14,7 @@ import torch.distributed._functional_collectives as fc
 
 import dynamo_dist
 import inductor_passes
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.testing import fake_group, leave_process
 
 SECONDS = 20  # how long a rank waits for another

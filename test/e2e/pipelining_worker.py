@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynamo_dist
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.testing import leave_process
 
 STEPS, MICRO_BATCHES, ROWS, WIDTH = 4, 4, 8, 8

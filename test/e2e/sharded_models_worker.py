@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import dynamo_dist
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.testing import leave_process
 
 SIZES = {

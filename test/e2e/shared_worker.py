@@ -26,8 +26,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import dynamo_dist
-from inductor_passes.attach import shared_trace
-from inductor_passes.attach.traced import TracedProgram
+from inductor_passes.inductor import shared_trace
+from inductor_passes.inductor.cache_keys import TracedProgram
 from inductor_passes.ranks import compile_once
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import leave_process
@@ -203,7 +203,7 @@ def a_longer_batch_on_one_row(mesh):
 
 def an_error_in_the_compile(mesh):
     """The rank that compiles fails, the others compile by themselves and fail or not as they do."""
-    from inductor_passes.attach.hooks import Attachment
+    from inductor_passes.inductor.hooks import Attachment
 
     improve = Attachment.improve
 
@@ -301,7 +301,7 @@ def killed_at_its_end(mesh, rank):
 
 def killed(mesh, rank):
     """The rank that compiles first is killed while it does; what the others compiled, and how long that took."""
-    from inductor_passes.attach.hooks import Attachment
+    from inductor_passes.inductor.hooks import Attachment
 
     def die(self, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)

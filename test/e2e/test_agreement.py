@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 WORKER = """
 import sys, torch, torch.distributed as dist
 import torch.distributed._functional_collectives as fc
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 
 dist.init_process_group("gloo")
 differs = sys.argv[1] == "differs" and dist.get_rank() == 1

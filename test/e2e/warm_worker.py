@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from inductor_passes.attach import session as attached
+from inductor_passes.inductor import session as attached
 from inductor_passes.testing import leave_process
 from inductor_passes.torch_compat import meshes
 

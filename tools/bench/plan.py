@@ -41,8 +41,8 @@ from dynamo_dist.sharding.plan import repair
 from dynamo_dist.sharding.plan.planner import plan
 from dynamo_dist.sharding.plan.recording import record
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.attach.capture import Captured, capturing
 from inductor_passes.graph.collectives import group_size, is_launch, kind, payload_bytes
+from inductor_passes.inductor.graph_module import Captured, capturing
 
 WIDTH, HEADS, HIDDEN, BATCH, TOKENS = 4096, 32, 14336, 8, 2048
 COLUMN, ROW = ("q", "k", "v", "gate", "up"), ("o", "down")

@@ -32,7 +32,7 @@ from beside_eager import Launches
 from preloaded import run_ranks
 
 import dynamo_dist
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 
 RANKS = {"ddp": 2, "fsdp2": 2, "hsdp": 4}
 LAYERS, WIDTH, HEADS, VOCABULARY = 4, 256, 4, 128

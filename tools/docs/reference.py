@@ -28,8 +28,9 @@ import inductor_passes.errors
 from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.breaks.catalog import CATALOG
-from inductor_passes import pin, plugins, registry
+from inductor_passes import plugins, registry
 from inductor_passes.cost import topology_file
+from inductor_passes.inductor import order_control
 from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule_options import ScheduleOptions
@@ -153,7 +154,7 @@ def render() -> dict[str, str]:
         options=described(PassOptions),
         schedule=described(ScheduleOptions),
         passes=passes(),
-        pin=pin.NAME,
+        pin=order_control.NAME,
         commands=commands(),
         variables=VARIABLES,
         logs=LOG_NAMES,

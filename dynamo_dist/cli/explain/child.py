@@ -32,7 +32,7 @@ def _listen() -> None:
         if backend := os.environ.get(BACKEND, ""):
             explained.compile_by_default_with(backend)
         else:
-            from inductor_passes.attach.options import observer
+            from inductor_passes.inductor.options import observer
 
             explained.observe_inductor(observer())
         Listener(os.environ[FOLDER]).start()

@@ -8,9 +8,9 @@ from torch.fx.traceback import annotate
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import kind, launches
 from inductor_passes.graph.printing import CAUSE, cause
+from inductor_passes.inductor.graph_module import capturing
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch._inductor.utils import fresh_cache
 
 from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, _lower
 from dynamo_dist.torch_compat.inductor import code
-from inductor_passes.attach.in_work import in_work
+from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(
     code.below_autograd is None, reason="this torch cannot call below autograd"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import dynamo_dist
 from dynamo_dist.run import gradients
 from dynamo_dist.run.gradients import DIRECT_GRADIENTS, Gradients
-from inductor_passes.attach.in_work import in_work
+from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(
     not gradients.changes(), reason="this torch wraps gradients in code that nothing can replace"

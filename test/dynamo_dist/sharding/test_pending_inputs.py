@@ -7,8 +7,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import launches
+from inductor_passes.inductor.graph_module import capturing
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "wrapped"))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 from inductor_passes.testing import leave_process
 
 # In this order they run: programs that share a model one behind the other.

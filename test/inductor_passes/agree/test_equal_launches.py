@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
-from inductor_passes.attach.capture import capturing
 from inductor_passes.graph.collectives import launches, waits_of
+from inductor_passes.inductor.graph_module import capturing
 from inductor_passes.rewrite.share_collectives import equal_launches_stay
 from inductor_passes.testing import fake_group
 

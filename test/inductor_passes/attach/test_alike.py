@@ -8,11 +8,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import inductor_passes
 from inductor_passes import registry
-from inductor_passes.attach.alike import is_rank_free, name_groups_alike
-from inductor_passes.attach.hooks import Attachment
-from inductor_passes.attach.options import options
 from inductor_passes.cost import default_topology, load_topology
 from inductor_passes.cost.model import digest_of
+from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
+from inductor_passes.inductor.hooks import Attachment
+from inductor_passes.inductor.options import options
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.reporting.recorder import records_of_block
 from inductor_passes.testing import fake_group, trace

@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from inductor_passes.attach.checks import check_groups
 from inductor_passes.errors import GroupError
+from inductor_passes.inductor.hooks import check_groups
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import c10d as c10d_compat
 

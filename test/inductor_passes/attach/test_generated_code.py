@@ -1,4 +1,4 @@
-from inductor_passes.attach.generated_code import order_kept, read_order
+from inductor_passes.inductor.generated_code import order_kept, read_order
 
 GATHERS = """
         buf0 = torch.ops._c10d_functional.all_gather_into_tensor.default(arg1_1, 2, '0')

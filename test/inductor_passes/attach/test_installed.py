@@ -11,9 +11,9 @@ from torch._dynamo.backends import registry
 from torch._inductor import config as inductor_config
 
 import inductor_passes
-from inductor_passes.attach import installed
-from inductor_passes.attach.options import observer
 from inductor_passes.errors import OptionError
+from inductor_passes.inductor import installed
+from inductor_passes.inductor.options import observer
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import inductor as inductor_compat
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from inductor_passes import PassOptions, options
-from inductor_passes.attach.capture import capturing
-from inductor_passes.attach.options import taken_off
 from inductor_passes.graph.collectives import launches
+from inductor_passes.inductor.graph_module import capturing
+from inductor_passes.inductor.options import taken_off
 from inductor_passes.pipeline import run_passes
 from inductor_passes.split.decision import half_of
 from inductor_passes.testing import fake_group

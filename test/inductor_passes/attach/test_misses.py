@@ -9,8 +9,8 @@ from torch._functorch import config as functorch_config
 from torch.distributed import _functional_collectives as funcol
 
 import inductor_passes as ip
-from inductor_passes.attach.hooks import Attachment
-from inductor_passes.attach.session import compile_with_passes
+from inductor_passes.inductor.hooks import Attachment
+from inductor_passes.inductor.session import compile_with_passes
 from inductor_passes.records import CacheRecord, GraphRecord
 from inductor_passes.reporting import misses, recorder
 from inductor_passes.testing import fake_group, trace

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import inductor_passes
-from inductor_passes.attach.plain import is_plain
+from inductor_passes.inductor.local_graphs import is_plain
 from inductor_passes.testing import fake_group
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from inductor_passes.attach import session
+from inductor_passes.inductor import session
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.ranks import decision
 from inductor_passes.torch_compat import c10d, caches

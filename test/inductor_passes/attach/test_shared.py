@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
-from inductor_passes.attach import shared
-from inductor_passes.attach.shared import SharedLowering
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.inductor import shared_compile
+from inductor_passes.inductor.shared_compile import SharedLowering
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import compile_once, decision
 from inductor_passes.ranks.collective_trace import Group, Launch, Stream
@@ -25,8 +25,8 @@ KEY = "fabcdef"
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compile_once, "LOOK_S", 0.01)
-    shared._say_once.cache_clear()
-    shared._marked.cache_clear()
+    shared_compile._say_once.cache_clear()
+    shared_compile._marked.cache_clear()
     return tmp_path
 
 
@@ -68,7 +68,7 @@ def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other(
     store = dist.HashStore()
     graphs = (trace(lambda x: x * 2, [rows, 3], dynamic=True) for rows in (4, 6))
     given = [graph.find_nodes(op="placeholder")[0].meta["val"] for graph in graphs]
-    few, many = (shared._hints([x, x.shape[0], 3]) for x in given)
+    few, many = (shared_compile._hints([x, x.shape[0], 3]) for x in given)
     assert few != many and " 4 " in few
     ranks = [SharedLowering(store, rank, sizes) for rank, sizes in enumerate((few, many))]
     assert not any(each.missed(KEY) for each in ranks)
@@ -77,7 +77,7 @@ def test_ranks_with_other_sizes_behind_their_symbols_do_not_wait_for_each_other(
 
 
 def test_folders_apart_are_known_for_later_graphs(monkeypatch):
-    monkeypatch.setattr(shared, "is_here", lambda mark: False)
+    monkeypatch.setattr(shared_compile, "is_here", lambda mark: False)
     store = dist.HashStore()
     both(save, store)
     first, second = SharedLowering(store, 0), SharedLowering(store, 1)
@@ -100,7 +100,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     monkeypatch.setattr(c10d, "own_name", lambda name: rank_1.get(name, name))
     monkeypatch.setattr(c10d, "real_group_ranks", {"7": (2, 3), "3": (1, 3)}.get)
     job = SimpleNamespace(decide=lambda stream, offer: voted.append(stream.groups))
-    monkeypatch.setattr(shared.orders, "current", lambda: job)
+    monkeypatch.setattr(shared_compile.orders, "current", lambda: job)
     store = dist.HashStore()
     first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
@@ -140,7 +140,7 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
 @pytest.fixture
 def apart(monkeypatch):
     """The rank that compiles, in the main thread, has the entries that are written; the other has none of them."""
-    monkeypatch.setattr(shared, "is_here", lambda mark: False)
+    monkeypatch.setattr(shared_compile, "is_here", lambda mark: False)
     newest = caches.newest_entry
 
     def in_own_folder(key):
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(monkeypatch, ca
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared.folder, "put", refuse)
+    monkeypatch.setattr(shared_compile.folder, "put", refuse)
     assert both(lambda: None) == (False, None)
     assert "No space left" in caplog.text
 
@@ -212,7 +212,7 @@ def test_nothing_is_shared_without_a_job_or_unless_asked_for():
     for wanted in (True, False):
         options = PassOptions(compile="shared" if wanted else "each")
         session = SimpleNamespace(options=options, cache_salt="", trace=None)
-        with shared.share_lowering(session, ()) as found:
+        with shared_compile.share_lowering(session, ()) as found:
             assert found is None
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
-from inductor_passes.attach.session import compile_with_passes, graph_passes_only
 from inductor_passes.cost import model
+from inductor_passes.inductor.session import compile_with_passes, graph_passes_only
 from inductor_passes.schedule import schedule_pass
 from inductor_passes.testing import fake_group
 

@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.attach import shared_trace
-from inductor_passes.attach.shared_trace import SharedTrace
+from inductor_passes.inductor import shared_trace
+from inductor_passes.inductor.shared_trace import SharedTrace
 from inductor_passes.ranks.compile_once import Waiting, claim
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import rank_reads

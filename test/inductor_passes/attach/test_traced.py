@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from inductor_passes.attach.traced import NoDigestError, TracedProgram
+from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import meshes
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
-from inductor_passes.attach.uneven import is_uneven
+from inductor_passes.inductor.local_graphs import is_uneven
 from inductor_passes.testing import fake_group
 
 

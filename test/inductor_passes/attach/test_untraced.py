@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from inductor_passes.attach.untraced import UntracedProgram, draws_numbers
+from inductor_passes.inductor.shared_trace import UntracedProgram, draws_numbers
 from inductor_passes.torch_compat import rank_reads
 
 

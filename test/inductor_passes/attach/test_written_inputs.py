@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import inductor_passes
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 
 
 class Centred(nn.Module):

@@ -11,7 +11,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_passes
-from inductor_passes.attach.session import compile_with_passes, graph_passes_only
+from inductor_passes.inductor.session import compile_with_passes, graph_passes_only
 from inductor_passes.reporting import graph_ids, recorder
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import caches

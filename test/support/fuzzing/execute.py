@@ -32,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
 from dynamo_dist.numerics.differences import how_far
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor.session import graph_passes_only
 
 NAMES = {
     "ColwiseParallel": ColwiseParallel,

@@ -6,8 +6,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.attach import hooks as attachment
-from inductor_passes.attach.session import graph_passes_only
+from inductor_passes.inductor import hooks as attachment
+from inductor_passes.inductor.session import graph_passes_only
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -6,7 +6,7 @@ from programs import EVERY_KIND, RANKS, CoalescingCost, MergeAll, every_kind
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import inductor_passes as ip
-from inductor_passes.attach.generated_code import order_kept, read_order
+from inductor_passes.inductor.generated_code import order_kept, read_order
 from inductor_passes.reporting import recorder
 from inductor_passes.testing import FixedCost, fake_group
 

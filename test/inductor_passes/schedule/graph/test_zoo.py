@@ -8,9 +8,9 @@ import logging
 import pytest
 import torch
 
-from inductor_passes.attach.capture import capturing
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.graph.collectives import launches
+from inductor_passes.inductor.graph_module import capturing
 from inductor_passes.pipeline import run_pass
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.testing import fake_group, run_on_ranks

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inductor_passes.attach.hooks import Attachment, attach, attach_to_joint
-from inductor_passes.attach.owner import say_taken, take_ownership
+from inductor_passes.inductor.hooks import Attachment, attach, attach_to_joint
+from inductor_passes.inductor.order_control import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.reporting import reporters
 from inductor_passes.torch_compat import config
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
 
 _JOINT = "joint_custom_post_pass"  # seen in 2.11 to 2.15
 

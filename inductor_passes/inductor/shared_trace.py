@@ -1,11 +1,4 @@
-"""``options={"compile": "shared"}`` for a whole program: of ranks that have the same graph, one makes code of it.
-
-With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph for all that it read of its
-rank. Ranks whose graphs have one digest then (``untraced.py``) wait for the first of them, which traces on with AOTAutograd. If it
-reads nothing of its rank meanwhile (``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too,
-and those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition, lowering of forward and backward.
-The others get AOTAutograd's entry, with meshes of their own in it, and find it in their cache.
-"""
+"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes the code for all."""
 
 from __future__ import annotations
 
@@ -14,16 +7,17 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from inductor_passes.attach import shared, uneven
-from inductor_passes.attach.traced import NoDigestError, TracedProgram
-from inductor_passes.attach.untraced import UntracedProgram, draws_numbers
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.inductor import local_graphs, shared_compile
+from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
+from inductor_passes.inductor.local_graphs import leaves_of_value
 from inductor_passes.kernels import availability
 from inductor_passes.ranks import decision
 from inductor_passes.ranks.collective_trace import Stream
@@ -36,11 +30,87 @@ from inductor_passes.torch_compat import (
     config,
     dynamo,
     entry_pickles,
+    meshes,
     rank_reads,
 )
+from inductor_passes.torch_compat.operators import higher_order_name, is_random, namespace
+from inductor_passes.torch_compat.sizes import size_hint
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
+
+# Operators that are torch's or ours: what AOTAutograd runs of others may read anything.
+_NAMESPACES = {
+    *("aten", "prims", "prim", "c10d", "_c10d_functional", "_c10d_functional_autograd"),
+    *("device_mesh", "_dtensor", "dynamo_dist", "dynamo_dist_parallel", "inductor_passes"),
+}
+
+
+class UntracedProgram:
+    """A Dynamo graph and its inputs, fake or real, local in DTensors."""
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self._gm, self._inputs = gm, inputs
+
+    def is_known(self) -> bool:
+        """Return whether nothing of users runs while the graph is traced again: operators, layouts of operators."""
+        return (
+            rank_reads.can_notice()
+            and all(rank_reads.is_known(type(each)) for each in self._inputs)
+            and all(_is_known(node) for graph in graphs_inside(self._gm) for node in graph.nodes)
+            and rank_reads.strategies_are_known()
+        )
+
+    def digest(self, key: str, *facts: object) -> str:
+        """Return a digest of torch's ``key`` of it without the rank, and of what is not in that: ``facts``, hints, shards, options."""
+        inputs = [_text(each) for each in self._inputs]
+        return hashlib.sha256(repr((key, facts, inputs, config.digests())).encode()).hexdigest()
+
+    def meshes(self) -> dict[str, DeviceMesh]:
+        """Meshes that are met in it, by what they hold beside the rank's place."""
+        found = list(self._inputs)
+        for graph in graphs_inside(self._gm):
+            found += [node.meta.get("example_value") for node in graph.nodes]
+        of_values = (_mesh(each) for value in found for each in leaves_of_value(value))
+        return {meshes.content(mesh, of_rank=False): mesh for mesh in of_values if mesh is not None}
+
+
+def draws_numbers(gm: fx.GraphModule) -> bool:
+    """Return whether a graph of operators draws random numbers: what ranks draw is looked at as each traces."""
+    return any(is_random(node.target) for graph in graphs_inside(gm) for node in graph.nodes)
+
+
+def _is_known(node: fx.Node) -> bool:
+    target: Any = node.target
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        return owner is not None and isinstance(owner.get_submodule(target), fx.GraphModule)
+    if node.op != "call_function":
+        return True
+    if (name := namespace(target)) is not None:
+        return name in _NAMESPACES
+    is_operator = higher_order_name(target) is not None
+    return rank_reads.is_known(type(target) if is_operator else target)
+
+
+def _text(value: Any) -> str:
+    """Return what torch's key leaves out of an input: the hint of a symbol, the local part of a DTensor."""
+    if isinstance(value, torch.SymInt):
+        return f"{value} {size_hint(value)}"
+    tensor = meshes.local_of(value)
+    if not isinstance(tensor, torch.Tensor):
+        return type(value).__name__
+    sizes = [
+        f"{size} {size_hint(size)}" if isinstance(size, torch.SymInt) else str(size)
+        for size in (*tensor.shape, *tensor.stride())
+    ]
+    return f"{type(value).__name__} {sizes} {tensor.dtype} {tensor.device} {tensor.requires_grad}"
+
+
+def _mesh(value: object) -> DeviceMesh | None:
+    spec = meshes.spec_of(value)
+    return meshes.mesh_of(value if spec is None else spec.mesh)
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,8 +150,8 @@ class SharedTrace:
         try:
             if not (key := entries.key_of_all_ranks()):
                 return False
-            facts = (self._about, uneven.is_rank_dependent())
-            mark = shared.leave_mark()
+            facts = (self._about, local_graphs.is_rank_dependent())
+            mark = shared_compile.leave_mark()
             digest = self._program.digest(key, *facts)
             mine = self._claimed(f"untraced/{digest}", mark, self._program.meshes)
             if mine is not None:
@@ -116,7 +186,7 @@ class SharedTrace:
             return
         if not self._is_alike(joint):
             return
-        unlike = (uneven.is_rank_dependent(), uneven.has_uneven_inputs())
+        unlike = (local_graphs.is_rank_dependent(), local_graphs.has_uneven_inputs())
         facts = (self._about, dict(how), dynamo.metadata_in_work(), unlike, config.digests())
         try:
             traced = TracedProgram(joint, *facts)
@@ -126,7 +196,7 @@ class SharedTrace:
             )
             return
         try:
-            mark = shared.leave_mark()
+            mark = shared_compile.leave_mark()
             mine = self._claimed(f"traced/{traced.digest}", mark, lambda: traced.meshes)
             if mine is not None:
                 self._claims.append(mine)
@@ -159,10 +229,10 @@ class SharedTrace:
             turn,
             self._rank,
             mark or "-",
-            functools.partial(shared.vote, self.offers),
+            functools.partial(shared_compile.vote, self.offers),
             still_s=decision.seconds() or None,
         )
-        if not shared.is_here(turn.folder):
+        if not shared_compile.is_here(turn.folder):
             waiting.want()
         outcome = waiting.outcome()
         if isinstance(outcome, Claim):
@@ -189,7 +259,7 @@ class SharedTrace:
     def offers(self, stream: Stream, offer: Offer) -> Offer:
         """``offer``, also for ranks that wait."""
         for each in self._claims:
-            offer = each.offers(shared.alike(stream), offer)
+            offer = each.offers(shared_compile.alike(stream), offer)
         return offer
 
     def compiled(self, key: str, is_rank_free: bool) -> None:
@@ -248,17 +318,19 @@ def share_trace(
     if store is None or (c10d.world_size() or 1) < 2 or not availability.why_not_here():
         return make(), None
     about = session.options.digest()
-    session.trace = shared = SharedTrace(store, c10d.global_rank(), about, is_alike, program)
-    with caches.traced_entries(shared.missed):
+    session.trace = shared_compile = SharedTrace(
+        store, c10d.global_rank(), about, is_alike, program
+    )
+    with caches.traced_entries(shared_compile.missed):
         try:
-            with aot.before_partition(shared.ask):
-                return make(), shared.made_by
+            with aot.before_partition(shared_compile.ask):
+                return make(), shared_compile.made_by
         except Made:
-            log.info("Rank %s has made the code of this program.", shared.made_by)
+            log.info("Rank %s has made the code of this program.", shared_compile.made_by)
         finally:
             session.trace = None
-            shared.end()
-    return make(), shared.made_by
+            shared_compile.end()
+    return make(), shared_compile.made_by
 
 
 def _packed(entry: bytes, graphs: Mapping[str, bytes]) -> bytes:

@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import fx
 
-from inductor_passes.attach.options import taken_off
-from inductor_passes.attach.plain import is_plain
-from inductor_passes.attach.session import CompileSession
 from inductor_passes.errors import OptionError
+from inductor_passes.inductor.local_graphs import is_plain
+from inductor_passes.inductor.options import taken_off
+from inductor_passes.inductor.session import CompileSession
 from inductor_passes.pass_options import OWN_KEYS, PassOptions, split
 from inductor_passes.reporting import reporters
 from inductor_passes.torch_compat import backend

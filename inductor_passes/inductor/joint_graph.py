@@ -1,4 +1,4 @@
-"""Cut a joint graph, before AOTAutograd makes a forward and a backward graph of it, as ranks settle."""
+"""Split a joint graph as ranks agree, before AOTAutograd makes a forward and a backward graph of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.torch_compat import aot
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
 
 _current: contextvars.ContextVar[CompileSession | None] = contextvars.ContextVar(
     "session", default=None

@@ -11,15 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from inductor_passes import pin, plugins, registry
-from inductor_passes.attach.checks import check_groups
-from inductor_passes.attach.joint import cut_joint, keep_before_writes
-from inductor_passes.attach.uneven import has_uneven_inputs, is_rank_dependent
+from inductor_passes import plugins, registry
 from inductor_passes.base import GraphPass
 from inductor_passes.cost import CostModel, default_topology, load_topology
 from inductor_passes.cost.model import digest_of
-from inductor_passes.graph.collectives import is_launch
+from inductor_passes.errors import GroupError
+from inductor_passes.graph.collectives import (
+    argument,
+    group_name,
+    input_tensors,
+    is_launch,
+    kind,
+    launches,
+)
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
+from inductor_passes.graph.printing import user_line
+from inductor_passes.inductor import order_control
+from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
+from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
 from inductor_passes.kernels import availability, register_operators
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
@@ -31,11 +40,45 @@ from inductor_passes.records import GraphRecord
 from inductor_passes.reporting import graph_ids, misses, recorder, reporters
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
-from inductor_passes.torch_compat import aot, caches, dynamo, logs, oldest
+from inductor_passes.torch_compat import aot, c10d, caches, dynamo, logs, oldest
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
+
+
+def check_groups(graph: fx.Graph) -> None:
+    """Every launch names a live process group that serves the device of its tensors.
+
+    Raises GroupError. A group that is a graph input is known only when the graph runs: not checked.
+    """
+    for launch in launches(graph):
+        if isinstance(argument(launch, "group_name"), fx.Node):
+            continue
+        name = group_name(launch)
+        devices = c10d.group_device_types(name)
+        if devices is None:
+            raise GroupError(
+                f"{kind(launch)} uses the process group {name!r}, which does not exist{_at(launch)}.",
+                "torch.distributed is not initialised, or the group was destroyed.",
+                "Call torch.distributed.init_process_group() before compiling, and keep groups "
+                "alive while compiled functions that use them run.",
+            )
+        for tensor in input_tensors(launch):
+            if devices and tensor.device.type not in devices:
+                raise GroupError(
+                    f"{kind(launch)} sends a {tensor.device.type} tensor over the process group "
+                    f"{name!r}, whose backends serve {', '.join(sorted(devices))}{_at(launch)}.",
+                    "The device of the mesh or group does not match the tensors.",
+                    f"Make the mesh with init_device_mesh({tensor.device.type!r}, ...), or move "
+                    f"the tensors to {sorted(devices)[0]}.",
+                )
+
+
+def _at(node: fx.Node) -> str:
+    line = user_line(node)
+    return f" (from {line})" if line else ""
+
 
 log = logging.getLogger(__name__)
 
@@ -128,12 +171,12 @@ class Attachment:
 
     def _pin(self, graph: fx.Graph, cost: CostModel) -> None:
         """Tie what the passes decided, so that Inductor keeps it."""
-        decided = self.options.schedule != "off" and pin.NAME not in self.options.disable
+        decided = self.options.schedule != "off" and order_control.NAME not in self.options.disable
         # Sends and receives hang in another order than the program's, whoever schedules.
         if not decided and not launches_show_that_ranks_differ(graph):
             return
         if inductor_compat.can_pin_order():
-            pin.pin_order(graph, cost)
+            order_control.pin_order(graph, cost)
         else:
             log.warning("This torch has no control_dependencies: Inductor may move launches back.")
 

@@ -29,7 +29,7 @@ from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat.sizes import size_hint
 
 if TYPE_CHECKING:
-    from inductor_passes.attach.session import CompileSession
+    from inductor_passes.inductor.session import CompileSession
 
 log = logging.getLogger(__name__)
 Offers = Callable[[Stream, Offer], Offer]
