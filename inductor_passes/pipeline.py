@@ -26,8 +26,8 @@ from inductor_passes.graph.printing import user_line
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
-from inductor_passes.reporting.describe import describe
-from inductor_passes.reporting.pass_log import PassLog
+from inductor_passes.report.describe import describe
+from inductor_passes.report.logs import PassLog
 from inductor_passes.rewrite.bucket import BucketAverages, BucketGathers
 from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.follow import FollowPlan

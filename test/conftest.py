@@ -22,7 +22,7 @@ from inductor_passes.records import (
     SpanRecord,
     TimelineRecord,
 )
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "test" / "support"), str(ROOT / "tools")]

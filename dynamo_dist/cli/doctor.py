@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from dynamo_dist import activation, switch, versions
 from dynamo_dist.config import TRACKER_NAMES, TRACKERS_OFF, DistConfig
 from dynamo_dist.errors import ConfigError
-from inductor_passes.reporting.entries import print_entries
+from inductor_passes.report.render_text import print_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,7 +29,7 @@ from dynamo_dist.reporting import collect
 from dynamo_dist.torch_compat.dynamo import counters
 from dynamo_dist.torch_compat.dynamo.modules import uncompiled
 from inductor_passes.inductor.installed import uninstalled
-from inductor_passes.reporting.summary import totals
+from inductor_passes.report.figures import totals
 
 TITLES = {"eager": "eager", "stock": "stock Inductor", "ours": "dynamo_dist"}
 BACKENDS: Mapping[str, Any] = {"stock": "inductor", "ours": "dynamo_dist"}

@@ -25,8 +25,8 @@ from dynamo_dist.reporting.records import (
     RunReport,
 )
 from dynamo_dist.torch_compat.dynamo.watching import SeenBreak, SeenCompile, watch_dynamo
-from inductor_passes.reporting import recorder
-from inductor_passes.reporting.live import GraphCollector
+from inductor_passes.report import recorder
+from inductor_passes.report.report import GraphCollector
 
 # Dynamo leaves such frames to Python on purpose: nothing was lost.
 _NOT_FAILURES = re.compile(r"^Skip|Restart")

@@ -15,8 +15,8 @@ from dynamo_dist.reporting.collect import Collector
 from dynamo_dist.reporting.logs import log_decision
 from dynamo_dist.reporting.write import write_report
 from dynamo_dist.torch_compat.dynamo.watching import PLACES, watch_dynamo
-from inductor_passes.reporting import recorder, reporters
-from inductor_passes.reporting.live import LiveReport
+from inductor_passes.report import recorder, report
+from inductor_passes.report.report import LiveReport
 
 
 @functools.cache
@@ -48,7 +48,7 @@ class Listen:
         seen = process_run()
         self._listening.enter_context(watch_dynamo(seen.on_break, seen.on_compile))
         self._listening.callback(plans.subscribe(seen.take))
-        self._listening.callback(reporters.use, reporters.use(live_report))
+        self._listening.callback(report.use, report.use(live_report))
         atexit.register(self._listening.close)  # while there still is something to close it with
 
     def undo(self) -> None:

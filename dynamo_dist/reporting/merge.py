@@ -9,9 +9,7 @@ from typing import Any
 
 from dynamo_dist.reporting.records import RunReport
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting.report import SCHEMA_VERSION
-from inductor_passes.reporting.summary import titled
-from inductor_passes.reporting.units import count_of, split_line
+from inductor_passes.report.figures import SCHEMA_VERSION, count_of, split_line, titled
 
 
 @dataclass(frozen=True, slots=True)

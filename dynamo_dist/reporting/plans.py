@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_dist.reporting.records import PlanRecord
-from inductor_passes.reporting.subscribers import Subscribers
+from inductor_passes.report.recorder import Subscribers
 
 _subscribers: Subscribers[PlanRecord] = Subscribers()
 # The one takes callbacks for every later plan, made or found again; the other hands a plan to them.

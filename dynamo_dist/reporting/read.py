@@ -11,7 +11,7 @@ from dynamo_dist.errors import ReportError
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.schema import schema_of_rank
 from inductor_passes.files import Form, checked, load
-from inductor_passes.reporting.report import SCHEMA_VERSION
+from inductor_passes.report.figures import SCHEMA_VERSION
 
 _FORM = Form(
     name="report",

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from inductor_passes.records import GraphRecord, restored
-from inductor_passes.reporting.report import SCHEMA_VERSION, GraphsReport
+from inductor_passes.report.figures import SCHEMA_VERSION, GraphsReport
 
 Effect = Literal["split", "eager", "error"]
 

@@ -13,8 +13,8 @@ from dynamo_dist.reporting.summary import (
     is_only_observed,
     why_no_graph,
 )
-from inductor_passes.reporting.render_html import page
-from inductor_passes.reporting.units import rank_list
+from inductor_passes.report.figures import rank_list
+from inductor_passes.report.render_html import page
 
 
 def render_html(report: RunReport | MergedReport) -> str:

@@ -13,8 +13,8 @@ from dynamo_dist.reporting.summary import (
     is_only_observed,
     why_no_graph,
 )
-from inductor_passes.reporting import units
-from inductor_passes.reporting.render_text import (
+from inductor_passes.report import figures
+from inductor_passes.report.render_text import (
     MOST_NOTES,
     ascii_only,
     counted,
@@ -56,7 +56,7 @@ def _run(console: Console, report: RunReport) -> None:
     if report.recompiles or report.facts:
         line(console, "")
     for recompile in report.recompiles:
-        where = units.split_line(recompile.user_line)[0]
+        where = figures.split_line(recompile.user_line)[0]
         times = counted(recompile.count, "time")
         line(console, f"recompiled {times}: {recompile.function} ({where}): {recompile.guard}")
     for fact in report.facts:
@@ -73,10 +73,10 @@ def _ranks(console: Console, merged: MergedReport) -> None:
         line(console, "RANKS DIFFER; ranks that launch in another order hang.", "bold red")
     for difference in merged.differences:
         for value, ranks in difference.values:
-            where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {units.rank_list(ranks)}"
+            where = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {figures.rank_list(ranks)}"
             line(console, f"  {difference.what}: {value} on {where}")
     if merged.missing:
-        line(console, f"No report from rank {units.rank_list(merged.missing)}.", "bold red")
+        line(console, f"No report from rank {figures.rank_list(merged.missing)}.", "bold red")
         line(console, f"  {WHY_RANKS_ARE_MISSING}")
 
 
@@ -94,7 +94,7 @@ def _break(console: Console, item: BreakRecord) -> None:
 
 
 def _fact(console: Console, fact: Fact) -> None:
-    value = units.fact_text(fact.value, fact.unit)
+    value = figures.fact_text(fact.value, fact.unit)
     if not isinstance(fact.value, str):
         value = ascii_only(value)
     if isinstance(fact.value, tuple) and len(fact.value) > 1:

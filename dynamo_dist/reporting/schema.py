@@ -12,7 +12,7 @@ from typing import Any
 
 from dynamo_dist.reporting import records
 from inductor_passes import records as graph_records
-from inductor_passes.reporting.report import SCHEMA_VERSION
+from inductor_passes.report.figures import SCHEMA_VERSION
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}

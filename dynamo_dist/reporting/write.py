@@ -9,7 +9,7 @@ from typing import Any
 from dynamo_dist.reporting.merge import MergedReport
 from dynamo_dist.reporting.records import RunReport
 from dynamo_dist.reporting.render_html import render_html
-from inductor_passes.reporting import write as of_graphs
+from inductor_passes.report import report as of_graphs
 from inductor_passes.simulate import joined_traces
 
 

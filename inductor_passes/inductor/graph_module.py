@@ -14,7 +14,7 @@ from inductor_passes.errors import OptionError, PreconditionError
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.installed import checked
 from inductor_passes.pass_options import split
-from inductor_passes.reporting import reporters
+from inductor_passes.report import report
 from inductor_passes.torch_compat import aot, tracing
 from inductor_passes.torch_compat import inductor as inductor_compat
 from inductor_passes.torch_compat import sizes as sizes_compat
@@ -101,7 +101,7 @@ def communication_pass(
             f"communication_pass() got the phase {phase!r}.", "", f"It is one of {PHASES}."
         )
     _complete(gm, example_inputs)
-    reporters.start(own.report)
+    report.start(own.report)
     Attachment(own).improve(gm.graph, phase, lowers=False)
     gm.recompile()
     return gm

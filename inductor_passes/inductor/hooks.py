@@ -37,7 +37,7 @@ from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import LaunchPlan, frame_of_graph, number_launches
 from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import graph_ids, misses, recorder, reporters
+from inductor_passes.report import cache_misses, recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, logs, oldest
@@ -147,7 +147,7 @@ class Attachment:
         logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
         graph_id = f"{self.compile_id()}:{phase}"
-        looked_up = misses.why_missed(graph, self.key(), graph_id) if looks_up else None
+        looked_up = cache_misses.why_missed(graph, self.key(), graph_id) if looks_up else None
         cost = cost_model(graph, self.options)
         record = self._run(graph, phase, graph_id, cost)
         if record is None:
@@ -157,7 +157,7 @@ class Attachment:
             self._pin(graph, cost)
         pending = None if self.session is None else self.session.pending
         if recorder.compiled(record, pending):
-            reporters.write(self.options.report)
+            report.write(self.options.report)
         log.info(
             "%s graph %s: %d collectives, exposed %.0f -> %.0f us, simulated on %s",
             record.phase,
@@ -223,7 +223,7 @@ class Attachment:
 
     def compile_id(self) -> str:
         """Return the id of the compile in work."""
-        return graph_ids.compile_id() if self.session is None else self.session.graph_id
+        return recorder.compile_id() if self.session is None else self.session.graph_id
 
     def looks_only(self) -> bool:
         """Return whether no pass of these options can change what a graph launches."""

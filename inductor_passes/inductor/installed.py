@@ -15,7 +15,7 @@ from inductor_passes.inductor.local_graphs import is_plain
 from inductor_passes.inductor.options import taken_off
 from inductor_passes.inductor.session import CompileSession
 from inductor_passes.pass_options import OWN_KEYS, PassOptions, split
-from inductor_passes.reporting import reporters
+from inductor_passes.report import report
 from inductor_passes.torch_compat import backend
 from inductor_passes.torch_compat.backend import Request
 
@@ -123,7 +123,7 @@ class _Taker:
             return request.stock()
         own, inductor = _options_of(request)
         if is_plain(request.gm, request.inputs):
-            reporters.start(own.report)
+            report.start(own.report)
             return request.stock()
         graph = (request.gm, request.inputs, own, inductor)
         for part in _parts.values():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_passes.inductor.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.inductor.order_control import say_taken, take_ownership
 from inductor_passes.pass_options import PassOptions, split
-from inductor_passes.reporting import reporters
+from inductor_passes.report import report
 from inductor_passes.torch_compat import config
 from inductor_passes.torch_compat import inductor as inductor_compat
 
@@ -48,7 +48,7 @@ def config_patches(
     ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
     ``place``: where the graph stands in the program, for what caches hold of it. ``session``: the compile that these are for.
     """
-    reporters.start(own.report)
+    report.start(own.report)
     patches = dict(inductor)
 
     def value(key: str) -> Any:

@@ -42,7 +42,7 @@ from inductor_passes.ranks.collective_trace import Stream, place_of
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import graph_ids, recorder, reporters
+from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.share_collectives import equal_launches_stay
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -102,7 +102,7 @@ class CompileSession:
     ) -> None:
         self.options, self.region, self.traits = options, region, traits
         self._lower_by = self.lower_by
-        self.graph_id = graph_ids.compile_id()
+        self.graph_id = recorder.compile_id()
         self.job = decision.current()
         # Ranks agree on launches where they can reach each other.
         self.agrees = self.job is not None and bool(c10d.real_groups())
@@ -260,7 +260,7 @@ class CompileSession:
             return f"{self.graph_id}:{record.phase}"
 
         if recorder.publish_cached(named, self.made_by) or is_new:
-            reporters.write(self.options.report)
+            report.write(self.options.report)
 
 
 def _nothing() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dynamo_dist import autoload
 from dynamo_dist.reporting import logs
-from inductor_passes.reporting import logs as passes_logs
+from inductor_passes.report import logs as passes_logs
 
 INSTALLED = any(p.name == "dynamo_dist" for p in metadata.entry_points(group="torch.backends"))
 

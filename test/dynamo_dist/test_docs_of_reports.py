@@ -13,8 +13,8 @@ from dynamo_dist.sharding import register_rows, register_strategy
 from dynamo_dist.trackers import trace_instead
 from inductor_passes.plugins import OFF
 from inductor_passes.registry import PLUGIN_GROUP
-from inductor_passes.reporting import logs as passes_logs
-from inductor_passes.reporting.summary import WHY_EXPOSED
+from inductor_passes.report import logs as passes_logs
+from inductor_passes.report.figures import WHY_EXPOSED
 
 DOCS = Path(__file__).parents[2] / "docs"
 REPORT = (DOCS / "reading-the-report.md").read_text()

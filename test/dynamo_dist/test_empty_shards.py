@@ -8,7 +8,7 @@ import dynamo_dist
 from dynamo_dist.backend import compile_graph
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.inductor.session import graph_passes_only
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 
 def product(x, w):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dynamo_dist
 import inductor_passes
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 STEPS, BATCH, WIDTH = 6, 4, 16

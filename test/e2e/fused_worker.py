@@ -16,7 +16,7 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
 import inductor_passes as ip
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 
 DEVICE = types.SimpleNamespace(

@@ -28,7 +28,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import dynamo_dist
 import inductor_passes
-from inductor_passes.reporting.recorder import records_of_block
+from inductor_passes.report.recorder import records_of_block
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as funcol
 from torch.distributed import init_device_mesh
 
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 torch._dynamo.config.capture_scalar_outputs = True

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 import dynamo_dist
 import inductor_passes
 from dynamo_dist.cli.doctor import diagnose
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 
 

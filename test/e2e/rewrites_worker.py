@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 dist.init_process_group("gloo")

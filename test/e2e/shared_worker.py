@@ -29,7 +29,7 @@ import dynamo_dist
 from inductor_passes.inductor import shared_trace
 from inductor_passes.inductor.cache_keys import TracedProgram
 from inductor_passes.ranks import compile_once
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 dist.init_process_group("gloo")

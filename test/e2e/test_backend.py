@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 
 pytestmark = pytest.mark.slow

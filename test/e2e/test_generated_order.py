@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import dynamo_dist
 import inductor_passes as ip
 from inductor_passes.inductor.generated_code import order_kept, read_order
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 
 pytestmark = pytest.mark.slow

@@ -51,7 +51,7 @@ def cold(folder):
 
 def modules():
     from dynamo_dist.reporting import logs
-    from inductor_passes.reporting import logs as passes_logs
+    from inductor_passes.report import logs as passes_logs
 
     return ",".join(f"+{m}" for m in (*logs.MODULES.values(), *passes_logs.MODULES.values()))
 

@@ -35,7 +35,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import dynamo_dist
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 titan.device_type = "cpu"

@@ -36,7 +36,7 @@ from unlike_base import (
 )
 from unlike_data_parallel import against_ddp, mlp
 
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import leave_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))

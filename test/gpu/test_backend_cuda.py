@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 import inductor_passes as ip
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 pytestmark = [
     pytest.mark.slow,

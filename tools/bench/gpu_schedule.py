@@ -32,7 +32,7 @@ import inductor_passes
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
 from inductor_passes.cost.topology import Topology
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 WORLD = 8
 BASE = "h100x8"

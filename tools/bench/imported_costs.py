@@ -165,7 +165,7 @@ def rank_of_job(work: Path) -> None:
 
 def compiled(step: Callable[[], torch.Tensor], topology: Path) -> tuple[Callable[[], object], int]:
     """The step scheduled for a topology, and how many launches it has."""
-    from inductor_passes.reporting import recorder
+    from inductor_passes.report import recorder
 
     # Dynamo keeps what it has compiled by code: each topology needs code of its own.
     named = step.__code__.replace(co_name=topology.stem)

@@ -38,7 +38,7 @@ from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
 from inductor_passes.cost.topology import Topology
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 WORLD, WARM_UP = 8, 2
 BATCH, TOKENS, WIDTH, HEADS, INNER = 4, 128, 512, 4, 512

@@ -18,7 +18,7 @@ from dynamo_dist.reporting.collect import collect
 from dynamo_dist.reporting.records import Fact, Part
 from dynamo_dist.torch_compat import explained
 from dynamo_dist.torch_compat.dynamo.watching import SeenCompile, watch_dynamo
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 
 class Listener:

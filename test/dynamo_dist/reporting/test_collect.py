@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dynamo_dist.reporting import collect, explain
 from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 
 def hooks():

@@ -10,7 +10,8 @@ from dynamo_dist.reporting import live as live_of_runs
 from dynamo_dist.reporting import plans, read_report
 from dynamo_dist.reporting.records import PlanRecord
 from dynamo_dist.testing import fake_mesh
-from inductor_passes.reporting import live, reporters
+from inductor_passes.report import report as live
+from inductor_passes.report import report as reporters
 
 PLAN = PlanRecord("f00", "exact", 3, 9.0, 4.0, 4.0)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dynamo_dist.reporting import RunReport
-from inductor_passes.reporting.report import GraphsReport
+from inductor_passes.report.figures import GraphsReport
 
 
 def test_a_report_survives_json(report):

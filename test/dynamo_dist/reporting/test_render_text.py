@@ -10,8 +10,8 @@ from rich.console import Console
 from dynamo_dist.reporting import Fact, RunReport, merge_ranks, render_html, render_text
 from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from inductor_passes.records import PassRecord
-from inductor_passes.reporting import describe
-from inductor_passes.reporting.summary import WHY_EXPOSED
+from inductor_passes.report import describe
+from inductor_passes.report.figures import WHY_EXPOSED
 from inductor_passes.schedule.solver import evaluate
 
 

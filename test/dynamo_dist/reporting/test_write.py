@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from dynamo_dist.reporting import merge_ranks, read_report, write_report
-from inductor_passes.reporting import write as write_module
+from inductor_passes.report import report as write_module
 
 
 def names(folder):

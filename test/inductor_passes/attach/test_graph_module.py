@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import inductor_passes
 from inductor_passes.errors import GroupError, OptionError, PreconditionError
 from inductor_passes.inductor.graph_module import communication_pass
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import dump, fake_group, run_on_ranks, trace
 
 

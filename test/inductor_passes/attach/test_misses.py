@@ -12,7 +12,7 @@ import inductor_passes as ip
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.session import compile_with_passes
 from inductor_passes.records import CacheRecord, GraphRecord
-from inductor_passes.reporting import misses, recorder
+from inductor_passes.report import cache_misses, recorder
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import caches
 
@@ -67,7 +67,7 @@ def test_a_pass_without_uuid_is_named():
     key = Attachment(ip.PassOptions(), chain_post=lambda graph: None).key()
     with fake_group(4):
         graph = trace(step, [4, 4])
-        found = misses.why_missed(graph, key, "inference")
+        found = cache_misses.why_missed(graph, key, "inference")
     assert found == CacheRecord("off", ("post_grad_custom_post_pass has no uuid()",))
 
 
@@ -75,7 +75,9 @@ def test_a_plugin_that_came_and_another_torch_are_named(monkeypatch):
     def missed():
         with fake_group(4):
             graph = trace(step, [4, 4])
-            return misses.why_missed(graph, Attachment(ip.PassOptions()).key(), "inference").why
+            return cache_misses.why_missed(
+                graph, Attachment(ip.PassOptions()).key(), "inference"
+            ).why
 
     class Nothing(ip.GraphPass):
         name = "nothing"
@@ -83,8 +85,8 @@ def test_a_plugin_that_came_and_another_torch_are_named(monkeypatch):
         def run(self, graph):
             return ip.PassStats(False)
 
-    assert missed() == (misses.FIRST,)
-    assert missed() == (misses.UNKNOWN,)
+    assert missed() == (cache_misses.FIRST,)
+    assert missed() == (cache_misses.UNKNOWN,)
     ip.register(Nothing)
     try:
         assert missed() == ("pass nothing",)

@@ -5,7 +5,7 @@ import torch
 
 from inductor_passes import PassOptions, run_passes
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import figures
+from inductor_passes.report import figures
 from inductor_passes.testing import fake_group, trace
 
 c10d = torch.ops._c10d_functional

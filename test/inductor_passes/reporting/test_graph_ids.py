@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_passes
 from inductor_passes.inductor.session import compile_with_passes, graph_passes_only
-from inductor_passes.reporting import graph_ids, recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import caches
 from inductor_passes.torch_compat import inductor as inductor_compat
@@ -27,7 +27,7 @@ def reduced(x, w):
 
 @pytest.fixture(autouse=True)
 def group(monkeypatch):
-    monkeypatch.setattr(graph_ids, "_numbers", itertools.count())
+    monkeypatch.setattr(recorder, "_numbers", itertools.count())
     torch._dynamo.reset()
     with fake_group(4):
         yield
@@ -92,6 +92,6 @@ def test_graphs_of_aot_autograd_without_dynamo_differ(ids):
 
 
 def test_a_record_of_another_process_gets_a_number_of_this_one():
-    assert graph_ids.in_this_process("0/0:forward") == "0/0:forward"
-    assert graph_ids.in_this_process("fx7:backward") == "fx0:backward"
-    assert graph_ids.in_this_process("fx7:backward") == "fx1:backward"
+    assert recorder.in_this_process("0/0:forward") == "0/0:forward"
+    assert recorder.in_this_process("fx7:backward") == "fx0:backward"
+    assert recorder.in_this_process("fx7:backward") == "fx1:backward"

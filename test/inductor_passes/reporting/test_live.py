@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from inductor_passes.reporting import live, recorder
+from inductor_passes.report import recorder, report
 from inductor_passes.testing import fake_group
 
 
@@ -12,9 +12,9 @@ from inductor_passes.testing import fake_group
 def folder(tmp_path, monkeypatch):
     """A folder of a live report whose end of the process can be played."""
     ends = []
-    monkeypatch.setattr(live.atexit, "register", ends.append)
-    live.process_graphs.cache_clear()
-    refresh = live.live_graphs(str(tmp_path))
+    monkeypatch.setattr(report.atexit, "register", ends.append)
+    report.process_graphs.cache_clear()
+    refresh = report.live_graphs(str(tmp_path))
     (finish,) = ends
     return tmp_path, refresh, finish
 

@@ -8,7 +8,7 @@ import torch
 from expecttest import TestCase
 
 from inductor_passes import PassOptions, run_passes
-from inductor_passes.reporting.pass_log import FOLDER
+from inductor_passes.report.logs import FOLDER
 from inductor_passes.testing import trace
 from inductor_passes.torch_compat import logs
 
@@ -86,8 +86,6 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(monkeypatch, tmp_path, 
 
 def test_nothing_is_dumped_where_nobody_asks(monkeypatch):
     monkeypatch.delenv(FOLDER, raising=False)
-    assert not logging.getLogger("inductor_passes.reporting.pass_log").isEnabledFor(logging.DEBUG)
-    monkeypatch.setattr(
-        "inductor_passes.reporting.pass_log.dump", lambda graph: pytest.fail("dumped")
-    )
+    assert not logging.getLogger("inductor_passes.report.logs").isEnabledFor(logging.DEBUG)
+    monkeypatch.setattr("inductor_passes.report.logs.dump", lambda graph: pytest.fail("dumped"))
     run_passes(trace(gathered_twice, (4, 4)), OPTIONS)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from inductor_passes.records import CacheRecord, GraphRecord, PassRecord, SpanRecord, TimelineRecord
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.torch_compat import caches
 
 EMPTY = TimelineRecord((SpanRecord("compute", "mm", "mm", 0.0, 2.0),), 2.0, 2.0, 0.0, 0.0, 64)

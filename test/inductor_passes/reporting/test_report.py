@@ -11,11 +11,11 @@ import pytest
 from expecttest import TestCase
 from rich.console import Console
 
-from inductor_passes.reporting import reporters
-from inductor_passes.reporting.render_html import page
-from inductor_passes.reporting.render_text import print_graphs
-from inductor_passes.reporting.report import GraphsReport
-from inductor_passes.reporting.write import write_graphs
+from inductor_passes.report import report
+from inductor_passes.report.figures import GraphsReport
+from inductor_passes.report.render_html import page
+from inductor_passes.report.render_text import print_graphs
+from inductor_passes.report.report import write_graphs
 
 ALONE = """
 import sys, torch
@@ -82,11 +82,11 @@ def test_a_writer_that_raises_costs_a_warning(tmp_path, caplog):
 
         return refresh
 
-    before = reporters.use(reporter)
+    before = report.use(reporter)
     try:
-        reporters.write(str(tmp_path))
+        report.write(str(tmp_path))
     finally:
-        reporters.use(before)
+        report.use(before)
     assert "could not be written (KeyError" in caplog.text
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from inductor_passes.reporting.summary import alike, order_text, titled, totals
+from inductor_passes.report.figures import alike, order_text, titled, totals
 
 
 def test_times_add_up_and_the_largest_peak_counts(graph):

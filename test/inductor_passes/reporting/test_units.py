@@ -2,7 +2,7 @@
 
 import pytest
 
-from inductor_passes.reporting import units
+from inductor_passes.report import figures
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from inductor_passes.reporting import units
     ],
 )
 def test_bytes(count, text):
-    assert units.human_bytes(count) == text
+    assert figures.human_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_bytes(count, text):
     ],
 )
 def test_times(us, text):
-    assert units.human_us(us) == text
+    assert figures.human_us(us) == text
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_times(us, text):
     ],
 )
 def test_numbers(value, text):
-    assert units.human_number(value) == text
+    assert figures.human_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -63,27 +63,27 @@ def test_numbers(value, text):
     ],
 )
 def test_changes(before, after, text):
-    assert units.change(before, after) == text
+    assert figures.change(before, after) == text
 
 
 def test_counts():
-    assert units.count_of(1, "graph") == "1 graph"
-    assert units.count_of(0, "graph") == "0 graphs"
-    assert units.count_of(2, "index", "indices") == "2 indices"
+    assert figures.count_of(1, "graph") == "1 graph"
+    assert figures.count_of(0, "graph") == "0 graphs"
+    assert figures.count_of(2, "index", "indices") == "2 indices"
 
 
 def test_ranks():
-    assert units.rank_list([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-    assert units.rank_list([]) == ""
+    assert figures.rank_list([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert figures.rank_list([]) == ""
 
 
 def test_facts():
-    assert units.fact_text((5.5, 4.0, 2.25)) == "5.5 → 2.25"
-    assert units.fact_text((5.5,)) == "5.5"
-    assert units.fact_text(()) == "none"
-    assert units.fact_text("as it is") == "as it is"
-    assert units.fact_text(12.25, "ms") == "12.25 ms"
-    assert units.fact_text((1 << 20, 3 << 20), "bytes") == "1 MiB → 3 MiB"
+    assert figures.fact_text((5.5, 4.0, 2.25)) == "5.5 → 2.25"
+    assert figures.fact_text((5.5,)) == "5.5"
+    assert figures.fact_text(()) == "none"
+    assert figures.fact_text("as it is") == "as it is"
+    assert figures.fact_text(12.25, "ms") == "12.25 ms"
+    assert figures.fact_text((1 << 20, 3 << 20), "bytes") == "1 MiB → 3 MiB"
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_facts():
     ],
 )
 def test_lines(line, parts):
-    assert units.split_line(line) == parts
+    assert figures.split_line(line) == parts

@@ -21,7 +21,7 @@ from dynamo_dist.sharding.plan import file as plan_file
 from inductor_passes import __main__ as passes_command
 from inductor_passes import records as r
 from inductor_passes.cost.topology import load_topology, topology_text
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 Outcome = tuple[int, str]
 

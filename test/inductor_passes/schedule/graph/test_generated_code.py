@@ -7,7 +7,7 @@ from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import inductor_passes as ip
 from inductor_passes.inductor.generated_code import order_kept, read_order
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import FixedCost, fake_group
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from fuzzing.unlike.steps import Seen, Steps
 import dynamo_dist
 from dynamo_dist.numerics.differences import how_far
 from inductor_passes.records import GraphRecord
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 
 
 @dataclass

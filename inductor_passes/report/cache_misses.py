@@ -14,7 +14,7 @@ from torch import fx
 
 from inductor_passes.graph.node_kinds import tensors
 from inductor_passes.records import CacheRecord
-from inductor_passes.reporting import recorder
+from inductor_passes.report import recorder
 from inductor_passes.torch_compat import c10d, config, dynamo
 
 FIRST = "first time"

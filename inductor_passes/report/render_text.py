@@ -1,18 +1,18 @@
-"""A report for the terminal: the same figures as the page, without the picture."""
+"""Render a report for the terminal."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from inductor_passes.records import GraphRecord, PassRecord, ScheduleRecord
-from inductor_passes.reporting import units
-from inductor_passes.reporting.report import GraphsReport
-from inductor_passes.reporting.summary import (
+from inductor_passes.report import figures
+from inductor_passes.report.figures import (
     WHY_EXPOSED,
     Collectives,
+    GraphsReport,
     alike,
     order_text,
     titled,
@@ -21,6 +21,20 @@ from inductor_passes.reporting.summary import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_INDENT = 4
+
+
+def print_entries(console: Console, entries: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """Print headings with their lines. Headings stay on one line in any width; lines are wrapped."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for heading, lines in entries:
+        console.print(Text(heading, "bold"), soft_wrap=True)
+        for line in lines:
+            console.print(Padding(Text(line), (0, 0, 0, _INDENT)))
+
 
 _SIGNS = {
     ord("\N{MICRO SIGN}"): "u",
@@ -74,7 +88,7 @@ def _totals(report: GraphsReport) -> list[tuple[str, str]]:
     ]
     if s.graphs:
         label = f"simulated on {report.topology}"
-        size = units.human_bytes
+        size = figures.human_bytes
         rows += [
             ("exposed", _from_to(s.exposed_before_us, s.exposed_after_us, us_text, label)),
             ("time", _from_to(s.makespan_before_us, s.makespan_after_us, us_text, label)),
@@ -86,7 +100,7 @@ def _totals(report: GraphsReport) -> list[tuple[str, str]]:
 def _from_to(before: float, after: float, human: Callable[[float], str], label: str) -> str:
     if before == after:
         return f"{human(after)} ({label})"
-    changed = ascii_only(units.change(before, after))
+    changed = ascii_only(figures.change(before, after))
     return (
         f"{human(before)} -> {human(after)}" + (f", {changed}" if changed else "") + f" ({label})"
     )
@@ -94,17 +108,17 @@ def _from_to(before: float, after: float, human: Callable[[float], str], label: 
 
 def number(value: float) -> str:
     """Write a number in signs that every terminal can show; so do the next two."""
-    return ascii_only(units.human_number(value))
+    return ascii_only(figures.human_number(value))
 
 
 def counted(count: int, noun: str) -> str:
     """Write ``1 graph``, ``2 graphs``."""
-    return ascii_only(units.count_of(count, noun))
+    return ascii_only(figures.count_of(count, noun))
 
 
 def us_text(us: float) -> str:
     """Write microseconds."""
-    return ascii_only(units.human_us(us))
+    return ascii_only(figures.human_us(us))
 
 
 def ascii_only(number: str) -> str:
@@ -124,7 +138,7 @@ def _graph(console: Console, title: str, graph: GraphRecord) -> None:
     if graph.schedule is not None:
         line(console, f"  {schedule_text(graph.schedule)}")
     for figure in graph.figures:
-        said = units.fact_text(figure.value, figure.unit)
+        said = figures.fact_text(figure.value, figure.unit)
         line(console, f"  {figure.name}: {us_text(figure.value) if figure.unit == 'us' else said}")
     for warning in graph.warnings:
         line(console, f"  warning: {warning}", "yellow")
@@ -142,13 +156,13 @@ def _collectives(console: Console, group: Collectives) -> None:
     each = " each" if group.count > 1 else ""
     line(
         console,
-        f"  {times}{one.kind} {units.human_bytes(one.payload_bytes)} on {one.group_name}, predicted "
+        f"  {times}{one.kind} {figures.human_bytes(one.payload_bytes)} on {one.group_name}, predicted "
         f"{us_text(one.predicted_us)}{each}: {_exposure(group)}",
     )
     if one.cause:
         line(console, f"    {one.cause}", "cyan")
     if one.stack:
-        line(console, f"    {' '.join(units.split_line(one.stack))}")
+        line(console, f"    {' '.join(figures.split_line(one.stack))}")
 
 
 def _exposure(group: Collectives) -> str:

@@ -1,30 +1,75 @@
-"""Graph records: where they go, and how they survive a warm cache.
-
-On a warm cache Inductor runs no pass. But a cached graph brings the counters of its compile with
-it: the pipeline stores each record in a file beside the cache, named by its content, and counts
-that name. A name that was counted without being published is a graph from the cache.
-"""
+"""Record what the passes did to graphs: where records go, and how they survive a warm cache."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from inductor_passes import files as record_folder
 from inductor_passes.records import CacheRecord, GraphRecord, TimelineRecord
-from inductor_passes.reporting import graph_ids
-from inductor_passes.reporting.logs import log_graph
-from inductor_passes.reporting.subscribers import Subscribers
-from inductor_passes.torch_compat import c10d, caches
+from inductor_passes.report.logs import log_graph
+from inductor_passes.torch_compat import c10d, caches, dynamo
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Subscribers(Generic[T]):
+    """Callbacks, in the order in which they came. Any thread may add, end and call."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[object, Callable[[T], object]] = {}
+
+    def add(self, callback: Callable[[T], object]) -> Callable[[], object]:
+        """Call ``callback`` with every later record; returns the function that ends it."""
+        token = object()
+        self._callbacks[token] = callback
+        return lambda: self._callbacks.pop(token, None)
+
+    def call(self, record: T) -> None:
+        """Hand a record to every callback. One that raises is logged and does not stop the compile."""
+        for callback in list(self._callbacks.values()):
+            try:
+                callback(record)
+            except Exception:
+                log.exception("A subscriber of records raised; the compile goes on.")
+
+
+_OURS = "fx"
+_numbers = itertools.count()
+
+
+def compile_id() -> str:
+    """Return the id of the compile in work: ``0/0`` by Dynamo, else ``fx0``, ``fx1``, ...
+
+    Within one trace of AOTAutograd's it is the same each time, in the backward graph too; outside of any each call
+    counts one further.
+    """
+    if found := dynamo.compile_id():
+        return found
+    trace = dynamo.trace_in_work()
+    known = getattr(trace, "dist_graph_id", None)
+    if known is not None:
+        return str(known)
+    made = f"{_OURS}{next(_numbers)}"
+    if trace is not None:
+        trace.dist_graph_id = made
+    return made
+
+
+def in_this_process(graph_id: str) -> str:
+    """Return the id of a graph that another process has compiled, with a number of this one where it has a number."""
+    name, _, phase = graph_id.rpartition(":")
+    return f"{compile_id()}:{phase}" if name.startswith(_OURS) else graph_id
+
 
 PREFIX = "inductor_passes.record."
 _EPOCH = "inductor_passes.epoch"
@@ -127,9 +172,7 @@ def kept(kind: str, name: str) -> Any:
 
 
 def publish_cached(
-    rename: Callable[[GraphRecord], str] = lambda record: graph_ids.in_this_process(
-        record.graph_id
-    ),
+    rename: Callable[[GraphRecord], str] = lambda record: in_this_process(record.graph_id),
     cache: str = "torch's cache",
 ) -> list[GraphRecord]:
     """Publish, and return, the records of graphs that came from ``cache`` since the last call.

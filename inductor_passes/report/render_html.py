@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inductor_passes.records import CollectiveRecord, GraphRecord
-from inductor_passes.reporting import units
-from inductor_passes.reporting.picture import COMPUTE_LANE, Box, Lane, Picture, draw, ticks
-from inductor_passes.reporting.report import GraphsReport
-from inductor_passes.reporting.summary import WHY_EXPOSED, order_text, titled, totals
+from inductor_passes.report import figures
+from inductor_passes.report.figures import WHY_EXPOSED, GraphsReport, order_text, titled, totals
+from inductor_passes.report.timeline_picture import COMPUTE_LANE, Box, Lane, Picture, draw, ticks
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -97,7 +96,7 @@ def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
     collective = collectives.get(box.span.name)
     if box.count > 1:
         head = f"{box.count} spans"
-        more = [f"longest: {box.span.name}", f"busy {units.human_us(box.busy_us)}"]
+        more = [f"longest: {box.span.name}", f"busy {figures.human_us(box.busy_us)}"]
     elif box.style == "wait":
         head = "wait"
         more = [f"compute stands still for {box.span.name}"]
@@ -106,12 +105,12 @@ def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
     else:
         head, more = box.span.kind, [box.span.name]
         if collective is not None:
-            head += f" {units.human_bytes(collective.payload_bytes)}"
-            more.append(f"{collective.dtype}, {units.human_us(box.span.duration_us)} on the link")
+            head += f" {figures.human_bytes(collective.payload_bytes)}"
+            more.append(f"{collective.dtype}, {figures.human_us(box.span.duration_us)} on the link")
             if collective.stack:
-                more.append(" ".join(units.split_line(collective.stack)))
+                more.append(" ".join(figures.split_line(collective.stack)))
     start, end = box.start_us, box.start_us + box.duration_us
-    times = f"{units.human_us(start)} to {units.human_us(end)}: {units.human_us(end - start)}"
+    times = f"{figures.human_us(start)} to {figures.human_us(end)}: {figures.human_us(end - start)}"
     if box.style in ("hidden", "exposed"):
         times += f" {box.style}"
     return "\n".join([head, *more, times])
@@ -152,24 +151,24 @@ def _template(name: str, folder: str) -> Template:
         undefined=jinja2.StrictUndefined,
     )
     filters: dict[str, Any] = {
-        "bytes": units.human_bytes,
-        "us": units.human_us,
-        "number": units.human_number,
-        "fact": units.fact_text,
+        "bytes": figures.human_bytes,
+        "us": figures.human_us,
+        "number": figures.human_number,
+        "fact": figures.fact_text,
         "order_text": order_text,
     }
     environment.filters.update(filters)
     environment.globals.update(
-        change=units.change,
-        count_of=units.count_of,
-        split_line=units.split_line,
+        change=figures.change,
+        count_of=figures.count_of,
+        split_line=figures.split_line,
         share=_share,
         box_title=_box_title,
         labels=_labels,
         lane_y=_lane_y,
         why_exposed=WHY_EXPOSED,
-        human_us=units.human_us,
-        human_bytes=units.human_bytes,
+        human_us=figures.human_us,
+        human_bytes=figures.human_bytes,
         LANE_HEIGHT=LANE_HEIGHT,
     )
     return environment.get_template(name)

@@ -17,7 +17,7 @@ from inductor_passes.records import (
     PassRecord,
     TimelineRecord,
 )
-from inductor_passes.reporting.figures import PlannedGraph, figures_of
+from inductor_passes.report.figures import PlannedGraph, figures_of
 from inductor_passes.simulate import Timeline
 from inductor_passes.simulate.timeline import COMPUTE_LANE
 

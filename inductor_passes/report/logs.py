@@ -1,0 +1,155 @@
+"""Log decisions, passes and cache misses for ``TORCH_LOGS`` and tlparse."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import fx
+
+from inductor_passes.fuse import FUSIONS
+from inductor_passes.graph.printing import dump
+from inductor_passes.records import GraphRecord, PassRecord
+from inductor_passes.torch_compat import logs
+from inductor_passes.torch_compat.logs import artifact_logger, trace_artifact
+
+FOLDER = "DYNAMO_DIST_PASS_FOLDER"
+
+log = logging.getLogger(__name__)
+
+
+class PassLog:
+    """What passes do to one graph, told pass by pass; silent, and free, where nobody asks."""
+
+    def __init__(self, graph: fx.Graph, graph_id: str) -> None:
+        self._log = logs.artifact_logger("inductor_passes.report.logs", "dist_passes")
+        self._folder = _folder(graph_id)
+        self._wanted = self._folder is not None or self._log.isEnabledFor(logging.DEBUG)
+        self._graph, self._graph_id = graph, graph_id
+        self._number = 0
+        if self._wanted:
+            self._before = dump(graph)
+            self._write("program.txt", self._before)
+
+    def after(self, record: PassRecord) -> None:
+        """Tell what the pass of ``record``, the last that ran, did to the graph."""
+        if not self._wanted:
+            return
+        self._number += 1
+        now = dump(self._graph) if record.changed else self._before
+        difference = _diff(self._before, now)
+        self._before = now
+        if difference:
+            self._write(f"{record.name}.txt", now)
+            self._write(f"{record.name}.diff", "\n".join(difference))
+        for line in (_summary(record), *record.notes, *difference):
+            self._log.debug("%s: %02d %s", self._graph_id, self._number, line)
+
+    def _write(self, name: str, text: str) -> None:
+        if self._folder is None:
+            return
+        path = self._folder / f"{self._number:02d}_{name}"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+        except OSError as error:
+            log.warning("%s could not be written (%s). Set %s to a folder.", path, error, FOLDER)
+            self._folder = None
+
+
+def _folder(graph_id: str) -> Path | None:
+    root = os.environ.get(FOLDER)
+    if not root:
+        return None
+    name = re.sub(r"[^\w.-]+", "_", graph_id) or "graph"
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return Path(root) / f"rank{rank}" / name
+
+
+def _summary(record: PassRecord) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in record.counters.items() if count)
+    said = counts or ("" if record.changed else "nothing to do")
+    return f"{record.name}: {record.reason or said or 'changed'} ({record.status}, {1e3 * record.seconds:.1f} ms)"
+
+
+def _diff(before: str, after: str) -> list[str]:
+    """Lines taken out (-) and put in (+); a node that moved is one of each."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+# Artifact -> the module under whose name its lines come.
+MODULES = {
+    "dist_collectives": "inductor_passes.report.describe",
+    "dist_fuse": "inductor_passes.fuse",
+    "dist_passes": "inductor_passes.report.logs",
+    "dist_schedule": "inductor_passes.schedule",
+}
+_KEPT = {True: "order kept", False: "order NOT kept", None: "order not read"}
+
+
+def log_graph(record: GraphRecord) -> None:
+    """Log a graph that was compiled, or came from a cache."""
+    for artifact, lines in (
+        ("dist_schedule", _schedule),
+        ("dist_collectives", _collectives),
+        ("dist_fuse", _fusions),
+        ("dist_passes", _cache),
+    ):
+        log = artifact_logger(MODULES[artifact], artifact)
+        if log.isEnabledFor(logging.INFO):
+            for line in lines(record):
+                log.info("%s: %s", record.graph_id, line)
+    trace_artifact(
+        f"inductor_passes_{record.phase}_report", lambda: json.dumps(record.to_json()), "json"
+    )
+
+
+def _cache(record: GraphRecord) -> list[str]:
+    """Whether the passes' work came from a cache, and if not, why."""
+    return [] if record.cache is None else [f"cache {record.cache}"]
+
+
+def _schedule(record: GraphRecord) -> list[str]:
+    """One line; none where the global scheduler did not run."""
+    s = record.schedule
+    if s is None:
+        return []
+    return [
+        f"{s.nodes} nodes, {s.launches} launches, {s.buckets} buckets, makespan "
+        f"{s.makespan_before_us:.0f} -> {s.makespan_after_us:.0f} us, bound {s.bound_us:.0f} us, gap "
+        f"{100 * s.gap:.1f}%, peak {s.peak_before_bytes / 2**20:.1f} -> "
+        f"{s.peak_after_bytes / 2**20:.1f} MiB, {s.seconds:.2f} s, {_KEPT[record.order_kept]}, {s.decision}"
+    ]
+
+
+def _collectives(record: GraphRecord) -> list[str]:
+    """A line for each launch: what, why there, predicted and exposed time, the user's line."""
+    lines = []
+    for c in record.collectives:
+        why = f" ({c.why_exposed})" if c.why_exposed else ""
+        parts = (
+            f"{c.kind} of {c.payload_bytes} bytes on {c.group_name}, {c.group_size} ranks",
+            c.cause,
+            f"predicted {c.predicted_us:.0f} us, exposed {c.exposed_before_us:.0f} -> "
+            f"{c.exposed_after_us:.0f} us{why}",
+            c.stack,
+        )
+        lines.append("; ".join(part for part in parts if part))
+    return lines
+
+
+def _fusions(record: GraphRecord) -> list[str]:
+    """A line for each decision of a fusing pass, or why the pass did not run."""
+    names = {pass_.name for pass_ in FUSIONS}
+    return [
+        f"{p.name}: {said}"
+        for p in record.passes
+        if p.name in names
+        for said in (p.notes or ((p.reason,) if p.reason else ()))
+    ]
