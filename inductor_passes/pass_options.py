@@ -12,7 +12,7 @@ from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
 from inductor_passes.inductor import order_control
 from inductor_passes.schedule_options import ScheduleOptions
-from inductor_passes.torch_compat import config
+from inductor_passes.torch_compat import inductor as config
 
 PLANS = ("off", "repair")
 COMPILES = ("each", "shared")

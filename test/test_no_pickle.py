@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted(
     p for name in ("dynamo_dist", "inductor_passes") for p in (ROOT / name).rglob("*.py")
 )
-ENTRIES = "inductor_passes/torch_compat/entry_pickles.py"
+ENTRIES = "inductor_passes/torch_compat/caches.py"
 MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 

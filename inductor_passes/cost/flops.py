@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from inductor_passes.graph.node_kinds import loop_of
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.nodes import size_hint
 
 log = logging.getLogger(__name__)
 

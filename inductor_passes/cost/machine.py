@@ -12,7 +12,7 @@ from inductor_passes.cost.collectives import GroupShape, collective_us, shape_of
 from inductor_passes.cost.topology import Product, Topology
 from inductor_passes.graph.collectives import argument, blocking_kind, kind, role
 from inductor_passes.torch_compat.c10d import world_size
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.nodes import size_hint
 
 
 class Machine:

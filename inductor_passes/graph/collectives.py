@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from inductor_passes.torch_compat.c10d import group_size_of
-from inductor_passes.torch_compat.sizes import expect, size_hint
+from inductor_passes.torch_compat.nodes import expect, size_hint
 
 # Of a launch: numbers of the program's launches that it stands for. New nodes inherit it (``rewrite/edit.py``).
 MEMBERS = "dist_launches"

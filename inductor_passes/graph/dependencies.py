@@ -10,7 +10,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import mutated_inputs
 from inductor_passes.graph.collectives import argument, kind, launch_of, role
-from inductor_passes.torch_compat.operators import is_random
+from inductor_passes.torch_compat.nodes import is_random
 
 BARRIERS = frozenset(("barrier", "monitored_barrier"))
 # One rank's send is another's receive, one rank's input larger than another's.

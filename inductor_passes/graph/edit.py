@@ -12,7 +12,7 @@ from torch import fx
 from inductor_passes.errors import InvariantError
 from inductor_passes.graph.collectives import JOINT, MEMBERS
 from inductor_passes.graph.printing import CAUSE
-from inductor_passes.torch_compat.tracing import with_memory_of, with_memory_of_its_own
+from inductor_passes.torch_compat.aot import with_memory_of, with_memory_of_its_own
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -12,7 +12,7 @@ from torch import fx
 
 from inductor_passes.graph.aliasing import is_view, per_operator
 from inductor_passes.graph.collectives import role
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.nodes import size_hint
 
 Loop = Literal["pointwise", "picking", "reduction", "cat", "no memory", "none"]
 

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from inductor_passes import registry
 from inductor_passes.kernels import availability
 from inductor_passes.rewrite.all_reduce_slice import asks_for_position
-from inductor_passes.torch_compat import c10d, config, meshes
-from inductor_passes.torch_compat.sizes import size_hint
-from inductor_passes.torch_compat.tracing import numbers_of
+from inductor_passes.torch_compat import c10d, inductor, meshes
+from inductor_passes.torch_compat.aot import numbers_of
+from inductor_passes.torch_compat.nodes import size_hint
 
 # Code of users that Inductor calls while it compiles a graph.
 _OF_USERS = (
@@ -48,7 +48,7 @@ def is_rank_free(gm: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
         pass_ not in registry.DEFAULT_PASSES for pass_ in map(_class, registry.ordered_passes())
     ):
         return False
-    if any(_is_of_user(patches.get(key, config.get_config(key))) for key in _OF_USERS):
+    if any(_is_of_user(patches.get(key, inductor.get_config(key))) for key in _OF_USERS):
         return False
     return not any(asks_for_position(graph) for graph in graphs_inside(gm))
 

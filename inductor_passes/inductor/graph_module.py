@@ -15,9 +15,9 @@ from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.installed import checked
 from inductor_passes.pass_options import split
 from inductor_passes.report import report
-from inductor_passes.torch_compat import aot, tracing
+from inductor_passes.torch_compat import aot
 from inductor_passes.torch_compat import inductor as inductor_compat
-from inductor_passes.torch_compat import sizes as sizes_compat
+from inductor_passes.torch_compat import nodes as sizes_compat
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def capturing(
         outputs = gm.graph.output_node().args[0]
         assert isinstance(outputs, (list, tuple))
         values = [node.meta["val"] if isinstance(node, fx.Node) else node for node in outputs]
-        tracing.post_grad_until_ours(gm, inputs, is_inference)
+        aot.post_grad_until_ours(gm, inputs, is_inference)
         found.append(Captured(phase, gm.graph))
 
         def run(_: Any) -> list[Any]:
@@ -120,4 +120,4 @@ def _complete(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
             "Bytes and durations are read off the values of nodes.",
             "Trace with make_fx(..., tracing_mode='fake'), or pass one example input for each graph input.",
         )
-    tracing.propagate_shapes(gm, inputs)
+    aot.propagate_shapes(gm, inputs)

@@ -40,7 +40,7 @@ from inductor_passes.records import GraphRecord
 from inductor_passes.report import cache_misses, recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
-from inductor_passes.torch_compat import aot, c10d, caches, dynamo, logs, oldest
+from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Attachment:
     def improve(self, graph: fx.Graph, phase: str, *, lowers: bool = True) -> None:
         """Run the passes on a graph and record it; unless ``lowers``, Inductor is not what comes next."""
         check_groups(graph)
-        logs.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
+        dynamo.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
         graph_id = f"{self.compile_id()}:{phase}"
         looked_up = cache_misses.why_missed(graph, self.key(), graph_id) if looks_up else None
@@ -167,7 +167,7 @@ class Attachment:
             record.after.exposed_us,
             record.topology,
         )
-        logs.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
+        dynamo.trace_artifact(f"inductor_passes_{phase}_graph_after", lambda: str(graph))
 
     def _pin(self, graph: fx.Graph, cost: CostModel) -> None:
         """Tie what the passes decided, so that Inductor keeps it."""
@@ -300,14 +300,14 @@ def third_party_digest(pass_: registry.Registered) -> str:
 
 @functools.cache
 def _pass_class() -> type:
-    class Side(oldest.pass_base()):  # type: ignore[misc]
+    class Side(inductor.pass_base()):  # type: ignore[misc]
         """One side of an attachment as the object that Inductor wants."""
 
         def __init__(self, side: str, attachment: Attachment) -> None:
             self.side, self.attachment = side, attachment
 
         def __call__(self, graph: fx.Graph, is_inference: bool | None = None) -> None:
-            getattr(self.attachment, self.side)(graph, oldest.is_inference(is_inference))
+            getattr(self.attachment, self.side)(graph, inductor.is_inference(is_inference))
 
         def uuid(self) -> str | None:
             return self.attachment.uuid(self.side)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from inductor_passes import registry
-from inductor_passes.torch_compat import c10d, dynamo, meshes, operators
+from inductor_passes.torch_compat import c10d, dynamo, meshes, nodes
 
 
 def is_rank_dependent() -> bool:
@@ -133,9 +133,9 @@ def _is_plain_node(node: fx.Node, gm: fx.GraphModule) -> bool:
 
 
 def _is_plain_target(target: Any) -> bool:
-    if (namespace := operators.namespace(target)) is not None:
+    if (namespace := nodes.namespace(target)) is not None:
         return namespace in _NAMESPACES
-    if (name := operators.higher_order_name(target)) is not None:
+    if (name := nodes.higher_order_name(target)) is not None:
         return name in _HIGHER_ORDER
     module = getattr(target, "__module__", None)
     if module is None:  # a method of a type of torch's, or one of its functions in C
@@ -151,7 +151,7 @@ def _is_plain_target(target: Any) -> bool:
 
 def _is_plain_value(value: object) -> bool:
     return all(
-        not operators.wraps_tensors(each)
+        not nodes.wraps_tensors(each)
         if isinstance(each, torch.Tensor)
         else isinstance(each, _NO_TENSORS)
         for each in _leaves(value)

@@ -12,7 +12,7 @@ from torch import fx
 from inductor_passes.cost import CostModel
 from inductor_passes.graph.aliasing import op_facts
 from inductor_passes.graph.collectives import is_launch, is_wait, waits_of
-from inductor_passes.torch_compat import config
+from inductor_passes.torch_compat import inductor
 from inductor_passes.torch_compat import inductor as inductor_compat
 
 NAME = "pin_order"
@@ -160,11 +160,11 @@ STOCK_SCHEDULERS: Mapping[str, object] = {
 
 def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
     """Stock's schedulers that would run under the current configuration and ``patches``."""
-    known = config.config_keys()
+    known = inductor.config_keys()
     found = {}
     for key, off in STOCK_SCHEDULERS.items():
         if key in known:
-            value = patches[key] if key in patches else config.get_config(key)
+            value = patches[key] if key in patches else inductor.get_config(key)
             if value != off and value is not None:
                 found[key] = value
     return found
@@ -197,7 +197,7 @@ def say_taken(keys: Iterable[str], patches: Mapping[str, Any], message: str) -> 
     asked = []
     for key in sorted(keys):
         given = key in patches
-        if given or config.is_config_set(key):
+        if given or inductor.is_config_set(key):
             where = "options" if given else "torch._inductor.config"
             if (key, where) not in _said:
                 _said.add((key, where))

@@ -26,7 +26,7 @@ from inductor_passes.ranks.collective_trace import Group, Stream
 from inductor_passes.ranks.compile_once import FAILURES, Claim, End, Turn, Waiting, claim
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.torch_compat import c10d, caches
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat.nodes import size_hint
 
 if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession

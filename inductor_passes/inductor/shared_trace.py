@@ -23,18 +23,8 @@ from inductor_passes.ranks import decision
 from inductor_passes.ranks.collective_trace import Stream
 from inductor_passes.ranks.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim
 from inductor_passes.ranks.decision import Offer
-from inductor_passes.torch_compat import (
-    aot,
-    c10d,
-    caches,
-    config,
-    dynamo,
-    entry_pickles,
-    meshes,
-    rank_reads,
-)
-from inductor_passes.torch_compat.operators import higher_order_name, is_random, namespace
-from inductor_passes.torch_compat.sizes import size_hint
+from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor, meshes, rank_reads
+from inductor_passes.torch_compat.nodes import higher_order_name, is_random, namespace, size_hint
 
 if TYPE_CHECKING:
     from inductor_passes.inductor.session import CompileSession
@@ -64,7 +54,7 @@ class UntracedProgram:
     def digest(self, key: str, *facts: object) -> str:
         """Return a digest of torch's ``key`` of it without the rank, and of what is not in that: ``facts``, hints, shards, options."""
         inputs = [_text(each) for each in self._inputs]
-        return hashlib.sha256(repr((key, facts, inputs, config.digests())).encode()).hexdigest()
+        return hashlib.sha256(repr((key, facts, inputs, inductor.digests())).encode()).hexdigest()
 
     def meshes(self) -> dict[str, DeviceMesh]:
         """Meshes that are met in it, by what they hold beside the rank's place."""
@@ -187,7 +177,7 @@ class SharedTrace:
         if not self._is_alike(joint):
             return
         unlike = (local_graphs.is_rank_dependent(), local_graphs.has_uneven_inputs())
-        facts = (self._about, dict(how), dynamo.metadata_in_work(), unlike, config.digests())
+        facts = (self._about, dict(how), dynamo.metadata_in_work(), unlike, inductor.digests())
         try:
             traced = TracedProgram(joint, *facts)
         except NoDigestError as error:
@@ -243,7 +233,7 @@ class SharedTrace:
             return None
         try:
             entry, graphs = _unpacked(content)
-            entry_pickles.put_own_entry(self._entries.key, entry, meshes)
+            caches.put_own_entry(self._entries.key, entry, meshes)
             placed = all(caches.put_entry(key, each) for key, each in graphs.items())
         except (
             Exception

@@ -15,7 +15,7 @@ from torch import fx
 from inductor_passes.graph.node_kinds import tensors
 from inductor_passes.records import CacheRecord
 from inductor_passes.report import recorder
-from inductor_passes.torch_compat import c10d, config, dynamo
+from inductor_passes.torch_compat import c10d, dynamo, inductor
 
 FIRST = "first time"
 UNKNOWN = "nothing of its key that is known has changed"
@@ -28,7 +28,7 @@ def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], graph_id: str) -
     ``graph_id``: its name in this process.
     """
     local, remote, off = map(
-        config.get_config, ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
+        inductor.get_config, ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
     )
     if off or not (local or remote):
         return CacheRecord("off", ("Inductor's cache is off",))
@@ -52,7 +52,7 @@ def _of_torch(graph: fx.Graph) -> dict[str, str]:
     for node in graph.nodes:
         values = [f"{list(t.shape)} {t.dtype} {t.device}" for t in tensors(node.meta.get("val"))]
         (inputs if node.op == "placeholder" else others).append(f"{node.format_node()} {values}")
-    settings = {f"torch._inductor.config.{k}": v for k, v in config.values_set().items()}
+    settings = {f"torch._inductor.config.{k}": v for k, v in inductor.values_set().items()}
     return {
         "inputs": "\n".join(inputs),
         "graph": "\n".join(others),

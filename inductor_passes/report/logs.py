@@ -15,8 +15,8 @@ from torch import fx
 from inductor_passes.fuse import FUSIONS
 from inductor_passes.graph.printing import dump
 from inductor_passes.records import GraphRecord, PassRecord
-from inductor_passes.torch_compat import logs
-from inductor_passes.torch_compat.logs import artifact_logger, trace_artifact
+from inductor_passes.torch_compat import dynamo
+from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
 
 FOLDER = "DYNAMO_DIST_PASS_FOLDER"
 
@@ -27,7 +27,7 @@ class PassLog:
     """What passes do to one graph, told pass by pass; silent, and free, where nobody asks."""
 
     def __init__(self, graph: fx.Graph, graph_id: str) -> None:
-        self._log = logs.artifact_logger("inductor_passes.report.logs", "dist_passes")
+        self._log = dynamo.artifact_logger("inductor_passes.report.logs", "dist_passes")
         self._folder = _folder(graph_id)
         self._wanted = self._folder is not None or self._log.isEnabledFor(logging.DEBUG)
         self._graph, self._graph_id = graph, graph_id

@@ -31,8 +31,8 @@ from inductor_passes.split.rules.rule import (
     shape_of,
     smaller,
 )
-from inductor_passes.torch_compat.sizes import hold, new_symbols, size_hint, surely_equal
-from inductor_passes.torch_compat.tracing import mode_of
+from inductor_passes.torch_compat.aot import mode_of
+from inductor_passes.torch_compat.nodes import hold, new_symbols, size_hint, surely_equal
 
 _MAKE_SYMBOLS = (aten._local_scalar_dense.default, aten.slice.Tensor)
 _VIEWS = (aten.view.default, aten._unsafe_view.default)

@@ -18,8 +18,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes.graph.printing import dump as dump
+from inductor_passes.torch_compat.aot import fake_tensor_mode, run_on_local_tensors
 from inductor_passes.torch_compat.c10d import init_fake_group
-from inductor_passes.torch_compat.tracing import fake_tensor_mode, run_on_local_tensors
 
 
 @contextlib.contextmanager

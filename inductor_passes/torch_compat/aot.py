@@ -1,14 +1,119 @@
-"""AOTAutograd: when a backward graph is compiled."""
+"""AOTAutograd: graphs traced without a compile, and when a backward graph is compiled."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from inductor_passes.torch_compat import scoped
+from inductor_passes.torch_compat.inductor import inductor_config
+
+
+def fake_tensor_mode() -> Any:
+    """A mode in which new tensors have shapes and no storage; what depends on their numbers is a symbol. Seen in 2.11 to 2.15."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def numbers_of(value: torch.Tensor) -> Any:
+    """Return what a tensor that is no fake one holds, also while a mode of fake ones is on. ``no_dispatch`` was seen in 2.11 to 2.14."""
+    from torch.utils._mode_utils import no_dispatch
+
+    with no_dispatch():
+        return value.detach().tolist()
+
+
+def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
+    """Return a fake tensor like another, without the cost of an operator in a mode that may be on.
+
+    ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
+
+    if not isinstance(value, FakeTensor):
+        return torch.empty_like(value)
+    with no_dispatch():
+        elem = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(value.fake_mode, elem, value.device)
+
+
+def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
+    """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind`` elements behind its start.
+
+    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
+
+    if not isinstance(value, FakeTensor) or not isinstance(source, FakeTensor):
+        return None
+    place = int(source.storage_offset()) + behind
+    with no_dispatch():
+        elem = torch.empty(0, dtype=value.dtype, device="meta")
+        elem.set_(source.untyped_storage(), place, value.shape, value.stride())
+        return FakeTensor(value.fake_mode, elem, value.device)
+
+
+def mode_of(value: object) -> Any:
+    """Return the mode in which a fake tensor was made, to make others in; for anything else a context that does nothing.
+
+    ``FakeTensor.fake_mode`` was seen in 2.11 to 2.15.
+    """
+    return getattr(value, "fake_mode", None) or contextlib.nullcontext()
+
+
+def run_on_local_tensors(
+    call: Callable[..., Any], world_size: int, arguments: Iterable[Mapping[int, torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Call ``call`` once on tensors that hold every rank's value; its flat results, by rank.
+
+    ``LocalTensorMode`` was seen in 2.11 to 2.15.
+    """
+    from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
+
+    with LocalTensorMode(world_size):
+        results = call(*(LocalTensor(dict(of_ranks)) for of_ranks in arguments))
+    flat = results if isinstance(results, (list, tuple)) else [results]
+    return [[tensor._local_tensors[rank] for tensor in flat] for rank in range(world_size)]
+
+
+def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in 2.11 to 2.15."""
+    from torch._guards import detect_fake_mode
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    prop = FakeTensorProp(gm, detect_fake_mode(inputs))
+    mode: Any = prop._mode
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+    prop.propagate_dont_convert_inputs(*fake)
+
+
+class _Reached(Exception):
+    pass
+
+
+def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) -> None:
+    """Run stock's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor.fx_passes.post_grad import post_grad_passes
+    from torch._inductor.virtualized import V
+
+    def stop(graph: fx.Graph) -> None:
+        raise _Reached
+
+    config: Any = inductor_config()
+    with config.patch(post_grad_custom_post_pass=stop), V.set_fake_mode(detect_fake_mode(inputs)):
+        try:
+            post_grad_passes(gm, is_inference)
+        except _Reached:
+            return
 
 
 @contextlib.contextmanager

@@ -1,18 +1,20 @@
-"""Compile caches: where they are, what they count, what is in their keys."""
+"""Compile caches: where they are, what they count, what is in their keys and entries."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.torch_compat import scoped
 from inductor_passes.torch_compat.c10d import default_group, global_rank, world_size
-from inductor_passes.torch_compat.meshes import without_places
+from inductor_passes.torch_compat.meshes import unpickled_as, without_places
 
 
 def cache_dir() -> str:
@@ -197,3 +199,17 @@ def _files(folder: str) -> list[str]:
         return sorted(name for name in os.listdir(folder) if "." not in name)  # none half written
     except OSError:
         return []
+
+
+def put_own_entry(key: str, entry: bytes, meshes: Mapping[str, DeviceMesh]) -> None:
+    """Put an entry of another rank into the cache under this one's key, with this one's ``meshes`` in it, by what they hold.
+
+    Raises UnknownMeshError, OSError, and whatever a damaged entry makes of its own bytes.
+    """
+    from torch._inductor.codecache import sha256_hash, write_atomic
+
+    with unpickled_as(meshes):
+        content = pickle.dumps(pickle.loads(entry))
+    write_atomic(
+        os.path.join(traced_entries_of(key), sha256_hash(content)), content, make_dirs=True
+    )

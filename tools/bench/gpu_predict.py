@@ -22,7 +22,7 @@ from inductor_passes.kernels import (
     matmul_reduce_scatter,  # noqa: F401
 )
 from inductor_passes.kernels.norm import TWO_SHOT_BYTES
-from inductor_passes.torch_compat.tracing import fake_tensor_mode
+from inductor_passes.torch_compat.aot import fake_tensor_mode
 
 NORMS = (64, 512, 4096)
 CAPABILITY = 90

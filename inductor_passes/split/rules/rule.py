@@ -15,7 +15,7 @@ from torch import fx
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, prims, tensor
 from inductor_passes.split.rules.rows import Addends, Condition, Routed
-from inductor_passes.torch_compat.sizes import as_number, size_hint, surely_equal
+from inductor_passes.torch_compat.nodes import as_number, size_hint, surely_equal
 
 Size = int | torch.SymInt
 Shape = tuple[Size, ...]

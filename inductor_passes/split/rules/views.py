@@ -31,7 +31,7 @@ from inductor_passes.split.rules.rule import (
     source_of,
     volume,
 )
-from inductor_passes.torch_compat.sizes import surely_equal
+from inductor_passes.torch_compat.nodes import surely_equal
 
 Places = Mapping[fx.Node, Place]
 

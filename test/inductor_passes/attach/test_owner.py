@@ -5,7 +5,7 @@ import pytest
 import inductor_passes as ip
 from inductor_passes.inductor import order_control
 from inductor_passes.inductor.order_control import STOCK_SCHEDULERS, stock_schedulers_on
-from inductor_passes.torch_compat import config
+from inductor_passes.torch_compat import inductor
 
 OPT_IN = "reorder_for_compute_comm_overlap"
 
@@ -28,16 +28,16 @@ def switched_on(key):
 
 
 SET_BY_USERS = [
-    *(key for key in STOCK_SCHEDULERS if key in config.config_keys()),
+    *(key for key in STOCK_SCHEDULERS if key in inductor.config_keys()),
     "reorder_for_locality",
 ]
 
 
 @pytest.mark.parametrize("key", SET_BY_USERS[:-1])
 def test_what_was_set_for_the_process_is_said_once(key, caplog):
-    if config.get_config(key) == switched_on(key):
+    if inductor.get_config(key) == switched_on(key):
         pytest.skip("this torch has it on by itself: to set it so is to leave it")
-    with config.inductor_config().patch({key: switched_on(key)}):
+    with inductor.inductor_config().patch({key: switched_on(key)}):
         for _ in range(2):
             ip.options()
     (said,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -54,7 +54,7 @@ def test_what_was_set_in_options_is_said_once(key, caplog):
 
 def test_what_was_switched_off_for_the_process_is_not_said(caplog):
     off = {key: STOCK_SCHEDULERS.get(key, False) for key in SET_BY_USERS}
-    with config.inductor_config().patch(off):
+    with inductor.inductor_config().patch(off):
         ip.options()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -75,7 +75,7 @@ def test_what_stock_runs_by_default_is_switched_off_in_silence(caplog):
 
 def test_no_key_of_another_torch_is_patched():
     patches = ip.options({OPT_IN: True, "max_autotune": True})
-    assert set(patches) <= config.config_keys()
+    assert set(patches) <= inductor.config_keys()
     assert patches["max_autotune"] is True
 
 

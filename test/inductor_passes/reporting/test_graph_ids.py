@@ -16,7 +16,7 @@ from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import caches
 from inductor_passes.torch_compat import inductor as inductor_compat
-from inductor_passes.torch_compat.config import inductor_config
+from inductor_passes.torch_compat.inductor import inductor_config
 
 X, W = torch.randn(4, 4), torch.randn(4, 4)
 

@@ -10,7 +10,7 @@ from expecttest import TestCase
 from inductor_passes import PassOptions, run_passes
 from inductor_passes.report.logs import FOLDER
 from inductor_passes.testing import trace
-from inductor_passes.torch_compat import logs
+from inductor_passes.torch_compat import dynamo
 
 OPTIONS = PassOptions(topology="h100x8", passes=("share_launches", "merge_tiny"))
 
@@ -31,7 +31,7 @@ def logged(monkeypatch):
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     own.handlers = [handler]
-    monkeypatch.setattr(logs, "artifact_logger", lambda module, artifact: own)
+    monkeypatch.setattr(dynamo, "artifact_logger", lambda module, artifact: own)
     return lines
 
 

@@ -16,7 +16,7 @@ from fuzzing.routing import routed
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from inductor_passes.torch_compat.tracing import fake_tensor_mode
+from inductor_passes.torch_compat.aot import fake_tensor_mode
 
 N, RANKS = 8, 2
 SHAPES = [[N, N]] * 4

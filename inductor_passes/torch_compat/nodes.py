@@ -1,4 +1,4 @@
-"""Sizes of traced tensors: hints of symbols, and what is expected of them."""
+"""Nodes of a graph: what they call, and sizes of traced tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # Of the symbols of a ShapeEnv that have no hint: the value that is expected.
 _expected: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
@@ -75,3 +77,30 @@ def surely_equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(cast(Any, one == other))
+
+
+def namespace(target: Any) -> str | None:
+    """Namespace of an operator or of one of its overloads, such as ``aten``; None for anything else.
+
+    ``torch._ops`` was seen in 2.11 to 2.15.
+    """
+    if isinstance(target, OpOverload):
+        return str(target.namespace)
+    if isinstance(target, OpOverloadPacket):
+        return str(target._qualified_op_name).partition("::")[0]
+    return None
+
+
+def is_random(target: Any) -> bool:
+    """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen in 2.11 to 2.15."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def higher_order_name(target: Any) -> str | None:
+    """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen in 2.11 to 2.15."""
+    return str(target.__name__) if isinstance(target, HigherOrderOperator) else None
+
+
+def wraps_tensors(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of a type whose operations are those of tensors in it, and others. Seen in 2.11 to 2.15."""
+    return bool(is_traceable_wrapper_subclass(tensor))
