@@ -61,7 +61,12 @@ def local_views(local: torch.Tensor) -> Any:
     if not isinstance(local, FunctionalTensor):
         return None
     views = _functionalization.get_view_meta_sequence(local.elem)
-    return None if any(view.has_symbolic_inputs for view in views) else views
+    # torch 2.13 pickles memory that it has freed in place of an _unsafe_view's sizes: other numbers, or a
+    # general protection fault.
+    unsafe = _functionalization._unsafe_view_ViewMeta
+    if any(view.has_symbolic_inputs or isinstance(view, unsafe) for view in views):
+        return None
+    return views
 
 
 def apply_local_views(base: torch.Tensor, views: Any) -> torch.Tensor:

@@ -74,13 +74,14 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list
         way = None
         if isinstance(output, DTensor) and not any(output is arg for arg in args):
             base = output._base
+            shares_input = aliases.storage_key(output._local_tensor) in locals_of_args
             if any(base is arg for arg in args):
-                alias = aliases.storage_key(output._local_tensor) in locals_of_args
+                alias = shares_input
             else:  # AOTAutograd refuses to return a base that the program does not
                 alias = any(base is other for other in outputs)
             if base is not None and not alias:
                 output, base = apart(output), None
-            way = _way(output, base, args)
+            way = _way(output, base, shares_input)
         found.append(output)
         ways.append(way)
     return found, ways
@@ -103,11 +104,13 @@ def apart_if_made_here(args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]
     ]
 
 
-def _way(output: DTensor, base: torch.Tensor | None, args: Sequence[Any]) -> Any:
+def _way(output: DTensor, base: torch.Tensor | None, shares_input: bool) -> Any:
     steps = _steps(output, base) if isinstance(base, DTensor) else None
     if base is not None and steps is not None:
         return Views(steps, tuple(map(_symbolic, _known_sizes(base, output))))
-    views = None if output.requires_grad else aliases.local_views(output._local_tensor)
+    if output.requires_grad or not shares_input:
+        return None
+    views = aliases.local_views(output._local_tensor)
     return None if views is None else LocalViews(views)
 
 

@@ -211,3 +211,24 @@ def test_a_compiled_function_keeps_its_views_after_disable(mesh):
     dynamo_dist.disable()
     assert torch.equal(compiled(tensor(mesh))._local_tensor, first._local_tensor)
     assert isinstance(first, DTensor)
+
+
+def unsafe_view(d):
+    return torch.ops.aten._unsafe_view(d, [8, 16])
+
+
+@pytest.mark.parametrize("made", [unsafe_view, lambda d: (d * 2).t()])
+def test_sizes_that_torch_pickles_wrong_are_not_kept(mesh, made, monkeypatch):
+    """torch 2.13 writes freed memory where an ``_unsafe_view`` of a local tensor is pickled."""
+    found, stock = [], views._way
+    monkeypatch.setattr(views, "_way", lambda *given: found.append(stock(*given)) or found[-1])
+    with torch.no_grad():
+        given = tensor(mesh, (Replicate(), Replicate()))
+        # AOTAutograd's program on local tensors: views as functionalization records them.
+        got = torch.compile(made, backend=aot_autograd(fw_compiler=make_boxed))(given)
+    torch.testing.assert_close(got.to_local(), made(given).to_local())
+    assert found and all(way is None or not isinstance(way, views.LocalViews) for way in found)
+
+
+def make_boxed(module, example_inputs):
+    return make_boxed_func(module.forward)
