@@ -15,7 +15,7 @@ COMMANDS = {
         "inductor_passes.cli.costs",
         "measured times into a topology file",
     ),
-    "kernels": ("inductor_passes.cli.kernels", "fused kernels, what they need, what runs here"),
+    "kernels": ("inductor_passes.fused.command", "fused kernels, what they need, what runs here"),
 }
 
 

@@ -18,7 +18,7 @@ from inductor_passes.errors import (
     PassFailedError,
     PreconditionError,
 )
-from inductor_passes.fuse.base import Fusion
+from inductor_passes.fused.fusion import Fusion
 from inductor_passes.graph.collectives import expect_even_exchanges, input_tensors, is_launch
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication

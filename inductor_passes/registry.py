@@ -8,7 +8,7 @@ from typing import Any
 from inductor_passes.base import GraphPass, PassContext
 from inductor_passes.cost.topology import forget_topologies, registered_topologies
 from inductor_passes.errors import OptionError
-from inductor_passes.fuse import FUSIONS
+from inductor_passes.fused import FUSIONS
 from inductor_passes.plugins import load_plugins
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule_pass import ScheduleGraph

@@ -14,7 +14,7 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes import registry
-from inductor_passes.kernels import availability
+from inductor_passes.fused.kernels import availability
 from inductor_passes.rewrite.all_reduce_slice import asks_for_position
 from inductor_passes.torch_compat import c10d, inductor, meshes
 from inductor_passes.torch_compat.aot import numbers_of

@@ -16,6 +16,7 @@ from inductor_passes.base import GraphPass
 from inductor_passes.cost import CostModel, default_topology, load_topology
 from inductor_passes.cost.model import digest_of
 from inductor_passes.errors import GroupError
+from inductor_passes.fused.kernels import availability, register_operators
 from inductor_passes.graph.collectives import (
     argument,
     group_name,
@@ -29,7 +30,6 @@ from inductor_passes.graph.printing import user_line
 from inductor_passes.inductor import order_control
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
-from inductor_passes.kernels import availability, register_operators
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import carried

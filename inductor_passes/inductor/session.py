@@ -28,6 +28,7 @@ from torch import fx
 
 from inductor_passes.collector import rare_cycle_collection
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.fused.kernels import availability
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
@@ -35,7 +36,6 @@ from inductor_passes.inductor.options import config_patches
 from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
-from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import carried, decision
 from inductor_passes.ranks.collective_trace import Stream, place_of
@@ -289,7 +289,7 @@ def _ranks_that_differ_say_so() -> Iterator[None]:
 
 def _watched(compiled: Code) -> Code:
     """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA graph runs no operator."""
-    from inductor_passes.kernels.workspace import raise_if_failed
+    from inductor_passes.fused.kernels.workspace import raise_if_failed
 
     @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -15,10 +15,10 @@ from torch import fx
 from torch.distributed.device_mesh import DeviceMesh
 
 from inductor_passes.errors import RanksDifferError
+from inductor_passes.fused.kernels import availability
 from inductor_passes.inductor import local_graphs, shared_compile
 from inductor_passes.inductor.cache_keys import NoDigestError, TracedProgram, graphs_inside
 from inductor_passes.inductor.local_graphs import leaves_of_value
-from inductor_passes.kernels import availability
 from inductor_passes.ranks import decision
 from inductor_passes.ranks.collective_trace import Stream
 from inductor_passes.ranks.compile_once import FAILURES, MOST_BYTES, Claim, Turn, Waiting, claim

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.fuse import FUSIONS
+from inductor_passes.fused import FUSIONS
 from inductor_passes.graph.printing import dump
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.torch_compat import dynamo
@@ -86,7 +86,7 @@ def _diff(before: str, after: str) -> list[str]:
 # Artifact -> the module under whose name its lines come.
 MODULES = {
     "dist_collectives": "inductor_passes.report.describe",
-    "dist_fuse": "inductor_passes.fuse",
+    "dist_fuse": "inductor_passes.fused",
     "dist_passes": "inductor_passes.report.logs",
     "dist_schedule": "inductor_passes.schedule",
 }

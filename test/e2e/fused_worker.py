@@ -108,7 +108,7 @@ def main():
             "torch.cuda.device_count": lambda: 8,
             "torch.utils._triton.triton_hash_with_backend": lambda: "fake",
             "torch._inductor.graph.GraphLowering.compile_to_module": stop_with_code,
-            "inductor_passes.kernels.availability.why_not": lambda group, device: "",
+            "inductor_passes.fused.kernels.availability.why_not": lambda group, device: "",
         }
         for name, stand_in in patches.items():
             stack.enter_context(mock.patch(name, stand_in))

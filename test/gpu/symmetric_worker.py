@@ -6,8 +6,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-from inductor_passes.kernels import register_operators, workspace
-from inductor_passes.kernels.availability import why_not
+from inductor_passes.fused.kernels import register_operators, workspace
+from inductor_passes.fused.kernels.availability import why_not
 
 ops = torch.ops.inductor_passes
 BF16 = torch.bfloat16

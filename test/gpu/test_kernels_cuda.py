@@ -22,8 +22,8 @@ SPIN_LIMIT = 20_000_000
 
 @pytest.fixture
 def space():
-    from inductor_passes.kernels.tiles import multiprocessors
-    from inductor_passes.kernels.workspace import virtual_workspace
+    from inductor_passes.fused.kernels.tiles import multiprocessors
+    from inductor_passes.fused.kernels.workspace import virtual_workspace
 
     def make(family, data_bytes=1 << 24, **more):
         more.setdefault("spin_limit", SPIN_LIMIT)
@@ -43,8 +43,7 @@ def close(got, wanted, tolerance=2e-2):
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize("out_dtype", [BF16, torch.float8_e4m3fn])
 def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
-    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
-    from inductor_passes.kernels.norm import Norm
+    from inductor_passes.fused.kernels.all_reduce_add_norm import Norm, launch_all_reduce_add_norm
 
     if out_dtype != BF16 and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("float8 needs capability 8.9")
@@ -68,7 +67,7 @@ def test_all_reduce_add_norm(space, layer, two_shot, out_dtype):
 
 def ways():
     """Tiles by threads' copies, and by descriptors where the device has them."""
-    from inductor_passes.kernels.tiles import Tiles, capability_of, tiles_for
+    from inductor_passes.fused.kernels.tiles import Tiles, capability_of, tiles_for
 
     capability = capability_of(torch.device("cuda"))
     yield lambda rows: {"tiles": tiles_for(BF16, rows, capability)}
@@ -80,7 +79,7 @@ def ways():
 
 @pytest.mark.parametrize("rows_lie", [False, True])
 def test_all_gather_matmul(space, rows_lie):
-    from inductor_passes.kernels import all_gather_matmul as gather
+    from inductor_passes.fused.kernels import all_gather_matmul as gather
 
     area = space("all_gather_matmul")
     for way, (rows, k, n) in itertools.product(ways(), ((256, 512, 512), (100, 504, 296))):
@@ -107,7 +106,7 @@ def test_all_gather_matmul(space, rows_lie):
 
 
 def test_matmul_reduce_scatter(space):
-    from inductor_passes.kernels import matmul_reduce_scatter as scatter
+    from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
 
     area = space("matmul_reduce_scatter")
     for way, (rows, k, n) in itertools.product(ways(), ((128, 512, 512), (50, 200, 296))):
@@ -122,8 +121,7 @@ def test_matmul_reduce_scatter(space):
 
 
 def replayed_sum(space):
-    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
-    from inductor_passes.kernels.norm import Norm
+    from inductor_passes.fused.kernels.all_reduce_add_norm import Norm, launch_all_reduce_add_norm
 
     area = space("all_reduce_add_norm")
     x = torch.randn(WORLD * 10, 1000, device="cuda", dtype=BF16)
@@ -132,7 +130,7 @@ def replayed_sum(space):
 
 
 def replayed_gather(space):
-    from inductor_passes.kernels.all_gather_matmul import launch_all_gather_matmul
+    from inductor_passes.fused.kernels.all_gather_matmul import launch_all_gather_matmul
 
     area = space("all_gather_matmul")
     a = torch.randn(WORLD * 128, 512, device="cuda", dtype=BF16)
@@ -142,7 +140,7 @@ def replayed_gather(space):
 
 
 def replayed_scatter(space):
-    from inductor_passes.kernels.matmul_reduce_scatter import launch_matmul_reduce_scatter
+    from inductor_passes.fused.kernels.matmul_reduce_scatter import launch_matmul_reduce_scatter
 
     area = space("matmul_reduce_scatter")
     a = torch.randn(WORLD * WORLD * 128, 512, device="cuda", dtype=BF16)
@@ -169,8 +167,7 @@ def test_a_graph_replays(space, make):
 
 def test_a_flag_that_never_comes_ends_in_an_error(space):
     from inductor_passes.errors import KernelError
-    from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
-    from inductor_passes.kernels.norm import Norm
+    from inductor_passes.fused.kernels.all_reduce_add_norm import Norm, launch_all_reduce_add_norm
 
     area = space("all_reduce_add_norm", spin_limit=10000)
     area.state[3, 16:528] = 7  # rank 3 waits for calls that its peers are not in

@@ -10,11 +10,11 @@ import triton.language as tl
 from gpu_streams import NormCase
 from gpu_timing import copy_gb_per_s, median_us
 
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.gather_rows import push_rows
-from inductor_passes.kernels.tiles import multiprocessors
-from inductor_passes.kernels.workspace import LOOKS_PER_SECOND, Workspace, bytes_needed
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels.gather_tma import push_rows
+from inductor_passes.fused.kernels.tiles import multiprocessors
+from inductor_passes.fused.kernels.workspace import LOOKS_PER_SECOND, Workspace, bytes_needed
 
 BF16 = torch.bfloat16
 WORLD = 8

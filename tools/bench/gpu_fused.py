@@ -8,7 +8,7 @@ import gpu_products
 import gpu_streams
 from gpu_timing import copy_gb_per_s
 
-from inductor_passes.kernels.norm import TWO_SHOT_BYTES
+from inductor_passes.fused.kernels.all_reduce_add_norm import TWO_SHOT_BYTES
 
 TOLERANCE = 2e-2  # one rounding to bfloat16, and of what is added
 NORM_WIDTH = 8192

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels.gather_rows import MAX_CHUNKS
-from inductor_passes.kernels.workspace import FLAG_WORDS, Workspace
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels.gather_tma import MAX_CHUNKS
+from inductor_passes.fused.kernels.workspace import FLAG_WORDS, Workspace
 
 PROGRAMS = 16
 BLOCK = 32768  # eight loads of 16 bytes a thread in flight: 16 multiprocessors must reach 450 GB/s

@@ -15,13 +15,8 @@ from machine_code.builds import builds, facts_of
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape
 from inductor_passes.cost.machine import Machine
-from inductor_passes.fuse import prediction
-from inductor_passes.kernels import (
-    all_gather_matmul,  # noqa: F401 - registers the operator
-    all_reduce_add_norm,  # noqa: F401
-    matmul_reduce_scatter,  # noqa: F401
-)
-from inductor_passes.kernels.norm import TWO_SHOT_BYTES
+from inductor_passes.fused import fusion
+from inductor_passes.fused.kernels.all_reduce_add_norm import TWO_SHOT_BYTES
 from inductor_passes.torch_compat.aot import fake_tensor_mode
 
 NORMS = (64, 512, 4096)
@@ -71,7 +66,7 @@ def predict() -> list[dict[str, Any]]:
     def row(
         kernel: str, shape: str, matmul: float, comm: float, unfused: float, fused: float
     ) -> None:
-        gain = prediction.Prediction(unfused, fused)
+        gain = fusion.Prediction(unfused, fused)
         rows.append(
             {
                 "kernel": kernel,
@@ -90,7 +85,7 @@ def predict() -> list[dict[str, Any]]:
         shape = f"{m} x {n} x {k}"
         payload = m // WORLD * k * 2
         comm = machine.call_us("all_gather", [payload], group)
-        fused = prediction.all_gather_matmul_us(machine, payload, WORLD, matmul, 0)
+        fused = fusion.all_gather_matmul_us(machine, payload, WORLD, matmul, 0)
         row("all_gather_matmul", shape, matmul, comm, matmul + comm, fused)
         for gb_per_s in RATES:  # as measured beside an emulated link
             comm = (WORLD - 1) * payload / gb_per_s / 1e3
@@ -99,13 +94,13 @@ def predict() -> list[dict[str, Any]]:
             row("all_gather_matmul", name, matmul, comm, matmul + comm, fused)
         result = m // WORLD * n * 2
         comm = machine.call_us("reduce_scatter", [WORLD * result], group)
-        fused = prediction.matmul_reduce_scatter_us(machine, result, WORLD, matmul)
+        fused = fusion.matmul_reduce_scatter_us(machine, result, WORLD, matmul)
         row("matmul_reduce_scatter", shape, matmul, comm, matmul + comm, fused)
     for count in NORMS:
         payload = count * 8192 * 2
         comm = machine.call_us("all_reduce", [payload], group)
         two_shot = payload > TWO_SHOT_BYTES
-        fused = prediction.all_reduce_norm_us(machine, payload, WORLD, two_shot=two_shot, streams=3)
+        fused = fusion.all_reduce_norm_us(machine, payload, WORLD, two_shot=two_shot, streams=3)
         memory = machine.memory_us(4 * payload)
         row("all_reduce_add_rmsnorm", f"{count} x 8192", 0.0, comm, comm + memory, fused)
     return rows

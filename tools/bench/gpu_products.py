@@ -15,19 +15,19 @@ from gpu_timing import median_us, poisoned_outputs, relative_error
 
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.machine import Machine
-from inductor_passes.fuse import prediction
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import tma
-from inductor_passes.kernels.gather_rows import MAX_CHUNKS
-from inductor_passes.kernels.tiles import (
+from inductor_passes.fused import fusion
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import tiles as tma
+from inductor_passes.fused.kernels.gather_tma import MAX_CHUNKS
+from inductor_passes.fused.kernels.tiles import (
     Tiles,
     capability_of,
     multiprocessors,
     tile_product,
     tiles_for,
 )
-from inductor_passes.kernels.workspace import Workspace, bytes_needed
+from inductor_passes.fused.kernels.workspace import Workspace, bytes_needed
 
 BF16 = torch.bfloat16
 WORLD = 8
@@ -231,10 +231,10 @@ def predicted(
 ) -> dict[str, Any]:
     """What the pass expects of such a link and product, and whether it would fuse."""
     topology = load_topology(TOPOLOGY)
-    link = Machine(dataclasses.replace(topology, intra_gb_per_s=rate / prediction.COPY_SHARE))
+    link = Machine(dataclasses.replace(topology, intra_gb_per_s=rate / fusion.COPY_SHARE))
     payload = m // WORLD * k * BF16.itemsize
-    fused = prediction.all_gather_matmul_us(link, payload, WORLD, product_us, 0)
-    gain = prediction.Prediction(product_us + comm_us, fused)
+    fused = fusion.all_gather_matmul_us(link, payload, WORLD, product_us, 0)
+    gain = fusion.Prediction(product_us + comm_us, fused)
     return {"predicted_fused": fused, "taken": gain.pays}
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from gpu_timing import median_us, poisoned_outputs, relative_error
 
-from inductor_passes.kernels.all_reduce_add_norm import launch_all_reduce_add_norm
-from inductor_passes.kernels.norm import Norm
-from inductor_passes.kernels.tiles import multiprocessors
-from inductor_passes.kernels.workspace import virtual_workspace
+from inductor_passes.fused.kernels.all_reduce_add_norm import Norm, launch_all_reduce_add_norm
+from inductor_passes.fused.kernels.tiles import multiprocessors
+from inductor_passes.fused.kernels.workspace import virtual_workspace
 
 BF16 = torch.bfloat16
 WORLD = 8

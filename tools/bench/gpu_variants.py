@@ -14,11 +14,11 @@ import torch
 from gpu_products import GatherCase
 from gpu_timing import in_turns_us, relative_error
 
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import tma
-from inductor_passes.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
-from inductor_passes.kernels.workspace import Workspace, bytes_needed
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels import tiles as tma
+from inductor_passes.fused.kernels.tiles import Tiles, capability_of, multiprocessors, tiles_for
+from inductor_passes.fused.kernels.workspace import Workspace, bytes_needed
 
 BF16 = torch.bfloat16
 WORLD = 8

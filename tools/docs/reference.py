@@ -30,8 +30,8 @@ from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.breaks.catalog import CATALOG
 from inductor_passes import plugins, registry
 from inductor_passes.cost import topology_file
+from inductor_passes.fused.kernels import availability
 from inductor_passes.inductor import order_control
-from inductor_passes.kernels import availability
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule_options import ScheduleOptions
 

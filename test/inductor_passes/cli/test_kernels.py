@@ -4,11 +4,10 @@ import re
 import sys
 from pathlib import Path
 
-from inductor_passes import kernels
 from inductor_passes.__main__ import main
-from inductor_passes.cli import kernels as listing
-from inductor_passes.fuse import FUSIONS
-from inductor_passes.kernels import availability
+from inductor_passes.fused import FUSIONS, kernels
+from inductor_passes.fused import command as listing
+from inductor_passes.fused.kernels import availability
 
 
 def test_every_kernel_is_listed(capsys, monkeypatch):

@@ -37,12 +37,12 @@ def fuse(cost, world):
 @pytest.fixture
 def references(world):
     """What stands for each fused operator where true numbers are wanted, by the operator's name."""
-    from inductor_passes.kernels import (
+    from inductor_passes.fused.kernels import (
         all_gather_matmul,
         all_reduce_add_norm,
         matmul_reduce_scatter,
     )
-    from inductor_passes.kernels.norm import Norm
+    from inductor_passes.fused.kernels.all_reduce_add_norm import Norm
 
     def rms(x, residual, bias, weight, eps, out_dtype, group_name):
         norm = Norm(residual, bias, weight, None, eps, out_dtype)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from expecttest import TestCase
 
-from inductor_passes.fuse import FuseAllGatherMatmul
-from inductor_passes.kernels.availability import why_not
+from inductor_passes.fused import FuseAllGatherMatmul
+from inductor_passes.fused.kernels.availability import why_not
 from inductor_passes.testing import FixedCost, dump, trace
 
 c10d, prims = torch.ops._c10d_functional, torch.ops.prims

@@ -2,7 +2,7 @@ import pytest
 import torch
 from expecttest import TestCase
 
-from inductor_passes.fuse import FuseMatmulReduceScatter
+from inductor_passes.fused import FuseMatmulReduceScatter
 from inductor_passes.testing import dump, trace
 
 c10d, prims = torch.ops._c10d_functional, torch.ops.prims

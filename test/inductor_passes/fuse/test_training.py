@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 
-from inductor_passes.fuse import FUSIONS
+from inductor_passes.fused import FUSIONS
 from inductor_passes.graph.collectives import launches
 from inductor_passes.inductor.graph_module import capturing
 from inductor_passes.testing import run_on_ranks

@@ -22,7 +22,7 @@ from interpreted import Schedule
 from torch.overrides import TorchFunctionMode
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels.tiles import Tiles
+from inductor_passes.fused.kernels.tiles import Tiles
 
 TILES = Tiles(16, 16, 16, warps=4, stages=1)
 

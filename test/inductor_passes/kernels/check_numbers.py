@@ -7,11 +7,11 @@ import pytest
 import torch
 from interpreted import Schedule, workspace
 
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.norm import Norm
-from inductor_passes.kernels.tiles import Tiles
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import all_reduce_add_norm as norm
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels.all_reduce_add_norm import Norm
+from inductor_passes.fused.kernels.tiles import Tiles
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # One rounding to the result's type; the interpreter truncates to bfloat16 where a device rounds.

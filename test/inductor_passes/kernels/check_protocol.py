@@ -13,12 +13,12 @@ from interpreted import Schedule, workspace
 from triton.runtime import interpreter
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.norm import Norm
-from inductor_passes.kernels.tiles import Tiles
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import all_reduce_add_norm as norm
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels.all_reduce_add_norm import Norm
+from inductor_passes.fused.kernels.tiles import Tiles
 
 TILES = Tiles(16, 16, 16, warps=4, stages=1)
 WORLD = 3

@@ -11,8 +11,8 @@ import threading
 
 from triton.runtime import interpreter
 
-from inductor_passes.kernels import device
-from inductor_passes.kernels.workspace import virtual_workspace
+from inductor_passes.fused.kernels import device
+from inductor_passes.fused.kernels.workspace import virtual_workspace
 
 HOOKS = ("load_flag", "load_flags", "signal", "signal_add", "signal_all")
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import device
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.norm import Norm
-from inductor_passes.kernels.tiles import Tiles
-from inductor_passes.kernels.workspace import Workspace, bytes_needed
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import all_reduce_add_norm as norm
+from inductor_passes.fused.kernels import device
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels.all_reduce_add_norm import Norm
+from inductor_passes.fused.kernels.tiles import Tiles
+from inductor_passes.fused.kernels.workspace import Workspace, bytes_needed
 
 FOLDER, RANK, WORLD = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 TILES = Tiles(16, 16, 16, warps=4, stages=1)

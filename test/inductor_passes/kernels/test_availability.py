@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from inductor_passes.kernels import availability
+from inductor_passes.fused.kernels import availability
 from inductor_passes.testing import fake_group
 
 

@@ -6,12 +6,12 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
 
 import inductor_passes as ip
-from inductor_passes.cli import kernels as listing
 from inductor_passes.errors import KernelError
+from inductor_passes.fused import command as listing
+from inductor_passes.fused.kernels import availability, register_operators
+from inductor_passes.fused.kernels import workspace as spaces
 from inductor_passes.inductor import hooks as attachment
 from inductor_passes.inductor.session import compile_with_passes, graph_passes_only
-from inductor_passes.kernels import availability, register_operators
-from inductor_passes.kernels import workspace as spaces
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inductor_passes.kernels import device, tiles
+from inductor_passes.fused.kernels import device, tiles
 
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "tools" / "bench"))

@@ -9,10 +9,10 @@ import torch
 pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels import workspace as spaces
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import all_reduce_add_norm as norm
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels import workspace as spaces
 from inductor_passes.testing import fake_group
 from inductor_passes.torch_compat import symmetric_memory
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def run_ranks(folder, world, *arguments):
     pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
-    from inductor_passes.kernels.workspace import bytes_needed
+    from inductor_passes.fused.kernels.workspace import bytes_needed
 
     size = bytes_needed(1 << 14)
     flags = size - 2 * (1 << 14)

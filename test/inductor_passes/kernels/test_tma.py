@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton (pip install dynamo-dist[triton])")
 
-from inductor_passes.kernels import device, gather_tma, tiles, tma
+from inductor_passes.fused.kernels import device, gather_tma, tiles
 
 A = torch.empty(128, 512, dtype=torch.bfloat16)
 
@@ -17,11 +17,11 @@ def weight(k=512, n=256, dtype=torch.bfloat16, transposed=True):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_weights_are_described_along_the_stride_that_is_1(transposed):
     w = weight(transposed=transposed)
-    assert tma.can_describe(90, A, [w])
-    found = tma.describe_weight(w, tma.tma_tiles(1024))
+    assert tiles.can_describe(90, A, [w])
+    found = tiles.describe_weight(w, tiles.tma_tiles(1024))
     assert found.shape == ([1, 256, 512] if transposed else [1, 512, 256])
     assert found.block_shape == ([1, 256, 64] if transposed else [1, 64, 256])
-    assert tma.rows_lie(w) is not transposed
+    assert tiles.rows_lie(w) is not transposed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_weights_are_described_along_the_stride_that_is_1(transposed):
     ],
 )
 def test_what_no_descriptor_can_name(capability, a, w):
-    assert not tma.can_describe(capability, a, [w])
+    assert not tiles.can_describe(capability, a, [w])
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -43,11 +43,11 @@ def test_where_a_tensor_begins_decides_no_kernel_but_a_copy(transposed):
     shape = (512, 256)
     off = torch.randn(512 * 256 + 4).bfloat16()[4:]  # 8 bytes off
     w = off.view(256, 512).t() if transposed else off.view(shape)
-    assert tma.can_describe(90, A, [w])
-    moved = tma.aligned(w)
+    assert tiles.can_describe(90, A, [w])
+    moved = tiles.aligned(w)
     assert torch.equal(moved, w)
     assert (moved.stride(), moved.data_ptr() % 16) == (w.stride(), 0)
-    assert tma.aligned(moved) is moved
+    assert tiles.aligned(moved) is moved
 
 
 def test_float32_is_multiplied_as_this_process_asks():
@@ -64,9 +64,9 @@ def test_float32_is_multiplied_as_this_process_asks():
 
 def units(rows, widths, world=8, programs=132):
     """Whole tiles, and the waves that all tiles take."""
-    size = tma.tma_tiles(rows)
+    size = tiles.tma_tiles(rows)
     count = world * -(-rows // size.m) * sum(-(-width // size.n) for width in widths)
-    return tma.whole_tiles(rows, widths, world, programs, size), count
+    return tiles.whole_tiles(rows, widths, world, programs, size), count
 
 
 def test_a_last_wave_that_halves_can_share_is_halved():

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from inductor_passes.kernels import all_gather_matmul as gather
-from inductor_passes.kernels import all_reduce_add_norm as norm
-from inductor_passes.kernels import gather_rows, gather_tma, push_tiles, tma
-from inductor_passes.kernels import matmul_reduce_scatter as scatter
-from inductor_passes.kernels.tiles import Tiles, tiles_for
-from inductor_passes.kernels.workspace import PROGRAMS
+from inductor_passes.fused.kernels import all_gather_matmul as gather
+from inductor_passes.fused.kernels import all_reduce_add_norm as norm
+from inductor_passes.fused.kernels import gather_tma, push_tiles
+from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
+from inductor_passes.fused.kernels import tiles as tma
+from inductor_passes.fused.kernels.tiles import Tiles, tiles_for
+from inductor_passes.fused.kernels.workspace import PROGRAMS
 from machine_code.ahead import Build, Facts, compile_build
 
 CAPABILITIES = (80, 90, 100)
@@ -94,8 +95,8 @@ def _gather(capability: int, weights: int, *, plain: bool = True) -> Build:
             **(dict.fromkeys(biases) if plain else {}),
             "WORLD": WORLD,
             "PROGRAMS": 132,
-            "COPIERS": gather_rows.COPIERS,
-            "COPY_BLOCK": gather_rows.COPY_BLOCK,
+            "COPIERS": gather_tma.COPIERS,
+            "COPY_BLOCK": gather_tma.COPY_BLOCK,
             "WEIGHTS": weights,
             "ACTIVATION": "none" if plain else "gelu",
             "BM": tiles.m,
@@ -211,8 +212,8 @@ def _gather_described(tiles: Tiles, weights: int, *, plain: bool = True) -> Buil
         {
             **({f"bias{i}_ptr": None for i in range(count)} if plain else {}),
             "WORLD": WORLD,
-            "COPIERS": gather_rows.COPIERS,
-            "COPY_BLOCK": gather_rows.COPY_BLOCK,
+            "COPIERS": gather_tma.COPIERS,
+            "COPY_BLOCK": gather_tma.COPY_BLOCK,
             "WEIGHTS": weights,
             "ACTIVATION": "none" if plain else "gelu",
             "BM": tiles.m,

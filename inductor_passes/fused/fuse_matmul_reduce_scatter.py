@@ -9,9 +9,14 @@ from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.machine import Machine
-from inductor_passes.fuse.base import Fusion, Match, erase_dead
-from inductor_passes.fuse.prediction import Prediction, matmul_reduce_scatter_us
-from inductor_passes.fuse.rows import reshaped, row_source
+from inductor_passes.fused.fuse_all_gather_matmul import reshaped, row_source
+from inductor_passes.fused.fusion import (
+    Fusion,
+    Match,
+    Prediction,
+    erase_dead,
+    matmul_reduce_scatter_us,
+)
 from inductor_passes.graph.collectives import argument, group_name, reduce_op, tensor_bytes
 from inductor_passes.graph.edit import CAST, aten, emit, replace, tensor
 

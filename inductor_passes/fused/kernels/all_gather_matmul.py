@@ -20,9 +20,10 @@ import triton
 import triton.language as tl
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import gather_tma, tma
-from inductor_passes.kernels.gather_rows import (
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import gather_tma
+from inductor_passes.fused.kernels import tiles as tma
+from inductor_passes.fused.kernels.gather_tma import (
     COPIERS,
     COPY_BLOCK,
     MAX_CHUNKS,
@@ -30,7 +31,7 @@ from inductor_passes.kernels.gather_rows import (
     padded,
     push_rows,
 )
-from inductor_passes.kernels.tiles import (
+from inductor_passes.fused.kernels.tiles import (
     ACTIVATIONS,
     Tiles,
     activate,
@@ -40,7 +41,7 @@ from inductor_passes.kernels.tiles import (
     tile_product,
     tiles_for,
 )
-from inductor_passes.kernels.workspace import Workspace, find_workspace
+from inductor_passes.fused.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "all_gather_matmul"
 c10d = torch.ops._c10d_functional

@@ -16,11 +16,17 @@ import triton
 import triton.language as tl
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import tma
-from inductor_passes.kernels.push_tiles import push_tiles_kernel, push_tiles_tma_kernel
-from inductor_passes.kernels.tiles import Tiles, capability_of, mode_of, multiprocessors, tiles_for
-from inductor_passes.kernels.workspace import Workspace, find_workspace
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import tiles as tma
+from inductor_passes.fused.kernels.push_tiles import push_tiles_kernel, push_tiles_tma_kernel
+from inductor_passes.fused.kernels.tiles import (
+    Tiles,
+    capability_of,
+    mode_of,
+    multiprocessors,
+    tiles_for,
+)
+from inductor_passes.fused.kernels.workspace import Workspace, find_workspace
 
 FAMILY = "matmul_reduce_scatter"
 REDUCE_OPS = ("sum", "avg")

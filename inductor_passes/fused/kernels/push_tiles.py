@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inductor_passes.kernels import device as dev
-from inductor_passes.kernels import tma
-from inductor_passes.kernels.tiles import tile_product
+from inductor_passes.fused.kernels import device as dev
+from inductor_passes.fused.kernels import tiles
+from inductor_passes.fused.kernels.tiles import tile_product
 
 GROUP = tl.constexpr(8)
 
@@ -78,7 +78,7 @@ def push_tiles_kernel(
     pending = rank * 0 - 1
     for t in tl.range(program, WORLD * per_rank, PROGRAMS, flatten=False):
         owner = (rank + 1 + t // per_rank) % WORLD
-        m, n = tma.tile_of(t % per_rank, high, wide, GROUP)
+        m, n = tiles.tile_of(t % per_rank, high, wide, GROUP)
         first_row = m * BM
         first_col = n * BN
         acc = tile_product(
@@ -140,13 +140,13 @@ def push_tiles_tma_kernel(
     pending = rank * 0 - 1
     for t in tl.range(program, WORLD * high * wide, PROGRAMS, flatten=False):
         if t < theirs:  # rows of several ranks share columns, where one has few
-            r, n = tma.tile_of(t, (WORLD - 1) * high, wide, GROUP)
+            r, n = tiles.tile_of(t, (WORLD - 1) * high, wide, GROUP)
         else:
-            r, n = tma.tile_of(t - theirs, high, wide, GROUP)
+            r, n = tiles.tile_of(t - theirs, high, wide, GROUP)
             r += (WORLD - 1) * high
         owner = (rank + 1 + r // high) % WORLD
         m = r % high
-        acc = tma.described_product(
+        acc = tiles.described_product(
             a_desc, b_desc, local, owner, local, m * BM, n * BN, K, BM, BN, BK, B_ROWS_LIE, MODE
         )
         push_tile(

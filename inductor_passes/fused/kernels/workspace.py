@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from inductor_passes.errors import KernelError
-from inductor_passes.kernels import device
-from inductor_passes.kernels.availability import MAX_WORLD, SECONDS_VARIABLE, why_not
+from inductor_passes.fused.kernels import device
+from inductor_passes.fused.kernels.availability import MAX_WORLD, SECONDS_VARIABLE, why_not
 from inductor_passes.torch_compat import symmetric_memory
 from inductor_passes.torch_compat.c10d import group_size_of
 
