@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inductor_passes.base import GraphPass as GraphPass
-    from inductor_passes.base import Numerics as Numerics
-    from inductor_passes.base import PassContext as PassContext
-    from inductor_passes.base import PassStats as PassStats
     from inductor_passes.cost.topology import register_topology as register_topology
+    from inductor_passes.graph_pass import GraphPass as GraphPass
+    from inductor_passes.graph_pass import Numerics as Numerics
+    from inductor_passes.graph_pass import PassContext as PassContext
+    from inductor_passes.graph_pass import PassStats as PassStats
     from inductor_passes.inductor.graph_module import communication_pass as communication_pass
     from inductor_passes.inductor.installed import install as install
     from inductor_passes.inductor.installed import uninstall as uninstall
     from inductor_passes.inductor.options import options as options
-    from inductor_passes.pass_options import PassOptions as PassOptions
+    from inductor_passes.options import PassOptions as PassOptions
     from inductor_passes.pipeline import run_passes as run_passes
     from inductor_passes.registry import plugin_failures as plugin_failures
     from inductor_passes.registry import register as register

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from torch import fx
 
 from inductor_passes import registry
-from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.collector import without_cycle_collection
 from inductor_passes.cost import CostModel, TopologyCostModel, default_topology, load_topology
 from inductor_passes.errors import (
     InvariantError,
@@ -19,11 +17,13 @@ from inductor_passes.errors import (
     PreconditionError,
 )
 from inductor_passes.fused.fusion import Fusion
+from inductor_passes.garbage_collector import without_cycle_collection
 from inductor_passes.graph.collectives import expect_even_exchanges, input_tensors, is_launch
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.printing import user_line
-from inductor_passes.pass_options import PassOptions
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
+from inductor_passes.options import PassOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report.describe import describe

@@ -134,7 +134,7 @@ def _probes() -> tuple[Probe, ...]:
 def _passes() -> tuple[tuple[str, ...], tuple[Degraded, ...]]:
     import inductor_passes
     from dynamo_dist import plugins
-    from inductor_passes.plugins import OFF
+    from inductor_passes.registry import OFF
 
     names = tuple(inductor_passes.registered_passes())
     return names, tuple(

@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.machine import Machine
 from inductor_passes.cost.model import PREDICTED_US
@@ -31,6 +30,7 @@ from inductor_passes.graph.collectives import (
 from inductor_passes.graph.edit import CAST, erase_unused, static_shape
 from inductor_passes.graph.invariants import check_functional
 from inductor_passes.graph.printing import user_line
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.simulate import simulate
 from inductor_passes.torch_compat.inductor import is_aot_inductor
 

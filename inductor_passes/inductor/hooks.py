@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from inductor_passes import plugins, registry
-from inductor_passes.base import GraphPass
+from inductor_passes import registry
 from inductor_passes.cost import CostModel, default_topology, load_topology
 from inductor_passes.cost.model import digest_of
 from inductor_passes.errors import GroupError
@@ -27,10 +26,11 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.graph.printing import user_line
+from inductor_passes.graph_pass import GraphPass
 from inductor_passes.inductor import order_control
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
-from inductor_passes.pass_options import PassOptions
+from inductor_passes.options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import carried
 from inductor_passes.ranks import decision as orders
@@ -248,7 +248,7 @@ class Attachment:
         """Return all that these passes add to a graph's key, each part under a name that people understand."""
         parts: dict[str, str | None] = {
             "torch": caches.torch_version(),
-            "inductor_passes": plugins.digest_of_sources(__name__),
+            "inductor_passes": registry.digest_of_sources(__name__),
             "reorder_for_locality": f"{self.locality} {self.locality_in_training}",
             "whether ranks differ": str(self.ranks_differ()),
             "place in the program": self.place,
@@ -295,7 +295,7 @@ def third_party_digest(pass_: registry.Registered) -> str:
     if cls in registry.DEFAULT_PASSES:
         return pass_.name
     config = pass_.digest() if isinstance(pass_, GraphPass) else ""
-    return f"{pass_.name} {config} {plugins.digest_of_sources(cls.__module__)}"
+    return f"{pass_.name} {config} {registry.digest_of_sources(cls.__module__)}"
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
-from inductor_passes.pass_options import PassOptions
+from inductor_passes.options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from inductor_passes.collector import rare_cycle_collection
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.fused.kernels import availability
+from inductor_passes.garbage_collector import rare_cycle_collection
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.generated_code import order_kept
 from inductor_passes.inductor.local_graphs import has_uneven_values
@@ -36,7 +36,7 @@ from inductor_passes.inductor.options import config_patches
 from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
-from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.options import PassOptions, split
 from inductor_passes.ranks import carried, decision
 from inductor_passes.ranks.collective_trace import Stream, place_of
 from inductor_passes.ranks.decision import Offer

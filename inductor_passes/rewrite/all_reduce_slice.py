@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.base import Numerics, PassStats
 from inductor_passes.graph.collectives import (
     group_name,
     group_size,
@@ -20,6 +19,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, erase_unused, replace, static_shape
+from inductor_passes.graph_pass import Numerics, PassStats
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.inner_dimensions import cut_first
 from inductor_passes.torch_compat.c10d import group_ranks, known_groups

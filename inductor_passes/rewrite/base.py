@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.base import GraphPass
 from inductor_passes.errors import InvariantError
 from inductor_passes.graph.edit import computed
 from inductor_passes.graph.invariants import check_functional
+from inductor_passes.graph_pass import GraphPass
 
 _NAMESPACES = ("aten", "prims", "_c10d_functional")
 

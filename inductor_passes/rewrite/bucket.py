@@ -7,9 +7,9 @@ import operator
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics
 from inductor_passes.graph.collectives import launches, output_bytes, payload_bytes, waits_of
 from inductor_passes.graph.edit import CAST, PLACING, aten, chain_above, static_shape, tensor
+from inductor_passes.graph_pass import Numerics
 from inductor_passes.rewrite.merge_tiny import Merging
 
 c10d = torch.ops._c10d_functional

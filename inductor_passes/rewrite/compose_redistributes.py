@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from inductor_passes.base import PassStats
 from inductor_passes.graph.collectives import (
     argument,
     group_size,
@@ -14,6 +13,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import aten, emit, replace
+from inductor_passes.graph_pass import PassStats
 from inductor_passes.rewrite.all_reduce_slice import OwnChunk, erase_chunks, own_chunks
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.rewrite.inner_dimensions import (

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.cost.machine import Machine
 from inductor_passes.graph.collectives import (
@@ -29,6 +28,7 @@ from inductor_passes.graph.edit import (
     static_shape,
     tensor,
 )
+from inductor_passes.graph_pass import Numerics, PassContext, PassStats
 from inductor_passes.rewrite.base import Rewrite
 
 CONTIGUOUS = {"memory_format": torch.contiguous_format}

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics, PassStats
 from inductor_passes.graph.collectives import (
     MEMBERS,
     group_size,
@@ -23,6 +22,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import relink
 from inductor_passes.graph.edit import aten, emit, replace, static_shape, tensor
+from inductor_passes.graph_pass import Numerics, PassStats
 from inductor_passes.rewrite.base import Rewrite
 
 c10d = torch.ops._c10d_functional

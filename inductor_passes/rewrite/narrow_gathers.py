@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.base import PassStats
 from inductor_passes.graph.collectives import input_tensors, kind, launches, output_bytes, waits_of
 from inductor_passes.graph.edit import (
     CAST,
@@ -22,6 +21,7 @@ from inductor_passes.graph.edit import (
     replace,
     tensor,
 )
+from inductor_passes.graph_pass import PassStats
 from inductor_passes.rewrite.base import Rewrite
 
 # Collectives that place elements and compute nothing.

@@ -9,7 +9,6 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from inductor_passes.base import PassStats
 from inductor_passes.graph.collectives import (
     is_launch,
     is_wait,
@@ -21,6 +20,7 @@ from inductor_passes.graph.collectives import (
     waits_of,
 )
 from inductor_passes.graph.edit import replace
+from inductor_passes.graph_pass import PassStats
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.torch_compat.aot import merged_without
 

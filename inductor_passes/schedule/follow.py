@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import MEMBERS, argument, group_name, is_launch, waits_of
+from inductor_passes.graph_pass import GraphPass, Numerics, PassStats
 from inductor_passes.ranks.collective_trace import LaunchPlan, what
 from inductor_passes.schedule.apply import apply, read_sizes_of_inputs
 from inductor_passes.schedule.extract import Extracted, extract

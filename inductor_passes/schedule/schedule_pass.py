@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from torch import fx
 
-from inductor_passes.base import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.graph.dependencies import fences, shows_that_ranks_differ
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.records import LEFT_ALONE, ExposedRecord, ScheduleRecord
 from inductor_passes.schedule.apply import MergedLaunches, apply
 from inductor_passes.schedule.extract import Extracted, extract, runtime_bytes

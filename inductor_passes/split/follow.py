@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
-from inductor_passes.base import PassStats
 from inductor_passes.errors import CannotFollowError, PreconditionError
 from inductor_passes.graph.collectives import MEMBERS
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
+from inductor_passes.graph_pass import PassStats
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.split.candidates import from_inputs, from_inside
 from inductor_passes.split.price import backward_of

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from inductor_passes.base import Numerics, PassContext, PassStats
 from inductor_passes.cost import CostModel
 from inductor_passes.errors import InvariantError, PreconditionError
 from inductor_passes.graph.collectives import (
@@ -20,6 +19,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import differs_by_numbers
 from inductor_passes.graph.edit import Values
+from inductor_passes.graph_pass import Numerics, PassContext, PassStats
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from inductor_passes.collector import rare_cycle_collection, without_cycle_collection
+from inductor_passes.garbage_collector import rare_cycle_collection, without_cycle_collection
 
 
 @pytest.fixture(autouse=True)

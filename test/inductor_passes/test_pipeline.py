@@ -6,8 +6,8 @@ import torch
 
 import inductor_passes as ip
 from inductor_passes import registry
-from inductor_passes.base import GraphPass, Numerics, PassStats
 from inductor_passes.errors import InvariantError, OptionError, PassFailedError
+from inductor_passes.graph_pass import GraphPass, Numerics, PassStats
 from inductor_passes.inductor.hooks import Attachment, attach
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.testing import fake_group, trace

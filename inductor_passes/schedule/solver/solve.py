@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
-from inductor_passes.collector import without_cycle_collection
+from inductor_passes.garbage_collector import without_cycle_collection
 from inductor_passes.schedule.solver.evaluate import Judgement, explain_exposed, judge
 from inductor_passes.schedule.solver.list_scheduler import expand
 from inductor_passes.schedule.solver.lower_bound import lower_bound, own_bound

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.inductor import shared_compile
 from inductor_passes.inductor.shared_compile import SharedLowering
-from inductor_passes.pass_options import PassOptions, split
+from inductor_passes.options import PassOptions, split
 from inductor_passes.ranks import compile_once, decision
 from inductor_passes.ranks.collective_trace import Group, Launch, Stream
 from inductor_passes.ranks.protocol import CachedOffer

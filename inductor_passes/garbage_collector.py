@@ -1,4 +1,4 @@
-"""Python's collector of cycles, paused or slowed where it would look for what there is little of."""
+"""Pause or slow Python's collector of cycles where there is little for it to find."""
 
 from __future__ import annotations
 

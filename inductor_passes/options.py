@@ -1,4 +1,4 @@
-"""The options users give, checked and split from Inductor's own."""
+"""Check the options that users give, and split them from Inductor's own."""
 
 from __future__ import annotations
 
