@@ -1,1 +1,0 @@
-"""Measurements made elsewhere, as entries of a topology file."""

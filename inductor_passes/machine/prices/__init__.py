@@ -1,1 +1,0 @@
-"""Work as microseconds on a machine: compute by a roofline, collectives by alpha and beta."""

@@ -1,1 +1,0 @@
-"""Between an FX graph and a schedule problem: extract, apply, and the promises that are checked after."""
