@@ -38,7 +38,7 @@ def compile_graph(
     (``inductor_passes.PassOptions``) and any of Inductor's. Raises OptionError, naming the known
     ones, for an option or a pass that neither knows.
     """
-    from inductor_passes.options import split
+    from inductor_passes.pass_options import split
 
     compiling.register_switches()
     # An unknown option is an error before anything is done.

@@ -11,14 +11,14 @@ from dynamo_dist.config import DistConfig, digest
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.changes import Change
-    from inductor_passes.options import PassOptions
+    from inductor_passes.pass_options import PassOptions
 
 
 def register_switches() -> None:
     """Let option ``disable`` take what this package does beside the passes."""
     from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD
     from dynamo_dist.run.gradients import DIRECT_GRADIENTS
-    from inductor_passes.options import register_switch
+    from inductor_passes.pass_options import register_switch
 
     register_switch(DIRECT_GRADIENTS)
     register_switch(BELOW_AUTOGRAD)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dynamo_dist.errors import ConfigError
 from inductor_passes.errors import OptionError
+from inductor_passes.plugins import digest_of_sources
 from inductor_passes.ranks.decision import SECONDS, seconds
-from inductor_passes.registry import digest_of_sources
 
 TRACKER_NAMES = ("process_group", "device_mesh", "placement")
 TRACKERS_OFF = "DYNAMO_DIST_TRACKERS_OFF"

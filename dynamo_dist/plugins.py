@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from inductor_passes.registry import load_plugins
+from inductor_passes.plugins import load_plugins
 
 GROUP = "dynamo_dist.plugins"
 

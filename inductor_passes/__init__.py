@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from inductor_passes.inductor.installed import install as install
     from inductor_passes.inductor.installed import uninstall as uninstall
     from inductor_passes.inductor.options import options as options
-    from inductor_passes.options import PassOptions as PassOptions
+    from inductor_passes.pass_options import PassOptions as PassOptions
     from inductor_passes.pipeline import run_passes as run_passes
     from inductor_passes.registry import plugin_failures as plugin_failures
     from inductor_passes.registry import register as register
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "GraphPass": "base",
-    "Numerics": "base",
-    "PassContext": "base",
+    "GraphPass": "graph_pass",
+    "Numerics": "graph_pass",
+    "PassContext": "graph_pass",
     "PassOptions": "pass_options",
-    "PassStats": "base",
-    "communication_pass": "attach.graph_module",
-    "install": "attach.installed",
-    "options": "attach.options",
+    "PassStats": "graph_pass",
+    "communication_pass": "inductor.graph_module",
+    "install": "inductor.installed",
+    "options": "inductor.options",
     "plugin_failures": "registry",
     "register": "registry",
-    "register_topology": "machine.topology.topology",
+    "register_topology": "cost.topology",
     "registered_passes": "registry",
     "run_passes": "pipeline",
-    "uninstall": "attach.installed",
+    "uninstall": "inductor.installed",
     "unregister": "registry",
 }
 

@@ -6,13 +6,17 @@ import abc
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import fx
 
 from inductor_passes.cost import CostModel
 from inductor_passes.records import ScheduleRecord, SplitRecord
 from inductor_passes.schedule_options import ScheduleOptions
+
+if TYPE_CHECKING:
+    from inductor_passes.pass_options import PassOptions
+    from inductor_passes.ranks.collective_trace import LaunchPlan
 
 
 class Numerics(enum.Enum):
@@ -70,9 +74,18 @@ class GraphPass(abc.ABC):
     # Makes launches fewer, smaller or others: not run where other ranks may hold another graph, because
     # what is found in one need not be in the other.
     changes_launches: ClassVar[bool] = False
-    # All that it changes of a launch stands in the plan that ranks agree on (``agree/plan.py``): runs where shards are
-    # ragged too, because a rank whose graph cannot do the same says so.
+    # All that it changes of a launch stands in the plan that ranks agree on (``ranks/collective_trace.py``): runs where
+    # shards are ragged too, because a rank whose graph cannot do the same says so.
     shows_in_plan: ClassVar[bool] = False
+    # A plan of another rank says what it would do: left out where the rank follows one.
+    replaced_by_plan: ClassVar[bool] = False
+    # Runs on launches whose sizes differ between ranks, if only by counts that the program exchanges: where it acts
+    # depends on no rank's numbers.
+    allows_uneven_counts: ClassVar[bool] = False
+    # Acts on what the scheduler leaves exposed: runs after it.
+    reads_schedule: ClassVar[bool] = False
+    # Runs on the joint graph of a training step too, before AOTAutograd partitions it.
+    runs_on_joint: ClassVar[bool] = False
     # Skipped on graphs without a collective, so that those compile to stock's code.
     needs_collectives: ClassVar[bool] = True
 
@@ -80,6 +93,16 @@ class GraphPass(abc.ABC):
     def build(cls, context: PassContext) -> GraphPass:
         """Make the pass for one compile. The default takes no arguments."""
         return cls()
+
+    @classmethod
+    def enabled(cls, options: PassOptions) -> bool:
+        """Return whether these options leave the pass on. ``passes`` and ``disable`` are looked at elsewhere."""
+        return not (cls.schedules and options.schedule == "off")
+
+    @classmethod
+    def following(cls, plan: LaunchPlan) -> GraphPass | None:
+        """Return the pass that does what a plan of another rank says this one did there, or None for nothing."""
+        return None
 
     def requires(self, graph: fx.Graph) -> None:
         """Raise PreconditionError if this graph cannot be rewritten."""

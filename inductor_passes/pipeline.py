@@ -16,25 +16,20 @@ from inductor_passes.errors import (
     PassFailedError,
     PreconditionError,
 )
-from inductor_passes.fused.fusion import Fusion
 from inductor_passes.garbage_collector import without_cycle_collection
 from inductor_passes.graph.collectives import expect_even_exchanges, input_tensors, is_launch
 from inductor_passes.graph.dependencies import differs_by_numbers, launches_show_that_ranks_differ
 from inductor_passes.graph.invariants import Communication, check_communication
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report.describe import describe
 from inductor_passes.report.logs import PassLog
-from inductor_passes.rewrite.bucket import BucketAverages, BucketGathers
-from inductor_passes.rewrite.merge_tiny import MergeTiny
 from inductor_passes.schedule.follow import FollowPlan
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
-from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.split_pass import SplitRegions
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +76,7 @@ def run_passes(
     records: list[PassRecord] = []
     told = PassLog(graph, graph_id)
     for pass_ in passes:
-        cuts = alike and isinstance(pass_, SplitRegions)
+        cuts = alike and pass_.allows_uneven_counts
         kept = (unlike and follow is None) or (ragged and not pass_.shows_in_plan)
         if pass_.changes_launches and kept and not cuts:
             reason = "launches stay the program's, which all ranks share"
@@ -97,16 +92,13 @@ def run_passes(
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
-    """The plan in the place of what merges and cuts launches, in front of what orders the graph."""
-    kept = [
-        p
-        for p in passes
-        if not isinstance(p, (BucketAverages, BucketGathers, MergeTiny, SplitRegions))
-    ]
-    ordering = (i for i, p in enumerate(kept) if p.schedules or isinstance(p, Fusion))
+    """Put the plan in the place of the passes whose work it holds, in front of what orders the graph."""
+    kept = [p for p in passes if not p.replaced_by_plan]
+    ordering = (i for i, p in enumerate(kept) if p.schedules or p.reads_schedule)
     at = next(ordering, len(kept))
-    cut = [FollowSplit(follow.plan)] if follow.plan.parts else []
-    return [*kept[:at], *cut, follow, *kept[at:]]
+    # Of all passes, also those that this rank has off: the plan is the job's.
+    followers = [p.following(follow.plan) for p in registry.ordered_passes()]
+    return [*kept[:at], *(p for p in followers if p is not None), follow, *kept[at:]]
 
 
 def pass_context(cost: CostModel, options: PassOptions, ranks_differ: bool) -> PassContext:
@@ -126,9 +118,7 @@ def selected_passes(context: PassContext, options: PassOptions) -> list[GraphPas
     allowed = []
     for pass_ in registry.build_passes(context, options.passes, options.disable):
         named = options.passes is not None and pass_.name in options.passes
-        if pass_.schedules and options.schedule == "off":
-            continue
-        if isinstance(pass_, SplitRegions) and options.split == "off":
+        if not pass_.enabled(options):
             continue
         if options.exact and pass_.numerics is not Numerics.BITWISE:
             continue

@@ -1,87 +1,20 @@
-"""Find, register and order passes: this package's, and those of other packages by entry point."""
+"""Registry of passes, and the order in which they run."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.metadata
-import logging
-import os
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from inductor_passes.cost.topology import forget_topologies, registered_topologies
 from inductor_passes.errors import OptionError
 from inductor_passes.fused import FUSIONS
 from inductor_passes.graph_pass import GraphPass, PassContext
+from inductor_passes.plugins import load_plugins
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.schedule.schedule_pass import ScheduleGraph
 from inductor_passes.split.split_pass import SplitRegions
 
-log = logging.getLogger(__name__)
-
-# Names of plugins, separated by commas, that are not loaded.
-OFF = "INDUCTOR_PASSES_PLUGINS_OFF"
-
-
-def load_plugins(
-    group: str, use: Callable[[Any], object], save: Callable[[], Callable[[], object]]
-) -> dict[str, str]:
-    """Load the entry points of ``group`` by name and hand each to ``use``; who failed, and why.
-
-    ``save`` notes what is registered and returns the way back to it: nothing stays of a plugin that
-    failed half-way.
-    """
-    off = {name.strip() for name in os.environ.get(OFF, "").split(",")}
-    failures = {}
-    for entry in sorted(importlib.metadata.entry_points(group=group)):
-        if entry.name in off:
-            log.info("The plugin %s is off, by %s.", entry.name, OFF)
-            continue
-        restore = save()
-        try:
-            use(entry.load())
-        except Exception as error:  # whatever a third party does must not stop a compile
-            restore()
-            failures[entry.name] = f"{type(error).__name__}: {error}"
-            log.warning(
-                "The plugin %s (%s) could not be loaded and is left out: %s. Uninstall it, set "
-                "%s=%s, or ask its author for a version that works with this torch.",
-                entry.name,
-                entry.value,
-                failures[entry.name],
-                OFF,
-                entry.name,
-            )
-    return failures
-
-
-@functools.cache
-def digest_of_sources(module: str) -> str:
-    """A hash over the sources of the package that ``module`` is in: its helpers count as much as it.
-
-    Of a module outside any package its own source; "" where there is none, as at a prompt.
-    """
-    parts = module.split(".")
-    prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]  # a namespace has no file
-    known = (getattr(sys.modules.get(prefix), "__file__", None) for prefix in prefixes)
-    path = next((Path(file) for file in known if file and Path(file).is_file()), None)
-    if path is None:
-        return ""
-    files = [path]
-    if path.name == "__init__.py":
-        path = path.parent
-        files = sorted(p for suffix in ("py", "json") for p in path.rglob(f"*.{suffix}"))
-    hasher = hashlib.sha256()
-    for file_path in files:
-        hasher.update(file_path.relative_to(path.parent).as_posix().encode())
-        hasher.update(file_path.read_bytes())
-    return hasher.hexdigest()
-
-
-PLUGIN_GROUP = "inductor_passes.registry"
+PLUGIN_GROUP = "inductor_passes.plugins"
 # Read top to bottom: this is the order.
 DEFAULT_PASSES: tuple[type[GraphPass], ...] = (
     *REWRITES,
@@ -157,7 +90,7 @@ def registered_passes() -> tuple[str, ...]:
 
 
 def plugin_failures() -> dict[str, str]:
-    """Entry points of the group ``inductor_passes.registry`` that could not be used, with the reason."""
+    """Entry points of the group ``inductor_passes.plugins`` that could not be used, with the reason."""
     read_plugins()
     return dict(_plugin_failures)
 

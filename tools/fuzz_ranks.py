@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from inductor_passes.options import COMPILES
+from inductor_passes.pass_options import COMPILES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "test" / "support"))
 

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 from dynamo_dist import activation, switch, versions
 from dynamo_dist.config import TRACKER_NAMES, TRACKERS_OFF, DistConfig
 from dynamo_dist.errors import ConfigError
-from inductor_passes.report.render_text import print_entries
+from inductor_passes.cli import print_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -134,7 +134,7 @@ def _probes() -> tuple[Probe, ...]:
 def _passes() -> tuple[tuple[str, ...], tuple[Degraded, ...]]:
     import inductor_passes
     from dynamo_dist import plugins
-    from inductor_passes.registry import OFF
+    from inductor_passes.plugins import OFF
 
     names = tuple(inductor_passes.registered_passes())
     return names, tuple(

@@ -13,7 +13,7 @@ from dynamo_dist.sharding.rows import Call, Row, Rows, strategy
 from dynamo_dist.torch_compat.changes import Change
 from dynamo_dist.torch_compat.dtensor import calls, strategies, types
 from dynamo_dist.torch_compat.dynamo import compiler
-from inductor_passes.registry import digest_of_sources
+from inductor_passes.plugins import digest_of_sources
 
 __all__ = ["Call", "Row", "register_rows", "register_strategy"]
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_INDENT = 4
 
 # Command -> its module, and its help.
 Commands = Mapping[str, tuple[str, str]]
@@ -24,3 +30,14 @@ def run(package: str, commands: Commands, argv: Sequence[str] | None) -> int:
     """Run one command; its exit status. argparse exits with 2 on a bad command line."""
     arguments = parser_of(package, commands).parse_args(argv)
     return int(importlib.import_module(commands[arguments.command][0]).run(arguments))
+
+
+def print_entries(console: Console, entries: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """Print headings with their lines. Headings stay on one line in any width; lines are wrapped."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for heading, lines in entries:
+        console.print(Text(heading, "bold"), soft_wrap=True)
+        for line in lines:
+            console.print(Padding(Text(line), (0, 0, 0, _INDENT)))

@@ -17,8 +17,8 @@ import json
 from dataclasses import dataclass
 from importlib import metadata
 
+from inductor_passes.cli import print_entries
 from inductor_passes.fused.kernels.availability import MAX_WORLD, is_installed, why_not_here
-from inductor_passes.report.render_text import print_entries
 
 FLOATS = ("float32", "float16", "bfloat16")
 PEERS = (

@@ -154,6 +154,7 @@ class Fusion(GraphPass):
 
     numerics = Numerics.REASSOCIATING
     changes_launches = True
+    reads_schedule = True
     collective: ClassVar[str]
 
     def __init__(

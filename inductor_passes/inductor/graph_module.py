@@ -13,7 +13,7 @@ from torch import fx
 from inductor_passes.errors import OptionError, PreconditionError
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.installed import checked
-from inductor_passes.options import split
+from inductor_passes.pass_options import split
 from inductor_passes.report import report
 from inductor_passes.torch_compat import aot
 from inductor_passes.torch_compat import inductor as inductor_compat

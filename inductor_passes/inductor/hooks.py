@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from inductor_passes import registry
+from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import CostModel, default_topology, load_topology
 from inductor_passes.cost.model import digest_of
 from inductor_passes.errors import GroupError
@@ -27,10 +27,9 @@ from inductor_passes.graph.collectives import (
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass
-from inductor_passes.inductor import order_control
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import carried
 from inductor_passes.ranks import decision as orders
@@ -171,12 +170,12 @@ class Attachment:
 
     def _pin(self, graph: fx.Graph, cost: CostModel) -> None:
         """Tie what the passes decided, so that Inductor keeps it."""
-        decided = self.options.schedule != "off" and order_control.NAME not in self.options.disable
+        decided = self.options.schedule != "off" and order_pinning.NAME not in self.options.disable
         # Sends and receives hang in another order than the program's, whoever schedules.
         if not decided and not launches_show_that_ranks_differ(graph):
             return
         if inductor_compat.can_pin_order():
-            order_control.pin_order(graph, cost)
+            order_pinning.pin_order(graph, cost)
         else:
             log.warning("This torch has no control_dependencies: Inductor may move launches back.")
 
@@ -248,7 +247,7 @@ class Attachment:
         """Return all that these passes add to a graph's key, each part under a name that people understand."""
         parts: dict[str, str | None] = {
             "torch": caches.torch_version(),
-            "inductor_passes": registry.digest_of_sources(__name__),
+            "inductor_passes": plugins.digest_of_sources(__name__),
             "reorder_for_locality": f"{self.locality} {self.locality_in_training}",
             "whether ranks differ": str(self.ranks_differ()),
             "place in the program": self.place,
@@ -295,7 +294,7 @@ def third_party_digest(pass_: registry.Registered) -> str:
     if cls in registry.DEFAULT_PASSES:
         return pass_.name
     config = pass_.digest() if isinstance(pass_, GraphPass) else ""
-    return f"{pass_.name} {config} {registry.digest_of_sources(cls.__module__)}"
+    return f"{pass_.name} {config} {plugins.digest_of_sources(cls.__module__)}"
 
 
 @functools.cache

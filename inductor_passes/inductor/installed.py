@@ -14,7 +14,7 @@ from inductor_passes.errors import OptionError
 from inductor_passes.inductor.local_graphs import is_plain
 from inductor_passes.inductor.options import taken_off
 from inductor_passes.inductor.session import CompileSession
-from inductor_passes.options import OWN_KEYS, PassOptions, split
+from inductor_passes.pass_options import OWN_KEYS, PassOptions, split
 from inductor_passes.report import report
 from inductor_passes.torch_compat import backend
 from inductor_passes.torch_compat.backend import Request

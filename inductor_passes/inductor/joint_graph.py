@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from inductor_passes.cost import CostModel
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import pass_context, run_pass, selected_passes
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import (
@@ -24,8 +24,6 @@ from inductor_passes.records import PassRecord
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.schedule.schedule_pass import CAP_BYTES
 from inductor_passes.split.decision import Joint, note
-from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.split_pass import SplitRegions
 from inductor_passes.torch_compat import aot
 
 if TYPE_CHECKING:
@@ -48,15 +46,15 @@ def cut_joint(
     ``told``: a digest of all that the choice depends on. Returns None, and asks nobody, if no pass would cut it.
     """
     chosen = selected_passes(pass_context(cost, options, False), options)
-    cutting = [each for each in chosen if isinstance(each, SplitRegions)]
+    cutting = [each for each in chosen if each.runs_on_joint]
     if not cutting:
         return None
 
     def run(trial: fx.Graph, plan: LaunchPlan | None, keep: bool) -> PassRecord | None:
         if plan is None and keep:
             return None
-        pass_ = cutting[0] if plan is None else FollowSplit(plan)
-        return run_pass(pass_, trial)
+        pass_ = cutting[0] if plan is None else cutting[0].following(plan)
+        return None if pass_ is None else run_pass(pass_, trial)
 
     job = orders.current()
     stream = number_launches(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_passes.inductor.hooks import Attachment, attach, attach_to_joint
 from inductor_passes.inductor.order_control import say_taken, take_ownership
-from inductor_passes.options import PassOptions, split
+from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.report import report
 from inductor_passes.torch_compat import inductor as config
 from inductor_passes.torch_compat import inductor as inductor_compat

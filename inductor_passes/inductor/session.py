@@ -36,7 +36,7 @@ from inductor_passes.inductor.options import config_patches
 from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
-from inductor_passes.options import PassOptions, split
+from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import carried, decision
 from inductor_passes.ranks.collective_trace import Stream, place_of
 from inductor_passes.ranks.decision import Offer

@@ -10,7 +10,7 @@ from torch import fx
 from inductor_passes.cost import CostModel
 from inductor_passes.graph import collectives as c
 from inductor_passes.graph.printing import cause, user_line
-from inductor_passes.inductor.order_control import has_own_kernel
+from inductor_passes.order_pinning import has_own_kernel
 from inductor_passes.records import (
     CollectiveRecord,
     GraphRecord,

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import fx
 
-from inductor_passes.fused import FUSIONS
 from inductor_passes.graph.printing import dump
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.torch_compat import dynamo
@@ -145,11 +144,10 @@ def _collectives(record: GraphRecord) -> list[str]:
 
 
 def _fusions(record: GraphRecord) -> list[str]:
-    """A line for each decision of a fusing pass, or why the pass did not run."""
-    names = {pass_.name for pass_ in FUSIONS}
+    """A line for each decision of a pass whose name begins with ``fuse_``, or why the pass did not run."""
     return [
         f"{p.name}: {said}"
         for p in record.passes
-        if p.name in names
+        if p.name.startswith("fuse_")
         for said in (p.notes or ((p.reason,) if p.reason else ()))
     ]

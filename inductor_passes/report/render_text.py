@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from inductor_passes.records import GraphRecord, PassRecord, ScheduleRecord
@@ -21,20 +21,6 @@ from inductor_passes.report.figures import (
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_INDENT = 4
-
-
-def print_entries(console: Console, entries: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Print headings with their lines. Headings stay on one line in any width; lines are wrapped."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    for heading, lines in entries:
-        console.print(Text(heading, "bold"), soft_wrap=True)
-        for line in lines:
-            console.print(Padding(Text(line), (0, 0, 0, _INDENT)))
-
 
 _SIGNS = {
     ord("\N{MICRO SIGN}"): "u",

@@ -40,6 +40,8 @@ class Merging(Rewrite):
     Stats: ``launches_before``, ``launches_after`` (of those merged).
     """
 
+    replaced_by_plan = True
+
     def run(self, graph: fx.Graph) -> PassStats:
         found = [bucket for bucket in self.buckets(graph) if len(bucket) > 1]
         for bucket in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -19,7 +20,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.dependencies import differs_by_numbers
 from inductor_passes.graph.edit import Values
-from inductor_passes.graph_pass import Numerics, PassContext, PassStats
+from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassStats
 from inductor_passes.rewrite.base import Rewrite
 from inductor_passes.schedule.schedule_pass import CAP_BYTES, ScheduleGraph
 from inductor_passes.schedule_options import ScheduleOptions
@@ -29,6 +30,10 @@ from inductor_passes.split.decision import half_of, notes_of, record_of
 from inductor_passes.split.region import Region
 from inductor_passes.split.rules.rows import Addends, Routed
 from inductor_passes.split.rules.rule import Cut, has_equal, shape_of
+
+if TYPE_CHECKING:
+    from inductor_passes.pass_options import PassOptions
+    from inductor_passes.ranks.collective_trace import LaunchPlan
 
 
 class Cutting(Rewrite):
@@ -150,6 +155,9 @@ class SplitRegions(Cutting):
     """
 
     name = "split_regions"
+    replaced_by_plan = True
+    allows_uneven_counts = True
+    runs_on_joint = True
 
     def __init__(
         self,
@@ -163,6 +171,16 @@ class SplitRegions(Cutting):
     @classmethod
     def build(cls, context: PassContext) -> SplitRegions:
         return cls(context.cost, context.split, context.schedule)
+
+    @classmethod
+    def enabled(cls, options: PassOptions) -> bool:
+        return options.split != "off"
+
+    @classmethod
+    def following(cls, plan: LaunchPlan) -> GraphPass | None:
+        from inductor_passes.split.follow import FollowSplit  # which is a Cutting too
+
+        return FollowSplit(plan) if plan.parts else None
 
     def digest(self) -> str:
         return f"{self.split} {self.schedule} {self.cost.digest()}"

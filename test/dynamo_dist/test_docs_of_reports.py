@@ -11,7 +11,8 @@ from dynamo_dist.cli.explain import command
 from dynamo_dist.reporting import logs
 from dynamo_dist.sharding import register_rows, register_strategy
 from dynamo_dist.trackers import trace_instead
-from inductor_passes.registry import OFF, PLUGIN_GROUP
+from inductor_passes.plugins import OFF
+from inductor_passes.registry import PLUGIN_GROUP
 from inductor_passes.report import logs as passes_logs
 from inductor_passes.report.figures import WHY_EXPOSED
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inductor_passes.registry import OFF
+from inductor_passes.plugins import OFF
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_plugin"
 CHILD = Path(__file__).with_name("plugin_child.py")

@@ -9,7 +9,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def test_every_option_is_documented():
-    from inductor_passes.options import OWN_KEYS
+    from inductor_passes.pass_options import OWN_KEYS
 
     table = README.read_text().split("## Options")[1].split("\n## ")[0]
     assert [key for key in OWN_KEYS if f"`{key}`" not in table] == []

@@ -4,7 +4,7 @@ import pytest
 
 from inductor_passes import PassOptions
 from inductor_passes.errors import OptionError, TopologyError
-from inductor_passes.options import split
+from inductor_passes.pass_options import split
 
 
 def test_ours_and_inductors_are_told_apart():

@@ -3,8 +3,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from inductor_passes.inductor.hooks import Attachment
-from inductor_passes.inductor.order_control import pin_order
-from inductor_passes.options import PassOptions
+from inductor_passes.order_pinning import pin_order
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.testing import FixedCost, dump, fake_group, trace
 from inductor_passes.torch_compat import inductor as inductor_compat
 

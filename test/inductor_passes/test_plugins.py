@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from inductor_passes import registry
+from inductor_passes import plugins
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def installed(monkeypatch):
         entries = [
             EntryPoint(n, f"{module.__name__}:{n}", "group") for n in sorted(values, reverse=True)
         ]
-        monkeypatch.setattr(registry.importlib.metadata, "entry_points", lambda group: entries)
+        monkeypatch.setattr(plugins.importlib.metadata, "entry_points", lambda group: entries)
 
     return install
 
@@ -39,7 +39,7 @@ class Registered(list):
 def test_by_name_and_nothing_stays_of_one_that_fails(installed, caplog):
     installed(b="fails", a="first", c="last")
     registered = Registered()
-    assert registry.load_plugins("group", registered.use, registered.save) == {
+    assert plugins.load_plugins("group", registered.use, registered.save) == {
         "b": "KeyError: 'half-way'"
     }
     assert registered == ["first", "last"]
@@ -48,9 +48,9 @@ def test_by_name_and_nothing_stays_of_one_that_fails(installed, caplog):
 
 def test_one_that_is_off_is_not_even_imported(installed, monkeypatch):
     installed(a="first", b="fails")
-    monkeypatch.setenv(registry.OFF, " b ,x")
+    monkeypatch.setenv(plugins.OFF, " b ,x")
     registered = Registered()
-    assert registry.load_plugins("group", registered.use, registered.save) == {}
+    assert plugins.load_plugins("group", registered.use, registered.save) == {}
     assert registered == ["first"]
 
 
@@ -64,14 +64,14 @@ def test_sources_of_the_whole_package_count(tmp_path, monkeypatch):
     import counted.inner.a
 
     def digest():
-        registry.digest_of_sources.cache_clear()
-        return registry.digest_of_sources(counted.inner.a.__name__)
+        plugins.digest_of_sources.cache_clear()
+        return plugins.digest_of_sources(counted.inner.a.__name__)
 
     seen = [digest()]
     for name in files:
         (package / name).write_text(" ")
         seen.append(digest())
     assert len(set(seen)) == 5 and all(seen)
-    assert registry.digest_of_sources("no.such.module") == ""
+    assert plugins.digest_of_sources("no.such.module") == ""
     for name in ("counted", "counted.inner", "counted.inner.a"):
         sys.modules.pop(name)

@@ -28,11 +28,10 @@ import inductor_passes.errors
 from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.reporting.breaks.catalog import CATALOG
-from inductor_passes import registry
+from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import topology_file
 from inductor_passes.fused.kernels import availability
-from inductor_passes.inductor import order_control
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule_options import ScheduleOptions
 
 HERE = Path(__file__).parent
@@ -58,7 +57,7 @@ VARIABLES = {
     config.TRACKERS_OFF: f"Trackers to leave to stock, to find which one is at fault: {', '.join(config.TRACKER_NAMES)}.",
     config.AGREEMENT_SECONDS: 'How long a rank waits for others to compile the same graph; 0 settles nothing: the program\'s order, nothing merged. With `compile="shared"` also how long a compile may stand in one function before others compile for themselves.',
     availability.SECONDS_VARIABLE: "About how long a fused kernel waits for a peer before it gives up with an error (450, at most 466); alike on all ranks.",
-    registry.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
+    plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
 }
 
 
@@ -154,7 +153,7 @@ def render() -> dict[str, str]:
         options=described(PassOptions),
         schedule=described(ScheduleOptions),
         passes=passes(),
-        pin=order_control.NAME,
+        pin=order_pinning.NAME,
         commands=commands(),
         variables=VARIABLES,
         logs=LOG_NAMES,

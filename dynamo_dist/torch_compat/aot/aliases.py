@@ -63,7 +63,7 @@ def local_views(local: torch.Tensor) -> Any:
     views = _functionalization.get_view_meta_sequence(local.elem)
     # torch 2.13 pickles memory that it has freed in place of an _unsafe_view's sizes: other numbers, or a
     # general protection fault.
-    unsafe = _functionalization._unsafe_view_ViewMeta
+    unsafe = _functionalization._unsafe_view_ViewMeta  # type: ignore[attr-defined]
     if any(view.has_symbolic_inputs or isinstance(view, unsafe) for view in views):
         return None
     return views

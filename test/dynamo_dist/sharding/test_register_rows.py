@@ -18,7 +18,7 @@ from dynamo_dist.sharding.plan.file import load_plans
 from dynamo_dist.sharding.plan.prices import prices_of
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat.dynamo import compiler
-from inductor_passes import PassOptions, registry
+from inductor_passes import PassOptions, plugins
 
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
 
@@ -142,7 +142,7 @@ def test_a_helper_that_changes_is_another_key(tmp_path, monkeypatch):
         (folder / "helper.py").write_text(helper)
         for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
             del sys.modules[name]
-        registry.digest_of_sources.cache_clear()
+        plugins.digest_of_sources.cache_clear()
         importlib.invalidate_caches()
         dynamo_dist.disable()
         register_rows(OP, importlib.import_module("mine.rules").rows)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from inductor_passes.errors import CannotFollowError, OptionError, RanksDifferError
 from inductor_passes.inductor.hooks import Attachment
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
 from inductor_passes.ranks import carried
 from inductor_passes.ranks import decision as orders

@@ -13,7 +13,7 @@ from inductor_passes.cost.model import digest_of
 from inductor_passes.inductor.cache_keys import is_rank_free, name_groups_alike
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.options import options
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.report.recorder import records_of_block
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import c10d

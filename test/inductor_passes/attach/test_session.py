@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inductor_passes.inductor import session
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.ranks import decision
 from inductor_passes.torch_compat import c10d, caches
 from inductor_passes.torch_compat import inductor as inductor_compat

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from inductor_passes.errors import RanksDifferError
 from inductor_passes.inductor import shared_compile
 from inductor_passes.inductor.shared_compile import SharedLowering
-from inductor_passes.options import PassOptions, split
+from inductor_passes.pass_options import PassOptions, split
 from inductor_passes.ranks import compile_once, decision
 from inductor_passes.ranks.collective_trace import Group, Launch, Stream
 from inductor_passes.ranks.protocol import CachedOffer
@@ -100,7 +100,7 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
     monkeypatch.setattr(c10d, "own_name", lambda name: rank_1.get(name, name))
     monkeypatch.setattr(c10d, "real_group_ranks", {"7": (2, 3), "3": (1, 3)}.get)
     job = SimpleNamespace(decide=lambda stream, offer: voted.append(stream.groups))
-    monkeypatch.setattr(shared_compile.orders, "current", lambda: job)
+    monkeypatch.setattr(shared_compile.decision, "current", lambda: job)
     store = dist.HashStore()
     first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(KEY)
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_costs_the_sharing_alone(monkeypatch, ca
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_compile.folder, "put", refuse)
+    monkeypatch.setattr(shared_compile.files, "put", refuse)
     assert both(lambda: None) == (False, None)
     assert "No space left" in caplog.text
 

@@ -116,8 +116,8 @@ def test_votes_on_a_graph_of_another_program_are_passed_on(store, joint, monkeyp
     for each in one._claims:
         monkeypatch.setattr(each, "offers", lambda stream, offer: published.append(stream) or offer)
     decided = SimpleNamespace(decide=lambda stream, offer: published.append(offer))
-    monkeypatch.setattr(shared_trace.shared.orders, "current", lambda: decided)
+    monkeypatch.setattr(shared_trace.shared_compile.decision, "current", lambda: decided)
     monkeypatch.setattr(shared_trace.shared, "replace", lambda stream, groups: stream)
-    shared_trace.shared.vote(one.offers, SimpleNamespace(groups=()), "offer")
+    shared_trace.shared_compile.vote(one.offers, SimpleNamespace(groups=()), "offer")
     assert len(published) == 3 and published[-1] == "offer"
     one.end()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inductor_passes.graph.collectives import launches, payload_bytes
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_passes
 from inductor_passes.rewrite import BucketAverages
 from inductor_passes.rewrite.bucket import GATHERED_FOR

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inductor_passes.graph_pass import Numerics, PassContext
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, selected_passes
 from inductor_passes.rewrite import REWRITES
 from inductor_passes.testing import FixedCost, dump, trace

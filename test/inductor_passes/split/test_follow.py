@@ -5,7 +5,7 @@ import torch
 
 from inductor_passes.errors import CannotFollowError
 from inductor_passes.graph.collectives import launches
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.ranks.collective_trace import Frame, LaunchPlan, number_launches, plan_of
 from inductor_passes.split.follow import FollowSplit

@@ -9,7 +9,7 @@ from cutting import same, whole_numbers
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost.topology import LinkProtocol
 from inductor_passes.graph.collectives import launches
-from inductor_passes.options import PassOptions
+from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.ranks.collective_trace import Frame, LaunchPlan, number_launches, plan_of
 from inductor_passes.split.candidates import Way, from_inputs, from_inside, lay, like

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_dist.numerics.differences import how_far
-from inductor_passes.options import split
+from inductor_passes.pass_options import split
 from inductor_passes.pipeline import run_passes
 from inductor_passes.testing import fake_group
 

@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from inductor_passes import registry
+from inductor_passes import order_pinning, registry
 from inductor_passes.cost import load_topology
 from inductor_passes.errors import OptionError
-from inductor_passes.inductor import order_control
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.torch_compat import inductor as config
 
 PLANS = ("off", "repair")
 COMPILES = ("each", "shared")
 # What ``disable`` takes beside passes.
-_switches = [order_control.NAME]
+_switches = [order_pinning.NAME]
 
 
 def register_switch(name: str) -> None:
