@@ -87,10 +87,10 @@ def find_plan(
 ) -> file.StoredPlan | None:
     """The plan of a graph: from the user's file, from the cache, or made now and kept; None if there is none."""
     if path is not None:
-        plans = file.load_plans(path)
-        if name in plans:
-            return plans[name]
-        if plans:
+        stored = file.load_plans(path)
+        if name in stored:
+            return stored[name]
+        if stored:
             log.warning(
                 "The plan file %s has no plan for this graph (%s): one is added.", path, name
             )
@@ -110,9 +110,9 @@ def find_plan(
     return known
 
 
-def _keep(path: str, plans: dict[str, file.StoredPlan]) -> None:
+def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:
     try:
-        file.save_plan(path, plans)
+        file.save_plan(path, stored)
     except OSError as error:
         log.warning("The plan is followed, but %s could not be written: %s.", path, error)
 

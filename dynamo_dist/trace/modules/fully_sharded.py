@@ -61,8 +61,8 @@ class _Sharded:
         self.kept: list[torch.Tensor] = []
         self.unhooked: list[torch.Tensor] = []
         self._places: dict[Any, int] = {}
-        modules = [each for owner in fsdp.modules(state) for each in owner.modules()]
-        self.hooks = whole_parameters.HookVersions(modules)
+        inside = [each for owner in fsdp.modules(state) for each in owner.modules()]
+        self.hooks = whole_parameters.HookVersions(inside)
         self._left: dict[
             tuple[int, int], Any
         ] = {}  # weak references to what ``unsharded`` registered

@@ -85,8 +85,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class HookVersions:
     """The hooks of modules inside a wrapper: a program may add some after the first step, which stock does not guard."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._tables = [getattr(module, name) for module in modules for name in _HOOKS]
+    def __init__(self, inside: Iterable[nn.Module]) -> None:
+        self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
         self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def version(self) -> int:

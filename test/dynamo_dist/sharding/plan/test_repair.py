@@ -148,8 +148,8 @@ def test_an_edited_file_is_carried_out(mesh, tmp_path):
     path, seen = tmp_path / "plan.json", []
     with torch.no_grad():
         planned(mlp, inputs(mesh), str(path))
-        plans = file.load_plans(str(path))
-        ((name, plan),) = plans.items()
+        stored = file.load_plans(str(path))
+        ((name, plan),) = stored.items()
         rows = list(plan.rows)
         first = next(i for i, row in enumerate(rows) if row.text.startswith("aten.mm"))
         rows[first] = file.PlanRow(
