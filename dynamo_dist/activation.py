@@ -24,7 +24,7 @@ from dynamo_dist.errors import ActivationError
 from dynamo_dist.switch import is_enabled
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.changes import Change
+    from dynamo_dist.torch_compat.patching import Change
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
         config = dataclasses.replace(config, inductor=True)
 
     from dynamo_dist import plugins
-    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.torch_compat import dynamo_compiler
     from dynamo_dist.trace.trackers import registry
 
-    with compiler.compile_lock:
+    with dynamo_compiler.compile_lock:
         if is_enabled():
             if config.inductor and (options or inductor_backend.taken() is None):
                 switch.apply([inductor_backend.taking(options)])
@@ -90,15 +90,14 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     )
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
-    from dynamo_dist.torch_compat.dynamo import compiler, frames
-    from dynamo_dist.torch_compat.inductor import units, vector_units
+    from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
     from dynamo_dist.trace.dtensor import registry as dtensor
     from dynamo_dist.trace.lowering import registry as lowering
     from dynamo_dist.trace.modules import registry as modules
     from dynamo_dist.trace.trackers import hooks, registry
 
     return [
-        compiler.BackendEntryPoint(BACKEND),
+        dynamo_compiler.BackendEntryPoint(BACKEND),
         *registry.changes(config),
         *lowering.changes(config),
         *dtensor.changes(config),
@@ -114,12 +113,12 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *hooks.changes(),
         *placements.changes(),
         Listen(),
-        compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
-        *vector_units.probed_once_a_host(),
-        *units.few_libraries(),
+        dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
+        *inductor_cpp.probed_once_a_host(),
+        *inductor_cpp.few_libraries(),
         *compiling.changes(),
-        frames.SkippedFrames(),
-        frames.frames_left_alone(_runs_in_eager, _dispatches),
+        dynamo_frames.SkippedFrames(),
+        dynamo_frames.frames_left_alone(_runs_in_eager, _dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),
     ]
 
@@ -133,9 +132,9 @@ def disable() -> None:
     if not is_enabled():
         return
 
-    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.torch_compat import dynamo_compiler
 
-    with compiler.compile_lock:
+    with dynamo_compiler.compile_lock:
         if failures := switch.undo():
             raise ActivationError(
                 f"disable() could not undo {'; '.join(failures)}.",

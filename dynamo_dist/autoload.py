@@ -68,7 +68,7 @@ def _explain() -> None:
 
 def _enable_when_needed() -> None:
     try:
-        from dynamo_dist.torch_compat.first_compile import before_first_compile
+        from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile
 
         before_first_compile(_enable)
     except Exception as error:

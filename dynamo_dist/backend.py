@@ -18,9 +18,9 @@ from dynamo_dist import activation, compiling
 def __getattr__(name: str) -> Callable[..., Any]:
     if name == "dynamo_dist":
         activation.enable()
-        from dynamo_dist.torch_compat.dynamo import compiler
+        from dynamo_dist.torch_compat import dynamo_compiler
 
-        compiler.forget_backend(name)
+        dynamo_compiler.forget_backend(name)
         return compile_graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -16,9 +16,8 @@ from typing import Any
 from dynamo_dist import activation
 from dynamo_dist.config import DistConfig
 from dynamo_dist.losses import HOOK, LOSSES
-from dynamo_dist.torch_compat import custom_operators
-from dynamo_dist.torch_compat.changes import ConfigDefault, OwnState, SetAttribute, makers_noted
-from dynamo_dist.torch_compat.dynamo import compiler
+from dynamo_dist.torch_compat import dtensor_dispatch, dynamo_compiler
+from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttribute, makers_noted
 from dynamo_dist.versions import SUPPORTED
 
 OWN_STATE = "own state"
@@ -150,7 +149,9 @@ def _listed(maker: str, module: str, changes: Sequence[Any]) -> Listed:
 def _what(change: Any) -> str:
     if isinstance(change, OwnState):
         return OWN_STATE
-    return "setting" if isinstance(change, (ConfigDefault, compiler.CacheKeyTag)) else "patch"
+    return (
+        "setting" if isinstance(change, (ConfigDefault, dynamo_compiler.CacheKeyTag)) else "patch"
+    )
 
 
 def _sentence(doc: str) -> str:
@@ -168,7 +169,7 @@ def _place(change: Any) -> str:
 
 def _name(thing: Any) -> str:
     kind = type(thing)  # not isinstance: objects of torch warn when their class is asked for
-    if issubclass(kind, (str, *custom_operators.OPERATORS)):
+    if issubclass(kind, (str, *dtensor_dispatch.OPERATORS)):
         return str(thing)
     if issubclass(kind, ModuleType):
         return str(thing.__name__)

@@ -10,7 +10,7 @@ from torch import fx
 from dynamo_dist.config import DistConfig, digest
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.changes import Change
+    from dynamo_dist.torch_compat.patching import Change
     from inductor_passes.pass_options import PassOptions
 
 
@@ -26,13 +26,13 @@ def register_switches() -> None:
 
 def changes() -> list[Change]:
     """List changes to torch's compile caches: keys by content, fewer headers."""
-    from dynamo_dist.torch_compat.inductor import headers, keys
+    from dynamo_dist.torch_compat import inductor_code, inductor_cpp
     from inductor_passes.torch_compat import meshes
 
     return [
-        *keys.meshes_by_content(meshes.content),
-        *keys.sources_by_name(),
-        *headers.only_for_builds(),
+        *inductor_code.meshes_by_content(meshes.content),
+        *inductor_code.sources_by_name(),
+        *inductor_cpp.only_for_builds(),
     ]
 
 
@@ -83,13 +83,13 @@ def _compile_repaired(
 ) -> Callable[..., Any]:
     from dynamo_dist.sharding.plan.prices import prices_of
     from dynamo_dist.sharding.plan.repair import compile_repaired
-    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.torch_compat import dynamo_compiler
 
     return compile_repaired(
         gm,
         inputs,
         compile_,
         prices_of(own.topology, inputs),
-        f"{digest(DistConfig.from_env())} {compiler.cache_key_tag()}",
+        f"{digest(DistConfig.from_env())} {dynamo_compiler.cache_key_tag()}",
         None if own.plan == "repair" else own.plan,
     )

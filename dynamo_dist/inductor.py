@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo_dist.torch_compat.changes import Change, Made
+from dynamo_dist.torch_compat.patching import Change, Made
 
 _OWNER = "dynamo_dist"
 _taken: Mapping[str, Any] | None = None

@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from dynamo_dist.errors import ActivationError
-from dynamo_dist.torch_compat.changes import NotOursError
+from dynamo_dist.torch_compat.patching import NotOursError
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.changes import Change
+    from dynamo_dist.torch_compat.patching import Change
 
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ def without_kernels(monkeypatch):
     """
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
     # Nor in units, by a program that enables the plugin.
-    monkeypatch.setattr("dynamo_dist.torch_compat.inductor.units._parts", lambda source: None)
+    monkeypatch.setattr("dynamo_dist.torch_compat.inductor_cpp._parts", lambda source: None)
     # Else programs are built to ask for the processor's widest vectors.
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
     with fresh_cache():

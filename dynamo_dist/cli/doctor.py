@@ -125,9 +125,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _probes() -> tuple[Probe, ...]:
-    from dynamo_dist.torch_compat.dynamo import opaque
+    from dynamo_dist.torch_compat import dynamo_building
 
-    answers = opaque.probes()
+    answers = dynamo_building.probes()
     return tuple(Probe(name, answers[name], meaning) for name, meaning in PROBE_MEANINGS.items())
 
 

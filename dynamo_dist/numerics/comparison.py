@@ -26,8 +26,8 @@ from dynamo_dist.errors import CompareError
 from dynamo_dist.numerics.differences import difference
 from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
 from dynamo_dist.reporting import collect
-from dynamo_dist.torch_compat.dynamo import counters
-from dynamo_dist.torch_compat.dynamo.modules import uncompiled
+from dynamo_dist.torch_compat import dynamo_compiler
+from dynamo_dist.torch_compat.dynamo_modules import uncompiled
 from inductor_passes.inductor.installed import uninstalled
 from inductor_passes.report.figures import totals
 
@@ -142,7 +142,7 @@ def compare(
     with _left_as_it_was(model, device) as restore:
         for name in TITLES:
             restore()
-            graphs, start = counters.unique_graphs(), time.perf_counter()
+            graphs, start = dynamo_compiler.unique_graphs(), time.perf_counter()
             try:
                 with plugin_for(name), collect() as collector:
                     functions[name] = compiled(model, name, options)
@@ -164,7 +164,7 @@ def compare(
             simulated = totals(collector.graphs)
             results[name] = VariantResult(
                 differences=_differences(found, expected),
-                graphs=counters.unique_graphs() - graphs,
+                graphs=dynamo_compiler.unique_graphs() - graphs,
                 graph_breaks=sum(record.count for record in collector.breaks),
                 launches=dict(launches),
                 first_s=first_s,

@@ -19,7 +19,7 @@ from dynamo_dist.numerics.differences import (
     tolerance_of,
 )
 from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
-from dynamo_dist.torch_compat.dtensor import local_ranks
+from dynamo_dist.torch_compat import dtensor_ranks
 
 _NOT_THE_USERS = tuple(
     str(Path(root).parent) + "/" for root in (torch.__file__, dynamo_dist.__file__)
@@ -73,7 +73,7 @@ class Operators(TorchDispatchMode):
             self._record(func, layout, f"an argument is broken already: {error}")
             return func(*args, **kwargs)
         results = func(*args, **kwargs)
-        with local_ranks.one_device():
+        with dtensor_ranks.one_device():
             expected = func(*whole_args, **whole_kwargs)
         if "empty" not in func._schema.name:
             found, wanted = pytree.tree_leaves(results), pytree.tree_leaves(expected)

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dtensor import local_ranks, types
+from dynamo_dist.torch_compat import dtensor_ranks, dtensor_specs
 
 
 class LayoutError(AssertionError):
@@ -30,7 +30,11 @@ def all_ranks(*sizes: int) -> Iterator[DeviceMesh]:
     initialised already.
     """
     world = frozenset(range(math.prod(sizes)))
-    with fake_mesh(*sizes) as mesh, types.LocalTensorMode(world), local_ranks.fit_for_all_ranks():
+    with (
+        fake_mesh(*sizes) as mesh,
+        dtensor_specs.LocalTensorMode(world),
+        dtensor_ranks.fit_for_all_ranks(),
+    ):
         yield mesh
 
 
@@ -45,9 +49,9 @@ def split(
     ``placements`` are Shard, Replicate or Partial("sum"); the summands of a Partial are unequal.
     """
     # Made inside all_ranks(), it is one tensor for each rank already, which must agree.
-    full = (full.reconcile() if isinstance(full, types.LocalTensor) else full).detach()
+    full = (full.reconcile() if isinstance(full, dtensor_specs.LocalTensor) else full).detach()
     parts = {}
-    with local_ranks.one_device():
+    with dtensor_ranks.one_device():
         for rank in range(mesh.size()):
             part = full
             for size, at, placement in zip(
@@ -55,8 +59,8 @@ def split(
             ):
                 part = _part(part, placement, size, at)
             parts[rank] = part.clone(memory_format=torch.preserve_format)
-    return local_ranks.dtensor_of_ranks(
-        types.LocalTensor(parts), mesh, placements, full, requires_grad
+    return dtensor_ranks.dtensor_of_ranks(
+        dtensor_specs.LocalTensor(parts), mesh, placements, full, requires_grad
     )
 
 
@@ -68,7 +72,7 @@ def whole_tensor(distributed: DTensor, same_replicas: bool = True) -> torch.Tens
     """
     mesh, placements = distributed.device_mesh, distributed.placements
     local = distributed._local_tensor
-    if not local_ranks.are_all_ranks_here():
+    if not dtensor_ranks.are_all_ranks_here():
         return _joined_by_all(distributed)
     if any(type(p) not in (Shard, Replicate, Partial) for p in placements):
         return _parts(_full(distributed), 1)[0]
@@ -189,7 +193,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(local: torch.Tensor, ranks: int) -> dict[int, torch.Tensor]:
-    if isinstance(local, types.LocalTensor):
+    if isinstance(local, dtensor_specs.LocalTensor):
         return {rank: resolved(part) for rank, part in local._local_tensors.items()}
     return dict.fromkeys(range(ranks), resolved(local))
 

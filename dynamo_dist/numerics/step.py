@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.torch_compat.dtensor import local_ranks
+from dynamo_dist.torch_compat import dtensor_ranks
 
 # Makes the scalar that the backward starts from, of the outputs; None where there is none.
 Loss = Callable[[Any], torch.Tensor | None]
@@ -62,5 +62,5 @@ def new_leaf(value: Any) -> Any:
         # A clone of a pending sum is a finished one in stock.
         local = value._local_tensor.clone()
         mesh, grad = value.device_mesh, value.requires_grad
-        return local_ranks.dtensor_of_ranks(local, mesh, value.placements, value, grad)
+        return dtensor_ranks.dtensor_of_ranks(local, mesh, value.placements, value, grad)
     return value.detach().clone().requires_grad_(value.requires_grad)

@@ -16,7 +16,7 @@ from dynamo_dist.numerics.differences import difference_from_one_device, toleran
 from dynamo_dist.numerics.operators import Checked, Operators
 from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
 from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
-from dynamo_dist.torch_compat.dtensor import local_ranks
+from dynamo_dist.torch_compat import dtensor_ranks
 
 Outputs = Any
 
@@ -86,7 +86,7 @@ def verify(
         given = [new_leaf(each) for each in inputs]
         found = run_step(model, parameters_of(model), given, {}, _squares)
     whole = on_one_device(model) if reference is None else reference
-    with local_ranks.one_device(), torch.enable_grad():
+    with dtensor_ranks.one_device(), torch.enable_grad():
         given = [new_leaf(_gathered(each)) for each in inputs]
         expected = run_step(whole, parameters_of(whole), given, {}, _squares)
     allowed = max((tolerance_of(each) for each in expected.values()), default=0.0)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from dynamo_dist.errors import DataParallelError
-from dynamo_dist.torch_compat.aot import gradients
+from dynamo_dist.torch_compat import aot_gradients
 
 _ops = torch.ops._c10d_functional
 _data_ptr = torch.Tensor.data_ptr
@@ -85,11 +85,11 @@ class Averaging:
         been accumulated. A backward that no forward prepared for, such as the second through a graph that was kept, is not
         averaged: its gradients stay here, and zeros go on.
         """
-        backward = gradients.current_backward()
+        backward = aot_gradients.current_backward()
         if backward != self._backward:
             self._backward = backward
             self._synchronizes, self._is_expected = self._is_expected, False
-            gradients.call_after_backward(self._finish)
+            aot_gradients.call_after_backward(self._finish)
         start, had = 0, list[int]()
         for place in places:
             param = self.params[place]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.utils._pytree import tree_map_only
 
-from dynamo_dist.torch_compat import wrappers
+from dynamo_dist.torch_compat import aot_partition
 
 _ops = torch.ops._c10d_functional
 WHOLE, PARTIAL = "whole", "partial"
@@ -197,7 +197,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        with wrappers.gathered(ctx.gather.group, again=False):
+        with aot_partition.gathered(ctx.gather.group, again=False):
             if ctx.gather.keeps:
                 return None, ctx.gather.reduced(grad), None
             return ctx.gather.mean(grad, ctx.rows, ctx.dtype), None, None
@@ -281,7 +281,7 @@ def _gather(
         group,
     )
     again = gather.shard is not None and reshard_after_forward
-    with wrappers.gathered(group, again=again):
+    with aot_partition.gathered(group, again=again):
         whole: torch.Tensor = _Whole.apply(local, kept, gather)
     return whole
 

@@ -24,7 +24,7 @@ from dynamo_dist.reporting.records import (
     RecompileRecord,
     RunReport,
 )
-from dynamo_dist.torch_compat.dynamo.watching import SeenBreak, SeenCompile, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_watching import SeenBreak, SeenCompile, watch_dynamo
 from inductor_passes.report import recorder
 from inductor_passes.report.report import GraphCollector
 

@@ -14,7 +14,7 @@ from dynamo_dist.reporting import plans
 from dynamo_dist.reporting.collect import Collector
 from dynamo_dist.reporting.logs import log_decision
 from dynamo_dist.reporting.write import write_report
-from dynamo_dist.torch_compat.dynamo.watching import PLACES, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_watching import PLACES, watch_dynamo
 from inductor_passes.report import recorder, report
 from inductor_passes.report.report import LiveReport
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import moves
+from dynamo_dist.torch_compat import dtensor_placements
+from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.graph.printing import CAUSE
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes, so that a cached graph's record has the cause too."""
-    return [*moves.redistribute_changes(change_of_placement, CAUSE)]
+    return [*dtensor_placements.redistribute_changes(change_of_placement, CAUSE)]
 
 
 def change_of_placement(current: Any, target: Any, op: str) -> str:

@@ -7,4 +7,4 @@ from inductor_passes.report.recorder import Subscribers
 
 _subscribers: Subscribers[PlanRecord] = Subscribers()
 # The one takes callbacks for every later plan, made or found again; the other hands a plan to them.
-subscribe, publish = _subscribers.add, _subscribers.call
+subscribe_to_plans, publish_plan = _subscribers.add, _subscribers.call

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_dist.torch_compat import custom_operators
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.inductor import code
+from dynamo_dist.torch_compat import dtensor_dispatch, inductor_code
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.lowering.ops import NAMESPACE
 from inductor_passes.inductor.session_in_work import has_trait
 
@@ -25,21 +24,21 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 _KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor", NAMESPACE))
 
 
-def changes() -> list[Change]:
+def below_autograd_changes() -> list[Change]:
     """List the changes that enabling makes; compiles with the trait gain by them."""
-    return code.wrap_compiled_code(_lower)
+    return inductor_code.wrap_compiled_code(_lower)
 
 
 def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
     if not has_trait(BELOW_AUTOGRAD) or not all(
-        namespace in _KNOWN or custom_operators.is_custom_op(f"{namespace}::{name}")
+        namespace in _KNOWN or dtensor_dispatch.is_custom_op(f"{namespace}::{name}")
         for namespace, name in _OPERATOR.findall(source)
     ):
         return call
 
     @functools.wraps(call)
     def below(*args: Any) -> Any:
-        with code.below_autograd():
+        with inductor_code.below_autograd():
             return call(*args)
 
     return below

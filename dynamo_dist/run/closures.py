@@ -17,13 +17,13 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.torch_compat.dynamo import checks, guard_managers
+from dynamo_dist.torch_compat import dynamo_guards
 
 log = logging.getLogger(__name__)
 
 _code = operator.attrgetter("__code__")
 _contents = operator.attrgetter("cell_contents")
-_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
+_CLOSURES_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 
 
 class Closures:
@@ -35,7 +35,7 @@ class Closures:
     """
 
     def __init__(self, guards: Any) -> None:
-        self.checks: dict[Any, checks.Check] = {}
+        self.checks: dict[Any, dynamo_guards.Check] = {}
         self.contents: dict[Any, object] = {}
         self.implied: set[int] = set()
         # What hooks consist of, and what that was when they were traced.
@@ -46,9 +46,9 @@ class Closures:
         self._keywords: list[dict[str, Any]] = []
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards.inner:
-            cell = guard_managers.cell_of(guard)
-            if cell is not None and _HOOKS & guard_managers.member_names(cell):
-                below[guard_managers.function_of(cell)].append(guard)
+            cell = dynamo_guards.cell_of(guard)
+            if cell is not None and _CLOSURES_HOOKS & dynamo_guards.member_names(cell):
+                below[dynamo_guards.function_of(cell)].append(guard)
         for source, under in below.items():
             try:
                 self._add(source, under)
@@ -57,18 +57,17 @@ class Closures:
         self.implied |= {
             id(guard)
             for guard in guards.inner
-            if guard_managers.is_code_match(guard) and guard.originating_source in self.checks
+            if dynamo_guards.is_code_match(guard) and guard.originating_source in self.checks
         }
 
     def _add(self, source: Any, under: list[Any]) -> None:
-        function = None if source is None else guard_managers.value_of_source(source)
+        function = None if source is None else dynamo_guards.value_of_source(source)
         cells = {
-            cell: guard_managers.value_of_source(cell)
-            for cell in map(guard_managers.cell_of, under)
+            cell: dynamo_guards.value_of_source(cell) for cell in map(dynamo_guards.cell_of, under)
         }
         if type(function) is not FunctionType or not all(map(is_settled, cells.values())):
             return
-        held = {guard_managers.index_of(cell): value for cell, value in cells.items()}
+        held = {dynamo_guards.index_of(cell): value for cell, value in cells.items()}
         for index, value in held.items():
             cell = _cells(function)[index]
             self._cells[id(cell)], self._values[id(cell)] = cell, value
@@ -76,7 +75,7 @@ class Closures:
                 self._keywords.append(value.keywords)
         self._functions.append(function)
         self._codes.append(function.__code__)
-        self.checks[source] = checks.same_or(
+        self.checks[source] = dynamo_guards.same_or(
             function, functools.partial(is_same_hook, function.__code__, held)
         )
         self.contents |= cells

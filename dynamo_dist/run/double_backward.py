@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.torch_compat.aot import double_backward
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat import aot_gradients
+from dynamo_dist.torch_compat.patching import Change
 
 
 def _refuse() -> NoReturn:
@@ -21,6 +21,6 @@ def _refuse() -> NoReturn:
     )
 
 
-def changes() -> list[Change]:
+def double_backward_changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
-    return double_backward.on_double_backward(_refuse)
+    return aot_gradients.on_double_backward(_refuse)

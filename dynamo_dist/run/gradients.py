@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_dist.run.closures import are
-from dynamo_dist.torch_compat.aot import gradients, wrapping
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat import aot_gradients, aot_runtime
+from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.inductor.session_in_work import has_trait
 
 _grad = operator.attrgetter("grad")
@@ -28,12 +28,12 @@ _grad_dtype = operator.attrgetter("grad_dtype")
 DIRECT_GRADIENTS = "direct_gradients"
 
 
-def changes() -> list[Change]:
+def gradients_changes() -> list[Change]:
     """List the changes that enabling makes; compiles with the trait gain by them."""
-    return gradients.wrap_gradients(_make)
+    return aot_gradients.wrap_gradients(_make)
 
 
-def _make(stock: wrapping.Wrap, layout: gradients.GradientLayout) -> wrapping.Wrap:
+def _make(stock: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> aot_runtime.Wrap:
     return (
         torch.compiler.disable(Gradients(stock, layout).give)
         if has_trait(DIRECT_GRADIENTS)
@@ -72,7 +72,7 @@ class Gradients:
     ``stock`` is torch's function that does this.
     """
 
-    def __init__(self, stock: wrapping.Wrap, layout: gradients.GradientLayout) -> None:
+    def __init__(self, stock: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> None:
         self.stock, self.layout = stock, layout
         self.known: dict[int, _Known] = {}
         self.devices = set[torch.device]()
@@ -82,7 +82,7 @@ class Gradients:
 
     def give(self, outs: tuple[Any, ...]) -> tuple[Any, ...]:
         """``outs`` are local tensors; the result has DTensors, or None for what is added already."""
-        node = gradients.current_node()
+        node = aot_gradients.current_node()
         if node is None or torch.is_grad_enabled() or torch.is_anomaly_enabled():
             return self.stock(outs)
         edges = iter([edge for edge, _ in node.next_functions if edge is not None])
@@ -92,7 +92,7 @@ class Gradients:
         result: list[Any] = [None] * len(targets)
         for position, index in self.layout.plain:
             result[position] = outs[index]
-        with gradients.plain_attributes():
+        with aot_gradients.plain_attributes():
             if self.usual is None or not _add_as_before(self.usual, outs, targets):
                 self.usual = None
                 self._add_each(outs, targets, result)
@@ -124,11 +124,11 @@ class Gradients:
             if (
                 known.fits
                 and leaf.grad_dtype is known.dtype
-                and gradients.will_run(targets[position])
+                and aot_gradients.will_run(targets[position])
             ):
                 grad = leaf.grad
                 if grad is None:
-                    leaf.grad = wrapping.dtensor(local, known.spec, requires_grad=False)
+                    leaf.grad = aot_runtime.dtensor(local, known.spec, requires_grad=False)
                     continue
                 if type(grad) is DTensor and (grad._spec is known.spec or grad._spec == known.spec):
                     total = grad._local_tensor
@@ -139,7 +139,7 @@ class Gradients:
                         addends.append(local)
                         continue
             usual = False
-            result[position] = wrapping.dtensor(
+            result[position] = aot_runtime.dtensor(
                 local, known.spec, requires_grad=known.requires_grad
             )
         if sums:
@@ -150,12 +150,12 @@ class Gradients:
 
     def _plain_leaves(self, targets: Sequence[Any]) -> list[Any]:
         """The parameter that each target accumulates for; None where a hook is given the gradient."""
-        leaves = gradients.leaves_of(targets)
+        leaves = aot_gradients.leaves_of(targets)
         state = list(map(id, leaves)), RemovableHandle.next_id
         # A leaf of which this was true at that count existed then: no other can have its id.
         if state != self.unhooked:
             hooked = [
-                leaf is not None and gradients.has_hooks(t)
+                leaf is not None and aot_gradients.has_hooks(t)
                 for leaf, t in zip(leaves, targets, strict=True)
             ]
             if any(hooked):
@@ -178,7 +178,9 @@ class Gradients:
             [each.dtype for each in known],
         )
 
-    def _learn(self, out: gradients.WrappedGradient, local: Any, mesh: object, leaf: Any) -> _Known:
+    def _learn(
+        self, out: aot_gradients.WrappedGradient, local: Any, mesh: object, leaf: Any
+    ) -> _Known:
         made = out.unflatten(local, mesh)
         spec = None if leaf is None else leaf._spec
         fits = (
@@ -198,16 +200,16 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
     """
     targets = list(map(all_targets.__getitem__, usual.positions))
     addends = list(map(outs.__getitem__, usual.locals))
-    leaves = gradients.all_leaves_of(targets)
+    leaves = aot_gradients.all_leaves_of(targets)
     if (
         leaves is None
         or usual.leaves != (list(map(id, leaves)), RemovableHandle.next_id)
         or not are(usual.meshes, map(outs.__getitem__, usual.mesh_outputs))
-        or not are(usual.parameter_specs, map(gradients.spec_of, leaves))
+        or not are(usual.parameter_specs, map(aot_gradients.spec_of, leaves))
         or not are(usual.dtypes, map(_grad_dtype, leaves))
         or set(map(type, addends)) != {torch.Tensor}
         or any(outs[at] is not None for at in usual.absent)
-        or not gradients.all_will_run(targets)
+        or not aot_gradients.all_will_run(targets)
     ):
         return False
     grads = list(map(_grad, leaves))
@@ -215,11 +217,13 @@ def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[A
         if not _are_distinct(addends):
             return False
         for leaf, local, spec in zip(leaves, addends, usual.specs, strict=True):
-            leaf.grad = wrapping.dtensor(local, spec, requires_grad=False)
+            leaf.grad = aot_runtime.dtensor(local, spec, requires_grad=False)
         return True
-    if set(map(type, grads)) != {DTensor} or not are(usual.specs, map(gradients.spec_of, grads)):
+    if set(map(type, grads)) != {DTensor} or not are(
+        usual.specs, map(aot_gradients.spec_of, grads)
+    ):
         return False
-    sums = list(map(gradients.local_of, grads))
+    sums = list(map(aot_gradients.local_of, grads))
     if set(map(type, sums)) != {torch.Tensor} or not _are_distinct(sums + addends):
         return False
     torch._foreach_add_(sums, addends)

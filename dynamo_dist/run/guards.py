@@ -15,19 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.run.closures import Closures
 from dynamo_dist.run.module_hooks import ModuleHooks
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import types
-from dynamo_dist.torch_compat.dynamo import checks as checks_compat
-from dynamo_dist.torch_compat.dynamo import guard_managers
+from dynamo_dist.torch_compat import dtensor_specs, dynamo_guards
+from dynamo_dist.torch_compat import dynamo_guards as checks_compat
+from dynamo_dist.torch_compat.patching import Change
 
 log = logging.getLogger(__name__)
 
 
 def changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
-    return [
-        guard_managers.wrap_checks(name, identity_first) for name in guard_managers.VALUE_GUARDS
-    ]
+    return [dynamo_guards.wrap_checks(name, identity_first) for name in dynamo_guards.VALUE_GUARDS]
 
 
 def is_on_own_code(guard: Any) -> bool:
@@ -35,14 +32,12 @@ def is_on_own_code(guard: Any) -> bool:
 
     What is read by way of a module that ours import, such as the default group, is guarded.
     """
-    named = guard_managers.module_and_member(guard)
+    named = dynamo_guards.module_and_member(guard)
     if named is None or named[0].split(".")[0] != __name__.split(".")[0]:
         return False
     module, member = named
     value = None if member is None else getattr(sys.modules[module], member, None)
-    return guard_managers.is_on_code(guard) or isinstance(
-        value, (str, int, float, tuple, frozenset)
-    )
+    return dynamo_guards.is_on_code(guard) or isinstance(value, (str, int, float, tuple, frozenset))
 
 
 def identity_first(value: object, check: checks_compat.Check) -> checks_compat.Check:
@@ -51,7 +46,7 @@ def identity_first(value: object, check: checks_compat.Check) -> checks_compat.C
     ``value`` is held, so that its identity is not given to another. Values that may change while they
     are the same object, which is all but specs and meshes, are checked every time.
     """
-    if isinstance(value, types.DTensorSpec):
+    if isinstance(value, dtensor_specs.DTensorSpec):
         return checks_compat.same_or(value, check)
     if isinstance(value, DeviceMesh):  # those that count as equal may have other groups
         return lambda now: now is value or check(now)
@@ -63,7 +58,7 @@ def lighten() -> dict[Any, object]:
 
     Returns what settled cells of hooks' closures hold, by their sources.
     """
-    guards = guard_managers.guards()
+    guards = dynamo_guards.guards()
     if guards is None:
         return {}
     own = {id(guard) for guard in guards.inner if is_on_own_code(guard)}
@@ -80,17 +75,17 @@ def lighten() -> dict[Any, object]:
         if checks:
             last, check = checks.popitem()
             checks[last] = lambda value: closures.are_as_they_were() and check(value)
-        guard_managers.replace(guards, dropped, checks)
+        dynamo_guards.replace(guards, dropped, checks)
     return closures.contents
 
 
 def _meshes_of_specs(guards: Any) -> set[int]:
     """Guards on the mesh of a DTensor whose spec is guarded, which compares the mesh."""
     specs = {
-        guard_managers.owner(each) for each in guards.inner if guard_managers.is_on(each, "_spec")
+        dynamo_guards.owner(each) for each in guards.inner if dynamo_guards.is_on(each, "_spec")
     }
     return {
         id(guard)
         for guard in guards.inner
-        if guard_managers.is_on(guard, "device_mesh") and guard_managers.owner(guard) in specs
+        if dynamo_guards.is_on(guard, "device_mesh") and dynamo_guards.owner(guard) in specs
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_dist.torch_compat.dynamo import graph_inputs
+from dynamo_dist.torch_compat import dynamo_building
 
 
 def merge_inputs(
@@ -22,12 +22,12 @@ def merge_inputs(
     ``known``: sources that are guarded by identity, with what they are.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    if len(placeholders) != len(inputs) or not graph_inputs.inputs_follow(gm):
+    if len(placeholders) != len(inputs) or not dynamo_building.inputs_follow(gm):
         return list(inputs)
     first: dict[int, fx.Node] = {}
     left = []
     for node, given in zip(placeholders, inputs, strict=True):
-        source = graph_inputs.source_of_input(node)
+        source = dynamo_building.source_of_input(node)
         held = known.get(source) if source is not None else None
         kept = node if held is None else first.setdefault(id(held), node)
         if kept is node:

@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from dynamo_dist.run.closures import are
-from dynamo_dist.torch_compat.dynamo import checks as checks_compat
-from dynamo_dist.torch_compat.dynamo import guard_managers
+from dynamo_dist.torch_compat import dynamo_guards
+from dynamo_dist.torch_compat import dynamo_guards as checks_compat
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_DICTS = (*_HOOKS, "_forward_hooks_always_called")
+_MODULE_HOOKS_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_DICTS = (*_MODULE_HOOKS_HOOKS, "_forward_hooks_always_called")
 
 
 class ModuleHooks:
@@ -33,16 +33,16 @@ class ModuleHooks:
         self.checks: dict[Any, checks_compat.Check] = {}
         self.replaced: set[Any] = set()
         self.implied: set[int] = set()
-        if guard_managers.dict_version is None:
+        if dynamo_guards.dict_version is None:
             return
         below: dict[Any, list[Any]] = defaultdict(list)
         for guard in guards:
-            held_by = guard_managers.attribute_above(guard.originating_source, _DICTS)
+            held_by = dynamo_guards.attribute_above(guard.originating_source, _DICTS)
             if held_by is not None:
                 below[held_by.base].append(guard)
         sources: dict[Any, list[Any]] = defaultdict(list)
         for source in hooks:
-            sources[guard_managers.attribute_above(source, _DICTS).base].append(source)
+            sources[dynamo_guards.attribute_above(source, _DICTS).base].append(source)
         for owner, those in sources.items():
             if all(map(_is_on_dictionary, below[owner])):
                 self._add(owner, {source: hooks[source] for source in those}, below[owner])
@@ -51,9 +51,9 @@ class ModuleHooks:
         self, owner: Any, hooks: Mapping[Any, checks_compat.Check], under: Sequence[Any]
     ) -> None:
         try:
-            module = guard_managers.value_of_source(owner)
+            module = dynamo_guards.value_of_source(owner)
             checks = {
-                id(guard_managers.value_of_source(source)): check for source, check in hooks.items()
+                id(dynamo_guards.value_of_source(source)): check for source, check in hooks.items()
             }
         except LookupError:
             return
@@ -66,17 +66,17 @@ class ModuleHooks:
 
 
 def _is_on_dictionary(guard: Any) -> bool:
-    return guard_managers.is_on_size_or_type(guard) and any(
-        guard_managers.is_on(guard, name) for name in _DICTS
+    return dynamo_guards.is_on_size_or_type(guard) and any(
+        dynamo_guards.is_on(guard, name) for name in _DICTS
     )
 
 
 def _hooks(module: Any) -> list[list[Any]]:
-    return [list(getattr(module, name).values()) for name in _HOOKS]
+    return [list(getattr(module, name).values()) for name in _MODULE_HOOKS_HOOKS]
 
 
 def _versions(module: Any) -> tuple[int, int, int]:
-    version = guard_managers.dict_version
+    version = dynamo_guards.dict_version
     return (
         version(module._forward_hooks),
         version(module._forward_pre_hooks),

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import types
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import frames
+from dynamo_dist.torch_compat import dynamo_frames
+from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.ranks import decision
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ _told: set[int] = set()
 def changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
     return [
-        *frames.ask_before_giving_up(stays_compiled),
-        *frames.on_what_is_left_to_python(left_to_python, stays_in_python),
+        *dynamo_frames.ask_before_giving_up(stays_compiled),
+        *dynamo_frames.on_what_is_left_to_python(left_to_python, stays_in_python),
     ]
 
 

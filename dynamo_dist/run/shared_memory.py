@@ -11,7 +11,7 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.torch_compat.overlap import may_overlap
+from dynamo_dist.torch_compat.dtensor_specs import may_overlap
 
 _CALLS = ("call_function", "call_method")
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.aot import wrapping
-from dynamo_dist.torch_compat.changes import Change, OwnState
+from dynamo_dist.torch_compat import aot_runtime
+from dynamo_dist.torch_compat.patching import Change, OwnState
 
 # Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
 # plugin is disabled, all are dropped.
@@ -32,9 +32,9 @@ class _Made(NamedTuple):
 _made: dict[int, _Made] = {}
 
 
-def changes() -> list[Change]:
+def wrapping_changes() -> list[Change]:
     """List the changes to apply while the plugin is enabled."""
-    return [wrapping.wrap_with(unflatten), _Forget()]
+    return [aot_runtime.wrap_with(unflatten), _Forget()]
 
 
 class _Forget(OwnState):
@@ -53,7 +53,7 @@ def unflatten(
     outer_size: Any,
     outer_stride: Any,
     *,
-    stock: Callable[..., DTensor] = wrapping.stock_unflatten,
+    stock: Callable[..., DTensor] = aot_runtime.stock_unflatten,
 ) -> DTensor:
     """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``stock``.
 
@@ -68,7 +68,7 @@ def unflatten(
         and known.size == outer_size
         and known.stride == outer_stride
     ):
-        return wrapping.dtensor(
+        return aot_runtime.dtensor(
             inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
         )
     made = stock(inner_tensors, flatten_spec, outer_size, outer_stride)

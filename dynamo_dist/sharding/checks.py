@@ -11,14 +11,16 @@ from torch.distributed.tensor import Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import shapes_and_placements, tensor_strategies
-from dynamo_dist.torch_compat.dtensor import calls, operators, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 
-def checked(op: types.OpOverload, function: calls.Strategy) -> calls.Strategy:
+def checked(
+    op: dtensor_specs.OpOverload, function: dtensor_dispatch.Strategy
+) -> dtensor_dispatch.Strategy:
     """``function`` with its results checked; raises StrategyError for what cannot be right."""
 
     @functools.wraps(function)
-    def decide(schema: types.OpSchema) -> Any:
+    def decide(schema: dtensor_specs.OpSchema) -> Any:
         inputs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
         try:
             found = function(schema)
@@ -30,11 +32,11 @@ def checked(op: types.OpOverload, function: calls.Strategy) -> calls.Strategy:
                 "It must give an OpStrategy for every layout.",
                 "Let it offer the spec in which all is replicated where it knows no other.",
             ) from error
-        if isinstance(found, types.TupleStrategy):
+        if isinstance(found, dtensor_specs.TupleStrategy):
             for child in found.children:
                 _check_meshes(op, child, inputs)
             return found
-        if not isinstance(found, types.OpStrategy) or not found.strategies:
+        if not isinstance(found, dtensor_specs.OpStrategy) or not found.strategies:
             raise StrategyError(
                 f"The strategy of {op} returned {found!r} for {shapes_and_placements(inputs)}.",
                 "It must return an OpStrategy with at least one OpSpec, or a TupleStrategy.",
@@ -50,7 +52,7 @@ def checked(op: types.OpOverload, function: calls.Strategy) -> calls.Strategy:
     return decide
 
 
-def _check_meshes(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
+def _check_meshes(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
     meshes = [spec.mesh for spec in inputs]
     for each in found.strategies:
         for spec in (*_outputs(each), *(each.input_specs or ())):
@@ -63,7 +65,7 @@ def _check_meshes(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> No
                 )
 
 
-def _check_numbers(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
+def _check_numbers(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
     returns = [str(each.type) for each in op._schema.returns]
     outputs = _outputs(found)
     if not any("List" in each for each in returns):
@@ -84,7 +86,7 @@ def _check_numbers(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> N
         )
 
 
-def _check_dims(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
+def _check_dims(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[Any]) -> None:
     for spec, now in zip(found.input_specs or (), inputs, strict=False):
         if len(spec.placements) != spec.mesh.ndim:
             raise StrategyError(
@@ -104,20 +106,20 @@ def _check_dims(op: types.OpOverload, found: Any, inputs: Sequence[Any]) -> None
 
 
 def _check_shapes(
-    op: types.OpOverload, schema: types.OpSchema, found: Any, inputs: Sequence[Any]
+    op: dtensor_specs.OpOverload, schema: dtensor_specs.OpSchema, found: Any, inputs: Sequence[Any]
 ) -> None:
     """On the first and on the last rank, whose parts are the largest and the smallest."""
-    if operators.adjusts_shapes(op) or any(
+    if dtensor_dispatch.adjusts_shapes(op) or any(
         not isinstance(size, int) for spec in inputs for size in spec.shape
     ):
         return
-    whole = operators.shapes_of_results(schema, [tuple(spec.shape) for spec in inputs])
+    whole = dtensor_dispatch.shapes_of_results(schema, [tuple(spec.shape) for spec in inputs])
     if whole is None:
         return
     for each, last in itertools.product(found.strategies, (False, True)):
         specs = each.input_specs or [each.output_spec] * len(inputs)
         parts = [_part(now.shape, spec, last) for now, spec in zip(inputs, specs, strict=True)]
-        local = operators.shapes_of_results(schema, parts)
+        local = dtensor_dispatch.shapes_of_results(schema, parts)
         outputs = _outputs(each)
         if local is None or len(local) != len(outputs) or len(whole) != len(outputs):
             continue

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls, operators, specs, strategies, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
+from dynamo_dist.torch_compat.patching import Change
 
 # Element by element, each result of its input's shape.
 ELEMENTWISE = (
@@ -44,22 +44,28 @@ NAMESPACES = (
 LINEAR = ("sum", "avg")
 
 
-def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The collective on local tensors; raises StrategyError where the result would be none of the whole."""
-    given = [each for each in calls.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
-    ranks, reduction = specs.group_and_reduction(op, args, kwargs)
+    given = [
+        each for each in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)
+    ]
+    ranks, reduction = dtensor_specs.group_and_reduction(op, args, kwargs)
     for tensor in given:
-        if ranks is None or not specs.is_beside(tensor.device_mesh, ranks):
+        if ranks is None or not dtensor_specs.is_beside(tensor.device_mesh, ranks):
             refuse(op, tensor, "on a group that is not beside its mesh")
         if reduction not in (None, *LINEAR) and any(map(_is_pending, tensor.placements)):
             refuse(op, tensor, f"with {reduction}, of which no part is known yet")
     return on_local_tensors(op, args, kwargs)
 
 
-def on_local_tensors(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_local_tensors(
+    op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Results are laid out as the DTensors in their order; what is written to is what was given."""
-    given = [each for each in calls.tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
-    local = calls.tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
+    given = [
+        each for each in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)
+    ]
+    local = dtensor_dispatch.tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
     results = op(*local[0], **local[1])
     before, in_order = {id(each._local_tensor): each for each in given}, iter(given)
 
@@ -67,15 +73,15 @@ def on_local_tensors(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[s
         like = next(in_order)
         if id(result) in before:
             return before[id(result)]
-        placed: DTensor = specs.wrap(
+        placed: DTensor = dtensor_specs.wrap(
             result, like.device_mesh, like.placements, like._spec.tensor_meta
         )
         return placed
 
-    return calls.tree_map_only(torch.Tensor, wrapped, results)
+    return dtensor_dispatch.tree_map_only(torch.Tensor, wrapped, results)
 
 
-def refuse(op: types.OpOverload, tensor: DTensor, where: str) -> None:
+def refuse(op: dtensor_specs.OpOverload, tensor: DTensor, where: str) -> None:
     """Raises StrategyError for the collective ``op`` on ``tensor``."""
     raise StrategyError(
         f"{op} cannot run on a DTensor in {tensor.placements} of {tensor.device_mesh} {where}.",
@@ -97,13 +103,13 @@ def changes() -> list[Change]:
         *(
             change
             for name in ELEMENTWISE
-            for op in operators.overloads(name)
-            for change in strategies.on_dispatch(op, handler)
+            for op in dtensor_dispatch.overloads(name)
+            for change in dtensor_strategies.on_dispatch(op, handler)
         ),
         *(
             change
             for name in WAITS
-            for op in operators.overloads(name)
-            for change in strategies.on_dispatch(op, on_local_tensors)
+            for op in dtensor_dispatch.overloads(name)
+            for change in dtensor_strategies.on_dispatch(op, on_local_tensors)
         ),
     ]

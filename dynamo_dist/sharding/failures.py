@@ -13,25 +13,30 @@ from typing import Any
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import shapes_and_placements, tensor_strategies
-from dynamo_dist.torch_compat.dtensor import calls, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 # What a strategy says when it does not decide, and what sizes that are not known yet make of it.
-UNDECIDED = (NotImplementedError, Decompose, StrategyError, types.GuardOnDataDependentSymNode)
+UNDECIDED = (
+    NotImplementedError,
+    Decompose,
+    StrategyError,
+    dtensor_specs.GuardOnDataDependentSymNode,
+)
 
 
-def of_torch(decide: calls.Strategy) -> calls.Strategy:
+def of_torch(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """``decide`` of torch, whose errors say that it does not know the layout."""
 
-    def undecided(schema: types.OpSchema, error: Exception) -> Exception:
+    def undecided(schema: dtensor_specs.OpSchema, error: Exception) -> Exception:
         return NotImplementedError(f"torch's strategy of {schema.op}: {error}")
 
     return _asked(decide, undecided)
 
 
-def of_ours(decide: calls.Strategy) -> calls.Strategy:
+def of_ours(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it fails."""
 
-    def failure(schema: types.OpSchema, error: Exception) -> Exception:
+    def failure(schema: dtensor_specs.OpSchema, error: Exception) -> Exception:
         specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]
         return StrategyError(
             f"{decide.__module__}.{decide.__qualname__}, which decides for {schema.op}, failed for "
@@ -45,10 +50,11 @@ def of_ours(decide: calls.Strategy) -> calls.Strategy:
 
 
 def _asked(
-    decide: calls.Strategy, described: Callable[[types.OpSchema, Exception], Exception]
-) -> calls.Strategy:
+    decide: dtensor_dispatch.Strategy,
+    described: Callable[[dtensor_specs.OpSchema, Exception], Exception],
+) -> dtensor_dispatch.Strategy:
     @functools.wraps(decide)
-    def asked(schema: types.OpSchema) -> Any:
+    def asked(schema: dtensor_specs.OpSchema) -> Any:
         try:
             return decide(schema)
         except UNDECIDED:

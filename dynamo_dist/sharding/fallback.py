@@ -18,14 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import collectives, gathered
-from dynamo_dist.torch_compat import custom_operators
-from dynamo_dist.torch_compat.aot import backward
-from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
+from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_specs
 
 log = logging.getLogger(__name__)
 
-_warned: set[types.OpOverload] = set()
-_decomposing: ContextVar[frozenset[types.OpOverload]] = ContextVar(
+_warned: set[dtensor_specs.OpOverload] = set()
+_decomposing: ContextVar[frozenset[dtensor_specs.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
 
@@ -42,7 +40,7 @@ class Decompose(Exception):
 
 
 def instead(
-    error: Exception, op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    error: Exception, op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of a call for which no strategy decided, which ``error`` says.
 
@@ -60,12 +58,12 @@ def instead(
         raise error
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise random(op, args, kwargs) from error
-    function = None if writes_or_views(op) else operators.decomposition(op)
+    function = None if writes_or_views(op) else dtensor_dispatch.decomposition(op)
     # Some decompositions come back to the operator, of which gathering is the way out.
     if function is not None and op not in (active := _decomposing.get()):
         token = _decomposing.set(active | {op})
         try:
-            with backward.plain_tensors_are_replicas():
+            with aot_gradients.plain_tensors_are_replicas():
                 found = function(*args, **kwargs)
         except StrategyError:
             raise
@@ -94,21 +92,21 @@ def instead(
             op,
             layouts(args, kwargs),
         )
-    before = specs.random_states()
+    before = dtensor_specs.random_states()
     results = gathered.run(op, args, kwargs)
-    if not specs.are_same_states(before, specs.random_states()):
+    if not dtensor_specs.are_same_states(before, dtensor_specs.random_states()):
         raise random(op, args, kwargs)  # an operator of others without the tag that says so
     return results
 
 
-def is_known(op: types.OpOverload) -> bool:
+def is_known(op: dtensor_specs.OpOverload) -> bool:
     """Return whether the schema of ``op`` is one that torch checks."""
     if op.namespace in collectives.NAMESPACES:
         return False  # torch makes one of them with torch.library.custom_op
-    return op.namespace in ("aten", "prims") or custom_operators.is_custom_op(op._schema.name)
+    return op.namespace in ("aten", "prims") or dtensor_dispatch.is_custom_op(op._schema.name)
 
 
-def random(op: types.OpOverload, args: Any, kwargs: Any) -> StrategyError:
+def random(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> StrategyError:
     """The error for a random operator that has no strategy."""
     return StrategyError(
         f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
@@ -118,12 +116,12 @@ def random(op: types.OpOverload, args: Any, kwargs: Any) -> StrategyError:
     )
 
 
-def writes_or_views(op: types.OpOverload) -> bool:
+def writes_or_views(op: dtensor_specs.OpOverload) -> bool:
     """Return whether results of ``op`` share memory with its arguments."""
     return any(argument.alias_info is not None for argument in op._schema.arguments)
 
 
 def layouts(args: Any, kwargs: Any) -> str:
     """The placements of the DTensors among the arguments, in order."""
-    leaves = calls.tree_leaves((args, kwargs))
+    leaves = dtensor_dispatch.tree_leaves((args, kwargs))
     return ", ".join(str(leaf.placements) for leaf in leaves if isinstance(leaf, DTensor))

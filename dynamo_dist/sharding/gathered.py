@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.dtensor import calls, specs, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 # In-place operators that give nothing negative: of anything, of nothing negative, and of nothing negative
 # with numbers none of which is.
@@ -20,7 +20,7 @@ _NOT_OF_ITSELF = frozenset(
 _NOT_WITH_SUCH = frozenset("add_ mul_ div_ clamp_ clamp_min_ clamp_max_ fill_".split())
 
 
-def run(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``op`` with each DTensor gathered; results are replicated, arguments written to keep their layout.
 
     Raises StrategyError for tensors of two meshes, and for a plain tensor among DTensors.
@@ -33,7 +33,7 @@ def run(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return value.redistribute(placements=everywhere)._local_tensor
         return value
 
-    local_args, local_kwargs = calls.tree_map(whole, (args, kwargs))
+    local_args, local_kwargs = dtensor_dispatch.tree_map(whole, (args, kwargs))
     results = op(*local_args, **local_kwargs)
     written = _write_back(op, args, kwargs, local_args, local_kwargs)
 
@@ -42,15 +42,17 @@ def run(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             return value
         if id(value) in written:
             return written[id(value)]
-        meta = types.TensorMeta(value.shape, value.stride(), value.dtype)
-        return specs.wrap(value, mesh, everywhere, meta)
+        meta = dtensor_specs.TensorMeta(value.shape, value.stride(), value.dtype)
+        return dtensor_specs.wrap(value, mesh, everywhere, meta)
 
-    return calls.tree_map(wrapped, results)
+    return dtensor_dispatch.tree_map(wrapped, results)
 
 
-def mesh_of(op: types.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
+def mesh_of(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
     """The mesh of the DTensors among the arguments."""
-    tensors = [v for v in calls.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
+    tensors = [
+        v for v in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)
+    ]
     meshes = {t.device_mesh: t for t in tensors if isinstance(t, DTensor)}
     if len(meshes) > 1:
         raise StrategyError(
@@ -62,7 +64,7 @@ def mesh_of(op: types.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
 
 
 def _write_back(
-    op: types.OpOverload, args: Any, kwargs: Any, local_args: Any, local_kwargs: Any
+    op: dtensor_specs.OpOverload, args: Any, kwargs: Any, local_args: Any, local_kwargs: Any
 ) -> dict[int, DTensor]:
     """Give what was written to back to its DTensor; the DTensors by the tensor that was written to."""
     written = {}
@@ -73,7 +75,7 @@ def _write_back(
             before, after = args[at], local_args[at]
         else:
             before, after = kwargs.get(argument.name), local_kwargs.get(argument.name)
-        before, after = calls.tree_leaves(before), calls.tree_leaves(after)
+        before, after = dtensor_dispatch.tree_leaves(before), dtensor_dispatch.tree_leaves(after)
         for target, local in zip(before, after, strict=True):
             if not isinstance(target, DTensor):
                 continue
@@ -81,13 +83,13 @@ def _write_back(
             _check_norm(op, target, (args, kwargs))
             if target._local_tensor is not local:
                 mesh = target.device_mesh
-                part = specs.relayout(local, mesh, [Replicate()] * mesh.ndim, target._spec)
+                part = dtensor_specs.relayout(local, mesh, [Replicate()] * mesh.ndim, target._spec)
                 target._local_tensor.copy_(part)
             written[id(local)] = target
     return written
 
 
-def _check_writable(op: types.OpOverload, target: DTensor, local: torch.Tensor) -> None:
+def _check_writable(op: dtensor_specs.OpOverload, target: DTensor, local: torch.Tensor) -> None:
     if target.shape != local.shape:
         raise StrategyError(
             f"{op} would change the shape of a DTensor in place, from {tuple(target.shape)} to "
@@ -97,12 +99,16 @@ def _check_writable(op: types.OpOverload, target: DTensor, local: torch.Tensor) 
         )
 
 
-def _check_norm(op: types.OpOverload, target: DTensor, given: Any) -> None:
+def _check_norm(op: dtensor_specs.OpOverload, target: DTensor, given: Any) -> None:
     """A norm is kept in parts whose powers are summed up: no part can say that it is negative."""
-    if not any(specs.is_norm(each) for each in target.placements):
+    if not any(dtensor_specs.is_norm(each) for each in target.placements):
         return
     name = op._schema.name.partition("::")[2].removeprefix("_foreach_")
-    others = [each for each in calls.tree_leaves(given) if each is not target and each is not None]
+    others = [
+        each
+        for each in dtensor_dispatch.tree_leaves(given)
+        if each is not target and each is not None
+    ]
     if name in _NEVER_NEGATIVE | _NOT_OF_ITSELF or (
         name in _NOT_WITH_SUCH and all(_is_not_negative(each) for each in others)
     ):
@@ -116,5 +122,5 @@ def _check_norm(op: types.OpOverload, target: DTensor, given: Any) -> None:
 
 def _is_not_negative(value: Any) -> bool:
     if isinstance(value, DTensor):
-        return any(specs.is_norm(each) for each in value.placements)
+        return any(dtensor_specs.is_norm(each) for each in value.placements)
     return isinstance(value, (int, float)) and value >= 0

@@ -10,17 +10,23 @@ from dynamo_dist import switch
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import checks
 from dynamo_dist.sharding.rows import Call, Row, Rows, strategy
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls, strategies, types
-from dynamo_dist.torch_compat.dynamo import compiler
+from dynamo_dist.torch_compat import (
+    dtensor_dispatch,
+    dtensor_specs,
+    dtensor_strategies,
+    dynamo_compiler,
+)
+from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.plugins import digest_of_sources
 
 __all__ = ["Call", "Row", "register_rows", "register_strategy"]
 
-registered: dict[types.OpOverload, tuple[calls.Strategy, types.RuntimeSchemaInfo]] = {}
+registered: dict[
+    dtensor_specs.OpOverload, tuple[dtensor_dispatch.Strategy, dtensor_specs.RuntimeSchemaInfo]
+] = {}
 
 
-def register_rows(op: types.OpOverload, rows: Rows, *, any_part: bool = False) -> Rows:
+def register_rows(op: dtensor_specs.OpOverload, rows: Rows, *, any_part: bool = False) -> Rows:
     """Have ``rows(call)`` list how ``op`` runs on one mesh dimension; its strategy is made of that.
 
     A row is ``call.row([Shard(0)], x=Shard(0))``: the placement of each result, and by name of the tensor
@@ -37,12 +43,12 @@ def register_rows(op: types.OpOverload, rows: Rows, *, any_part: bool = False) -
 
 
 def register_strategy(
-    op: types.OpOverload,
+    op: dtensor_specs.OpOverload,
     *,
     static_argnum: int | None = None,
     static_kwargkey: Sequence[str] | None = None,
     needs_pytree: bool | None = None,
-) -> Callable[[calls.Strategy], calls.Strategy]:
+) -> Callable[[dtensor_dispatch.Strategy], dtensor_dispatch.Strategy]:
     """Have the decorated function decide how ``op`` runs on DTensors, now and after each ``enable()``.
 
     The function takes torch's ``OpSchema`` (global shapes and present layouts) and returns an
@@ -56,21 +62,21 @@ def register_strategy(
     the compile caches. Raises StrategyError if ``op`` is no overload, or if eager would ask another
     strategy nevertheless.
     """
-    if not isinstance(op, types.OpOverload):
+    if not isinstance(op, dtensor_specs.OpOverload):
         raise StrategyError(
             f"A strategy is registered for an overload of an operator, but got {op!r}.",
             "A layout is decided for one signature.",
             "Name the overload, e.g. torch.ops.mylib.scale.default.",
         )
 
-    def register(function: calls.Strategy) -> calls.Strategy:
-        inferred = strategies.schema_info(op)
-        info = types.RuntimeSchemaInfo(
+    def register(function: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
+        inferred = dtensor_strategies.schema_info(op)
+        info = dtensor_specs.RuntimeSchemaInfo(
             inferred.static_argnum if static_argnum is None else static_argnum,
             inferred.static_kwargkey if static_kwargkey is None else list(static_kwargkey),
             inferred.needs_pytree if needs_pytree is None else needs_pytree,
         )
-        with compiler.compile_lock:
+        with dynamo_compiler.compile_lock:
             registered[op] = (checks.checked(op, function), info)
             if switch.is_enabled():
                 switch.apply(changes([op]))
@@ -79,17 +85,17 @@ def register_strategy(
     return register
 
 
-def changes(ops: Sequence[types.OpOverload] | None = None) -> list[Change]:
+def changes(ops: Sequence[dtensor_specs.OpOverload] | None = None) -> list[Change]:
     """List the changes that enabling makes for the registered strategies, of these operators or of all."""
-    found: list[Change] = [strategies.ClearCaches()]
+    found: list[Change] = [dtensor_strategies.ClearCaches()]
     for op in registered if ops is None else ops:
         function, info = registered[op]
         found += [
-            *strategies.on_strategy(op, function, info),
-            strategies.ProveAsked(op, function),
-            compiler.CacheKeyTag(f"-{_digest(op, function)}"),
+            *dtensor_strategies.on_strategy(op, function, info),
+            dtensor_strategies.ProveAsked(op, function),
+            dynamo_compiler.CacheKeyTag(f"-{_digest(op, function)}"),
         ]
-    return [*found, strategies.ClearCaches()]
+    return [*found, dtensor_strategies.ClearCaches()]
 
 
 def digests() -> dict[str, str]:
@@ -97,7 +103,7 @@ def digests() -> dict[str, str]:
     return {str(op): _digest(op, function) for op, (function, _) in registered.items()}
 
 
-def _digest(op: types.OpOverload, function: calls.Strategy) -> str:
+def _digest(op: dtensor_specs.OpOverload, function: dtensor_dispatch.Strategy) -> str:
     function = inspect.unwrap(function)
     try:
         source = inspect.getsource(function)

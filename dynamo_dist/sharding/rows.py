@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.dtensor import calls, types
-from dynamo_dist.torch_compat.dtensor import specs as specs_compat
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
+from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 
 # A placement for each tensor result, then for each tensor argument; None for a result that is None.
 Row = tuple[Placement | None, ...]
@@ -34,7 +34,7 @@ class Call:
     TensorMeta (global shape, strides, dtype) for each tensor. ``tensors`` are those in order.
     """
 
-    op: types.OpOverload
+    op: dtensor_specs.OpOverload
     args: dict[str, Any]
     tensors: tuple[Any, ...]
     results: int
@@ -51,21 +51,23 @@ class Call:
                 "A row places arguments by the names of the operator's schema.",
                 f"Write them as in {self.op._schema}.",
             )
-        present = [name for name, value in self.args.items() if isinstance(value, types.TensorMeta)]
+        present = [
+            name for name, value in self.args.items() if isinstance(value, dtensor_specs.TensorMeta)
+        ]
         return (*results, *(arguments.get(name, R) for name in present))
 
 
 Rows = Callable[[Call], list[Row]]
 
 
-def strategy(rows: Rows, any_part: bool = False) -> calls.Strategy:
+def strategy(rows: Rows, any_part: bool = False) -> dtensor_dispatch.Strategy:
     """The strategy that allows ``rows`` and all replicated, on each mesh dimension.
 
     any_part: the rows hold whichever elements a rank has, as long as it has the same of every argument:
     none at all, or those of a strided shard, as the weights of tensor and data parallelism have it.
     """
 
-    def decide(schema: types.OpSchema) -> types.OpStrategy:
+    def decide(schema: dtensor_specs.OpSchema) -> dtensor_specs.OpStrategy:
         inputs = tensor_strategies(schema)
         call = call_of(schema, inputs)
         return expand(
@@ -75,14 +77,14 @@ def strategy(rows: Rows, any_part: bool = False) -> calls.Strategy:
     return functools.wraps(rows)(decide)
 
 
-def tensor_strategies(schema: types.OpSchema) -> list[types.OpStrategy]:
+def tensor_strategies(schema: dtensor_specs.OpSchema) -> list[dtensor_specs.OpStrategy]:
     """The tensor arguments, those inside lists among them, in order."""
-    found: list[types.OpStrategy] = []
+    found: list[dtensor_specs.OpStrategy] = []
     for value in (*schema.args_schema, *schema.kwargs_schema.values()):
-        children = value.children if isinstance(value, types.TupleStrategy) else [value]
+        children = value.children if isinstance(value, dtensor_specs.TupleStrategy) else [value]
         if isinstance(value, (list, tuple)):
             children = list(value)
-        found += [child for child in children if isinstance(child, types.OpStrategy)]
+        found += [child for child in children if isinstance(child, dtensor_specs.OpStrategy)]
     return found
 
 
@@ -91,13 +93,13 @@ def shapes_and_placements(specs: Sequence[Any]) -> str:
     return ", ".join(f"{tuple(spec.shape)} in {spec.placements}" for spec in specs)
 
 
-def call_of(schema: types.OpSchema, inputs: Sequence[types.OpStrategy]) -> Call:
+def call_of(schema: dtensor_specs.OpSchema, inputs: Sequence[dtensor_specs.OpStrategy]) -> Call:
     """The call without its layouts."""
 
     def meta(value: object) -> object:
-        if isinstance(value, types.OpStrategy):
+        if isinstance(value, dtensor_specs.OpStrategy):
             return value.strategies[0].output_spec.tensor_meta
-        if isinstance(value, types.TupleStrategy):
+        if isinstance(value, dtensor_specs.TupleStrategy):
             return [meta(child) for child in value.children]
         return [meta(child) for child in value] if isinstance(value, (list, tuple)) else value
 
@@ -112,12 +114,12 @@ def call_of(schema: types.OpSchema, inputs: Sequence[types.OpStrategy]) -> Call:
 
 
 def expand(
-    schema: types.OpSchema,
-    inputs: Sequence[types.OpStrategy],
+    schema: dtensor_specs.OpSchema,
+    inputs: Sequence[dtensor_specs.OpStrategy],
     rows: Sequence[Row],
     call: Call,
     any_part: bool,
-) -> types.OpStrategy:
+) -> dtensor_specs.OpStrategy:
     """Every combination of rows over the mesh in which each rank holds a part of every sharded input.
 
     Where rows hold for ``any_part``, an input that stays as it is may be so sharded that some hold nothing.
@@ -154,7 +156,7 @@ def expand(
         ]
         outputs = tuple(None if None in each else specs_compat.spec(mesh, each) for each in results)
         found.append(
-            types.OpSpec(
+            dtensor_specs.OpSpec(
                 output_specs=outputs if len(outputs) != 1 else outputs[0],
                 input_specs=specs,
                 redistribute_cost=[
@@ -167,7 +169,7 @@ def expand(
         raise NotImplementedError(
             f"{schema.op} keeps arguments where they are: {[each.placements for each in current]}"
         )
-    return types.OpStrategy(found)
+    return dtensor_specs.OpStrategy(found)
 
 
 def _strided(rows: Sequence[Row], placements: Sequence[Placement]) -> list[Row]:
@@ -193,7 +195,9 @@ def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -
     )
 
 
-def _fixed(schema: types.OpSchema, inputs: Sequence[types.OpStrategy]) -> tuple[list[int], int]:
+def _fixed(
+    schema: dtensor_specs.OpSchema, inputs: Sequence[dtensor_specs.OpStrategy]
+) -> tuple[list[int], int]:
     """Positions of the tensor arguments that stay where they are, and how many of them are written to.
 
     Torch redistributes neither what an operator writes to nor arguments given by name.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat.changes import Change, SetAttribute
-from dynamo_dist.torch_compat.dtensor import specs
+from dynamo_dist.torch_compat import dtensor_specs
+from dynamo_dist.torch_compat.patching import Change, SetAttribute
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 # Ends of names of what changes a tensor in place but writes none of its elements.
@@ -39,7 +39,7 @@ def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
 def is_cut_off(view: DTensor) -> bool:
     """Return whether a view of a DTensor has memory of its own."""
     base = view._base
-    return isinstance(base, DTensor) and not specs.share_memory(
+    return isinstance(base, DTensor) and not dtensor_specs.share_memory(
         view._local_tensor, base._local_tensor
     )
 
@@ -102,7 +102,7 @@ def methods() -> list[str]:
     return [name for name in found if hasattr(torch.Tensor, name)]
 
 
-def changes() -> list[Change]:
+def writes_changes() -> list[Change]:
     """List the changes that enabling makes for DTensor's writes."""
     return [
         *(SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name))) for name in methods()),

@@ -10,7 +10,7 @@ import torch._C._distributed_c10d as _distributed_c10d
 import torch.distributed.distributed_c10d as _c10d
 import torch.distributed.nn.functional as _nn_functional
 
-from dynamo_dist.torch_compat.changes import has
+from dynamo_dist.torch_compat.patching import has
 
 # The group registered under a name; raises if there is none.
 resolve_process_group: Callable[[str], Any] = vars(_c10d)["_resolve_process_group"]

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES
 from torch.distributed._composable.replicate import _ReplicateState, replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute
+from dynamo_dist.torch_compat.patching import Change, WrapAttribute
 
 FORWARD: Any = DistributedDataParallel.forward
 ReplicateState = _ReplicateState

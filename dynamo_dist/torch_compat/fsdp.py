@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState as _Sha
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
 from torch.distributed.tensor import DTensor, Placement
 
-from dynamo_dist.torch_compat.changes import Change, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Change, WrapAttribute, has
 
 PRE_FORWARD: Any = FSDPState._pre_forward
 POST_FORWARD: Any = FSDPState._post_forward

@@ -57,7 +57,7 @@ def test_a_block_that_raises_restores_too():
 
 
 def test_a_change_that_fails_undoes_the_others(torch_tables, monkeypatch):
-    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.torch_compat import dynamo_compiler
 
     torch_tables.settle()
     before = torch_tables.snapshot()
@@ -66,7 +66,7 @@ def test_a_change_that_fails_undoes_the_others(torch_tables, monkeypatch):
         raise KeyError("cache_key_tag")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compiler.CacheKeyTag, "apply", fail)
+        patched.setattr(dynamo_compiler.CacheKeyTag, "apply", fail)
         with pytest.raises(ActivationError) as caught:
             dynamo_dist.enable()
     assert str(caught.value).startswith(
@@ -121,17 +121,17 @@ def test_what_another_has_wrapped_since_stays_and_is_named(torch_tables):
 
 
 def test_a_change_that_cannot_be_undone_is_named(monkeypatch):
-    from dynamo_dist.torch_compat.dynamo import compiler
+    from dynamo_dist.torch_compat import dynamo_compiler
 
     dynamo_dist.enable()
-    undo = compiler.CacheKeyTag.undo
+    undo = dynamo_compiler.CacheKeyTag.undo
 
     def undo_and_fail(self):
         undo(self)
         raise RuntimeError("gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compiler.CacheKeyTag, "undo", undo_and_fail)
+        patched.setattr(dynamo_compiler.CacheKeyTag, "undo", undo_and_fail)
         with pytest.raises(
             ActivationError, match=r"^disable\(\) could not undo CacheKeyTag \(RuntimeError"
         ):

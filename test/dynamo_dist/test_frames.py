@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dynamo_dist
 from dynamo_dist import activation, switch
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.changes import SetAttribute
+from dynamo_dist.torch_compat.patching import SetAttribute
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -11,7 +11,7 @@ from dynamo_dist import inductor as inductor_backend
 from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.numerics import comparison
-from dynamo_dist.torch_compat import first_compile
+from dynamo_dist.torch_compat import dynamo_compiler
 from inductor_passes.errors import OptionError
 
 
@@ -116,7 +116,7 @@ def test_the_environment_asks(stock, monkeypatch):
 
 def test_the_first_compile_enables_where_the_environment_asks(monkeypatch):
     asked, stock = [], torch.compile
-    monkeypatch.setattr(first_compile, "before_first_compile", asked.append)
+    monkeypatch.setattr(dynamo_compiler, "before_first_compile", asked.append)
     monkeypatch.setattr(autoload, "log_names_are_in_time", lambda internal: False)
     autoload.register_log_names()
     assert asked == []
@@ -130,7 +130,7 @@ def test_the_first_compile_enables_where_the_environment_asks(monkeypatch):
         lambda: torch.compile(torch.relu),
         lambda: torch.nn.Linear(1, 1).compile(),
     ):
-        first_compile.before_first_compile(enable)
+        dynamo_compiler.before_first_compile(enable)
         early = torch.compile
         assert not dynamo_dist.is_enabled() and torch.nn.Module.compile is not in_place
         compiles()
@@ -146,7 +146,7 @@ def test_what_cannot_be_enabled_says_so_at_each_compile():
         raise ConfigError("no", "", "")
 
     stock, in_place = torch.compile, torch.nn.Module.compile
-    first_compile.before_first_compile(fail)
+    dynamo_compiler.before_first_compile(fail)
     try:
         for compile in (torch.compile, torch.compile, torch.nn.Linear(1, 1).compile):
             with pytest.raises(ConfigError):

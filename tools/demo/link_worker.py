@@ -25,7 +25,7 @@ from progress import Progress
 
 from dynamo_dist.numerics.comparison import compiled, plugin_for
 from dynamo_dist.reporting import collect
-from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
+from dynamo_dist.torch_compat.dynamo_compiler import unique_graphs
 from inductor_passes.records import GraphRecord
 from inductor_passes.testing import leave_process
 

@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.numerics.comparison import TITLES, compiled, launches_counted, plugin_for
 from dynamo_dist.reporting import Fact, RunReport, collect
-from dynamo_dist.torch_compat.dynamo.counters import unique_graphs
+from dynamo_dist.torch_compat.dynamo_compiler import unique_graphs
 from inductor_passes.report.figures import totals
 from inductor_passes.testing import leave_process
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 
-from dynamo_dist.torch_compat.first_compile import before_first_compile
+from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile
 
 FOLDER = "DYNAMO_DIST_EXPLAIN"
 BACKEND = "DYNAMO_DIST_EXPLAIN_BACKEND"
@@ -27,14 +27,14 @@ def _listen() -> None:
     """Start to listen; whatever is wrong with us, the script goes on."""
     try:
         from dynamo_dist.cli.explain.listener import Listener
-        from dynamo_dist.torch_compat import explained
+        from dynamo_dist.torch_compat import dynamo_compiler
 
         if backend := os.environ.get(BACKEND, ""):
-            explained.compile_by_default_with(backend)
+            dynamo_compiler.compile_by_default_with(backend)
         else:
             from inductor_passes.inductor.options import observer
 
-            explained.observe_inductor(observer())
+            dynamo_compiler.observe_inductor(observer())
         Listener(os.environ[FOLDER]).start()
     except Exception as error:
         log.warning("This process is not explained: %s: %s", type(error).__name__, error)

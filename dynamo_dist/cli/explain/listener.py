@@ -16,8 +16,8 @@ from dynamo_dist.cli.explain.journal import Journal
 from dynamo_dist.reporting import placements
 from dynamo_dist.reporting.collect import collect
 from dynamo_dist.reporting.records import Fact, Part
-from dynamo_dist.torch_compat import explained
-from dynamo_dist.torch_compat.dynamo.watching import SeenCompile, watch_dynamo
+from dynamo_dist.torch_compat import dynamo_compiler
+from dynamo_dist.torch_compat.dynamo_watching import SeenCompile, watch_dynamo
 from inductor_passes.report import recorder
 
 
@@ -55,7 +55,7 @@ class Listener:
     def _say_who(self) -> None:
         """A launcher's rank and number of ranks; without one the process group's, also when it is gone."""
         if dist.is_available() and dist.is_initialized():
-            self._meeting = explained.meeting_point()
+            self._meeting = dynamo_compiler.meeting_point()
             if not self._is_launched:
                 self._place = dist.get_rank(), dist.get_world_size()
         rank, size = self._place
@@ -69,7 +69,7 @@ class Listener:
 
     def _finish(self) -> None:
         self._listening.close()
-        for device, peak in explained.peak_device_bytes().items():
+        for device, peak in dynamo_compiler.peak_device_bytes().items():
             fact = Fact(f"peak memory of tensors on {device}", peak, "bytes", "measured")
             self._journal.record(fact)
         # Kibibytes, but bytes on macOS.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dynamo_dist.reporting import MergedReport, RunReport
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """``--json``, ``--html FILE``, ``--trace FILE``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument(

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.program import Access, Program, Ref, Value
-from dynamo_dist.torch_compat.dtensor import words
+from dynamo_dist.torch_compat import dtensor_placements
 from inductor_passes.cost.flops import flops, is_attention, product_shape
 from inductor_passes.cost.memory_traffic import Accesses, graph_accesses, value_behind
 
@@ -73,7 +73,7 @@ class _Layout:
         left = iter(given)
 
         def argument(leaf: Any) -> Any:
-            return next(left) if words.is_spec(leaf) else leaf
+            return next(left) if dtensor_placements.is_spec(leaf) else leaf
 
         args, kwargs = pytree.tree_map(argument, (schema.args_schema, schema.kwargs_schema))
         call = self.graph.call_function(schema.op, args, kwargs)

@@ -12,8 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dynamo_dist.program import Program
 from dynamo_dist.sharding.plan.accesses import accesses_of
 from dynamo_dist.sharding.plan.trace import Session, bracketed
-from dynamo_dist.torch_compat.aot import tracing
-from dynamo_dist.torch_compat.dtensor import words
+from dynamo_dist.torch_compat import aot_tracing, dtensor_placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ def record(gm: fx.GraphModule, inputs: Sequence[Any]) -> Recording:
     """
     session = Session()
     with session.active():
-        tracing.trace_only(bracketed(gm, inputs), inputs)
+        aot_tracing.trace_only(bracketed(gm, inputs), inputs)
     # Not while tracing, where a mesh cannot be looked at.
-    session.program.meshes.extend(words.mesh_info(mesh) for mesh in session.meshes)
+    session.program.meshes.extend(dtensor_placements.mesh_info(mesh) for mesh in session.meshes)
     session.program.accesses.extend(accesses_of(session.program, session.schemas))
     return Recording(session.program, session.schemas, session.meshes)

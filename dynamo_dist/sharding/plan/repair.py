@@ -25,9 +25,8 @@ from dynamo_dist.sharding.plan.cost import Prices
 from dynamo_dist.sharding.plan.planner import plan
 from dynamo_dist.sharding.plan.recording import record
 from dynamo_dist.sharding.plan.trace import Session, bracketed
-from dynamo_dist.torch_compat.dtensor import planning, words
-from dynamo_dist.torch_compat.dynamo.compiler import CacheKeyTag
-from dynamo_dist.torch_compat.inductor import code
+from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
+from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def compile_repaired(
     try:
         tag.apply()
         try:
-            with session.active(), code.cacheable(marked):
+            with session.active(), inductor_code.cacheable(marked):
                 compiled = compile_(bracketed(gm, inputs), inputs)
         finally:
             tag.undo()
@@ -95,7 +94,7 @@ def find_plan(
                 "The plan file %s has no plan for this graph (%s): one is added.", path, name
             )
     key = hashlib.sha256(f"{name} {rules} {prices.digest()}".encode()).hexdigest()[:32]
-    cached = os.path.join(code.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
+    cached = os.path.join(inductor_code.cache_dir(), "dynamo_dist", "plans", f"{key}.json")
     with file.one_at_a_time(cached):
         known = None
         with contextlib.suppress(PlanError):  # a file of ours that is no plan is made anew
@@ -120,7 +119,7 @@ def _keep(path: str, stored: dict[str, file.StoredPlan]) -> None:
 def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.StoredPlan | None:
     """A plan made now; None, with a warning, where there is none."""
     try:
-        with planning.remembered_ways():
+        with dtensor_planning.remembered_ways():
             recorded = record(gm, inputs)
             made = plan(recorded.program, recorded.schemas, recorded.meshes, prices)
     except PlanError as error:
@@ -145,7 +144,9 @@ def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
             said.append(f"{tuple(given.shape)} {given.dtype} {given.requires_grad}")
         if isinstance(given, DTensor):
             mesh = given.device_mesh
-            said.append(f"{given.placements} {mesh.device_type} {words.mesh_info(mesh)}")
+            said.append(
+                f"{given.placements} {mesh.device_type} {dtensor_placements.mesh_info(mesh)}"
+            )
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:24]
 
 

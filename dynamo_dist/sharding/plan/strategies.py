@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.program import Choice, MeshInfo, Program, Spec, Step, Value, stock_choice
 from dynamo_dist.sharding.plan.cost import shard_dim
-from dynamo_dist.torch_compat.dtensor import planning
+from dynamo_dist.torch_compat import dtensor_planning
 
 # Operations on more tensors than this are offered one placement at a time, and the same to all.
 MAX_OFFERS = 150
@@ -58,9 +58,11 @@ class Strategies:
         step = self.program.steps[index]
         if step.kind != "op" or choice == stock_choice(step):
             return True
-        schema = planning.with_specs(self.schemas[index], self.meshes[step.mesh], choice.inputs)
-        with planning.steered(choice):
-            return planning.propagated(schema) == choice
+        schema = dtensor_planning.with_specs(
+            self.schemas[index], self.meshes[step.mesh], choice.inputs
+        )
+        with dtensor_planning.steered(choice):
+            return dtensor_planning.propagated(schema) == choice
 
     def _products(self, index: int, values: tuple[Value, ...], mesh: MeshInfo) -> Iterator[Choice]:
         step = self.program.steps[index]
@@ -84,13 +86,13 @@ class Strategies:
         if key in self._on_line:
             return self._on_line[key]
         kind = self.meshes[step.mesh].device_type
-        line = self._lines.setdefault((kind, size), planning.line_mesh(kind, size))
+        line = self._lines.setdefault((kind, size), dtensor_planning.line_mesh(kind, size))
         found: dict[Choice, None] = {}
         info = MeshInfo((size,), (tuple(range(size)),), size)
-        with planning.known_outputs(planning.output_metas(schema)):
+        with dtensor_planning.known_outputs(dtensor_planning.output_metas(schema)):
             for offer in _offers([_specs(value, info) for value in values]):
-                asked = planning.with_specs(schema, line, offer)
-                for answer in planning.offered(asked, len(values), len(step.outputs)):
+                asked = dtensor_planning.with_specs(schema, line, offer)
+                for answer in dtensor_planning.offered(asked, len(values), len(step.outputs)):
                     if _is_plain(answer) and _fits(answer, step, values, info):
                         found[answer] = None
         choices = [

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import Choice, Program, Ref, Source, Spec, Step
-from dynamo_dist.torch_compat.dtensor import planning, words
+from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning
 
 _session: Session | None = None
 
@@ -118,7 +118,9 @@ class Session:
     def __init__(self, script: Sequence[Line] | None = None) -> None:
         self.script = script
         self.answers: dict[object, tuple[Any, Choice | None]] = {}
-        self.hook = planning.Interception(self.on_op, self.on_move, self.on_back, self.on_local)
+        self.hook = dtensor_planning.Interception(
+            self.on_op, self.on_move, self.on_back, self.on_local
+        )
         self.begin(())
 
     def begin(self, inputs: Sequence[Any]) -> None:
@@ -158,7 +160,7 @@ class Session:
         mutable = bool(op._schema.is_mutable)
         fixed = (
             self.hook.has_own_rules(op)
-            or planning.is_random(op)
+            or dtensor_planning.is_random(op)
             or any(isinstance(leaf, torch.Tensor) for leaf in others)
             or any(t.device_mesh != tensors[0].device_mesh for t in tensors)
         )
@@ -167,26 +169,34 @@ class Session:
         with self._inside():
             index, inputs, planned = self._begin_step(text, tensors)
             if planned is not None:
-                given = iter([planning.moved(t, s) for t, s in zip(tensors, planned, strict=True)])
+                given = iter(
+                    [dtensor_planning.moved(t, s) for t, s in zip(tensors, planned, strict=True)]
+                )
                 flat = [next(given) if isinstance(leaf, DTensor) else leaf for leaf in flat]
                 args, kwargs = pytree.tree_unflatten(flat, tree)
             schema = choice = None
             if self.script is None and not self.hook.has_own_rules(op):
                 schema, choice = self._answer(op, text, args, kwargs, tensors)
-            with planning.steered(None if self.script is None else self.script[index].choice()):
+            with dtensor_planning.steered(
+                None if self.script is None else self.script[index].choice()
+            ):
                 result = self.hook.stock(op, args, kwargs)
         outputs = result if isinstance(result, (list, tuple)) else [result]
-        here = tuple(words.words(t.placements) for t in tensors)
+        here = tuple(dtensor_placements.words(t.placements) for t in tensors)
         self._end_step(
             index,
             Step(
                 "op",
                 text,
                 inputs,
-                tuple(words.value_of(o) if isinstance(o, DTensor) else None for o in outputs),
+                tuple(
+                    dtensor_placements.value_of(o) if isinstance(o, DTensor) else None
+                    for o in outputs
+                ),
                 choice.inputs if choice is not None else here,
                 tuple(
-                    words.words(o.placements) if isinstance(o, DTensor) else None for o in outputs
+                    dtensor_placements.words(o.placements) if isinstance(o, DTensor) else None
+                    for o in outputs
                 ),
                 self._mesh(tensors[0].device_mesh),
                 fixed=fixed or choice is None,
@@ -200,19 +210,19 @@ class Session:
     def on_move(
         self, stock: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
     ) -> Any:
-        target = words.words(placements)
+        target = dtensor_placements.words(placements)
         if self.depth or tensor.device_mesh != mesh or self._strays("redistribute", [tensor]):
             return stock(ctx, tensor, mesh, placements, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("redistribute", [tensor])
             if planned is not None:
                 target = planned[0]
-            goal = tuple(words.placement(text) for text in target)
+            goal = tuple(dtensor_placements.placement(text) for text in target)
             result = stock(ctx, tensor, mesh, goal, *rest)
         self._moved(index, "redistribute", tensor, inputs, result, target, fixed=True)
         # Where an input of the graph enters, its gradient must come back to where it lies.
         ctx.dynamo_dist_pinned = (
-            self._is_input(inputs[0]) and words.words(tensor.placements) == target
+            self._is_input(inputs[0]) and dtensor_placements.words(tensor.placements) == target
         )
         return result
 
@@ -225,9 +235,9 @@ class Session:
         with self._inside():
             index, inputs, planned = self._begin_step(f"back pinned={pinned}", [gradient])
             if planned is not None:
-                planning.set_backward_target(ctx, planned[0])
+                dtensor_planning.set_backward_target(ctx, planned[0])
             results = stock(ctx, gradient)
-        target = words.words(results[0].placements)
+        target = dtensor_placements.words(results[0].placements)
         self._moved(index, "back", gradient, inputs, results[0], target, fixed=pinned)
         return results
 
@@ -236,9 +246,9 @@ class Session:
             return stock(ctx, tensor, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("to_local", [tensor])
-            here = tensor if planned is None else planning.moved(tensor, planned[0])
+            here = tensor if planned is None else dtensor_planning.moved(tensor, planned[0])
             result = stock(ctx, here, *rest)
-        spec = words.words(here.placements)
+        spec = dtensor_placements.words(here.placements)
         self._end_step(
             index,
             Step(
@@ -263,10 +273,13 @@ class Session:
         self, op: Any, text: str, args: Any, kwargs: Any, tensors: Sequence[Any]
     ) -> tuple[Any, Choice | None]:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
-        key = (text, tuple((words.value_of(t), t.placements, t.device_mesh) for t in tensors))
+        key = (
+            text,
+            tuple((dtensor_placements.value_of(t), t.placements, t.device_mesh) for t in tensors),
+        )
         if key not in self.answers:
-            schema = planning.schema_of(op, args, kwargs)
-            self.answers[key] = schema, planning.propagated(schema)
+            schema = dtensor_planning.schema_of(op, args, kwargs)
+            self.answers[key] = schema, dtensor_planning.propagated(schema)
         return self.answers[key]
 
     def _begin_step(
@@ -281,7 +294,7 @@ class Session:
             raise self._unfit(text)
         planned = self.script[index].inputs
         for tensor, spec in zip(tensors, planned, strict=True):
-            if not words.can_lie(tensor, spec):
+            if not dtensor_placements.can_lie(tensor, spec):
                 raise PlanError(
                     f"The plan puts an input of operation {index}, {text!r}, at {' | '.join(spec)!r}.",
                     f"It has {tensor.ndim} dimensions, its mesh {tensor.device_mesh.ndim}.",
@@ -342,7 +355,7 @@ class Session:
             kind,
             text,
             inputs,
-            (words.value_of(result),),
+            (dtensor_placements.value_of(result),),
             (target,),
             (target,),
             self._mesh(tensor.device_mesh),
@@ -355,8 +368,8 @@ class Session:
         return known[0] if known is not None else self._source(tensor, is_input=False)
 
     def _source(self, tensor: Any, *, is_input: bool) -> Ref:
-        spec = words.words(tensor.placements)
-        self.program.sources.append(Source(words.value_of(tensor), spec, is_input))
+        spec = dtensor_placements.words(tensor.placements)
+        self.program.sources.append(Source(dtensor_placements.value_of(tensor), spec, is_input))
         ref = Ref(-len(self.program.sources))
         self.refs[id(tensor)] = ref, tensor
         return ref

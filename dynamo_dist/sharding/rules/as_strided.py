@@ -9,11 +9,11 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding import gathered
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import specs, strategies, types
+from dynamo_dist.torch_compat import dtensor_specs, dtensor_strategies
+from dynamo_dist.torch_compat.patching import Change
 
 
-def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Sizes and strides of the whole tensor's memory: gathered, unless every rank has that memory.
 
     Raises StrategyError for a view in shards: what lies in memory around it is on no rank.
@@ -35,11 +35,11 @@ def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not replicated:
         whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
         if whole._local_tensor.stride() != tensor.stride():
-            meta = types.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+            meta = dtensor_specs.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
             laid_out = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             ).copy_(whole._local_tensor)
-            whole = specs.wrap(laid_out, tensor.device_mesh, whole.placements, meta)
+            whole = dtensor_specs.wrap(laid_out, tensor.device_mesh, whole.placements, meta)
     assert isinstance(whole, DTensor)
     return gathered.run(op, (whole, *rest), kwargs)
 
@@ -52,4 +52,4 @@ def _stays_inside(tensor: DTensor, size: Any, stride: Any, offset: int | None = 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for ``as_strided``."""
-    return strategies.on_dispatch(torch.ops.aten.as_strided.default, handler)
+    return dtensor_strategies.on_dispatch(torch.ops.aten.as_strided.default, handler)

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls, operators, specs, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
+from dynamo_dist.torch_compat.patching import Change
 
 QUERY_LENGTH = 2
 KERNEL = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -69,13 +69,15 @@ def _mask(call: Call, dim: int) -> dict[str, Placement]:
     return {"attn_mask": R if at < 0 or mask.shape[at] == 1 else Shard(at)}
 
 
-ROWS: dict[str, Rows] = {
+ATTENTION_ROWS: dict[str, Rows] = {
     KERNEL: forward,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": backward,
 }
 
 
-def in_context_parallel(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def in_context_parallel(
+    op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Every rank's part of the queries against all keys; raises StrategyError for causal and other masks."""
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -87,7 +89,7 @@ def in_context_parallel(op: types.OpOverload, args: tuple[Any, ...], kwargs: dic
             "torch passes keys around in a ring on CUDA alone.",
             "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
         )
-    results = operators.as_stock(op, in_context_parallel, args, kwargs)
+    results = dtensor_dispatch.as_stock(op, in_context_parallel, args, kwargs)
     return tuple(_by_query(each) for each in results)
 
 
@@ -103,13 +105,19 @@ def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
         def by_sequence(value: DTensor) -> DTensor:
             return value.redistribute(placements=[Shard(self.seq_dim)] * value.device_mesh.ndim)
 
-        return stock(self, module, inputs, calls.tree_map_only(DTensor, by_sequence, outputs), mesh)
+        return stock(
+            self,
+            module,
+            inputs,
+            dtensor_dispatch.tree_map_only(DTensor, by_sequence, outputs),
+            mesh,
+        )
 
     return output
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for ``context_parallel``."""
-    return specs.in_context_parallel(
-        dict.fromkeys(operators.overloads(KERNEL), in_context_parallel), output_by_query
+    return dtensor_specs.in_context_parallel(
+        dict.fromkeys(dtensor_dispatch.overloads(KERNEL), in_context_parallel), output_by_query
     )

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Shard
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
 
 
-def forward(call: Call) -> list[Row]:
+def convolution_forward(call: Call) -> list[Row]:
     """Batch; output channels; input channels, whose products are summed; sums that are pending."""
     out_channels, in_channels = (1, 0) if call.args["transposed"] else (0, 1)
     rows = [
@@ -28,7 +28,7 @@ def forward(call: Call) -> list[Row]:
     return rows
 
 
-def backward(call: Call) -> list[Row]:
+def convolution_backward(call: Call) -> list[Row]:
     """The same, for the gradients of input, weight and bias."""
     mask = call.args["output_mask"]
     out_channels, in_channels = (1, 0) if call.args["transposed"] else (0, 1)
@@ -47,7 +47,7 @@ def backward(call: Call) -> list[Row]:
     return rows
 
 
-ROWS: dict[str, Rows] = {
-    "aten.convolution.default": forward,
-    "aten.convolution_backward.default": backward,
+CONVOLUTION_ROWS: dict[str, Rows] = {
+    "aten.convolution.default": convolution_forward,
+    "aten.convolution_backward.default": convolution_backward,
 }

@@ -84,7 +84,7 @@ POINTWISE: dict[str, Rows] = {
     ),
 }
 BESIDE: dict[str, Rows] = _each("glu glu_backward", beside_the_halves)
-ROWS: dict[str, Rows] = {
+ELEMENTWISE_ROWS: dict[str, Rows] = {
     **_each(
         "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward "
         "reflection_pad2d replication_pad2d "

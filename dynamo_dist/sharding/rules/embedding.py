@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import Call, P, Row, Rows, strategy
-from dynamo_dist.torch_compat.dtensor import calls, specs, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 EMBEDDING = "aten.embedding.default"
 
@@ -44,11 +44,11 @@ def backward(call: Call) -> list[Row]:
     return rows
 
 
-def of_own_rows(stock: calls.Strategy) -> calls.Strategy:
+def of_own_rows(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``forward``, unless rows are sharded and each rank looks up its own."""
     decide = strategy(forward)
 
-    def by_layout(schema: types.OpSchema) -> Any:
+    def by_layout(schema: dtensor_specs.OpSchema) -> Any:
         tables: Any = schema.args_schema[:2]
         weight, indices = (each.strategies[0].output_spec.placements for each in tables)
         if (layout := layout_of_own_rows(weight, indices)) is not None:
@@ -86,10 +86,10 @@ def look_up(
     own: torch.Tensor = indices.redistribute(placements=needed)._local_tensor
     rows, masks = weight.shape[0], []
     for at in dims:
-        own, outside = specs.own_part_of_index(own, mesh, at, (rows,), 0)
+        own, outside = dtensor_specs.own_part_of_index(own, mesh, at, (rows,), 0)
         masks.append(outside)
         if at != dims[-1]:
-            rows = specs.own_length(rows, mesh, at)
+            rows = dtensor_specs.own_length(rows, mesh, at)
     local = weight._local_tensor
     if local.shape[0] == 0:
         found = local.new_zeros((*own.shape, local.shape[1]))
@@ -102,12 +102,12 @@ def look_up(
         for is_by_rows, table, index in zip(by_rows, weight.placements, needed, strict=True)
     ]
     shape = (*indices.shape, weight.shape[1])
-    meta = types.TensorMeta(
+    meta = dtensor_specs.TensorMeta(
         torch.Size(shape), torch.empty(shape, device="meta").stride(), weight.dtype
     )
-    result: DTensor = specs.wrap(found, mesh, placements, meta)
+    result: DTensor = dtensor_specs.wrap(found, mesh, placements, meta)
     return result
 
 
-ROWS: dict[str, Rows] = {"aten.embedding_dense_backward.default": backward}
-WRAPPED = {EMBEDDING: of_own_rows}
+EMBEDDING_ROWS: dict[str, Rows] = {"aten.embedding_dense_backward.default": backward}
+EMBEDDING_WRAPPED = {EMBEDDING: of_own_rows}

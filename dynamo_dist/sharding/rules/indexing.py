@@ -110,7 +110,7 @@ BESIDE: dict[str, Rows] = {
     "aten.cummax.default": running_extreme,
     "aten.cummin.default": running_extreme,
 }
-ROWS: dict[str, Rows] = {
+INDEXING_ROWS: dict[str, Rows] = {
     "aten.searchsorted.Tensor": search,
     "aten.isin.Tensor_Tensor": membership,
     "aten._cdist_forward.default": distances,

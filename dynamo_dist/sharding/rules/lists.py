@@ -16,18 +16,18 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.sharding.rules import local_lists
 from dynamo_dist.sharding.rules.reduction import is_extreme
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls, operators, strategies, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
+from dynamo_dist.torch_compat.patching import Change
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def handler(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """At once where all entries lie alike; else with plain ones, and those of each mesh, apart."""
     return local_lists.run(op, args, kwargs, lambda: _apart(op, args, kwargs))
 
 
-def _apart(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results in the order of the lists; plain entries have plain results.
 
     A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones. Entries
@@ -43,20 +43,22 @@ def _apart(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         mesh = next((each.device_mesh for each in entry if isinstance(each, DTensor)), None)
         groups.setdefault(mesh, []).append(at)
     if len(groups) == 1 and None not in groups:
-        return operators.as_stock(op, handler, args, kwargs)
+        return dtensor_dispatch.as_stock(op, handler, args, kwargs)
     found: dict[int, Any] = {}
     for mesh, kept in groups.items():
         some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
         if mesh is None:
-            some_args, some_kwargs = calls.tree_map_only(DTensor, _whole, (some_args, some_kwargs))
+            some_args, some_kwargs = dtensor_dispatch.tree_map_only(
+                DTensor, _whole, (some_args, some_kwargs)
+            )
             results = op(*some_args, **some_kwargs)
         else:
-            results = operators.as_stock(op, handler, some_args, some_kwargs)
+            results = dtensor_dispatch.as_stock(op, handler, some_args, some_kwargs)
         found.update(zip(kept, results or (), strict=False))
     return [found[at] for at in sorted(found)] or None
 
 
-def norms(op: types.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def norms(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Orders that an empty shard has no norm of are computed one entry after the other."""
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     if is_extreme(order):
@@ -105,17 +107,19 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 def changes() -> list[Change]:
     """List the changes that enabling makes for every operator on lists of which each entry is computed for itself."""
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
-    ops = dict.fromkeys(strategies.decided_operators())
-    ops.update(dict.fromkeys(op for name in undecided for op in operators.overloads(name)))
+    ops = dict.fromkeys(dtensor_strategies.decided_operators())
+    ops.update(dict.fromkeys(op for name in undecided for op in dtensor_dispatch.overloads(name)))
     entrywise = [
         change
         for op in ops
         if op.name().startswith(("aten::_foreach_", "aten::_fused_"))
         and "List[Tensor]" in str(op._schema.arguments[0].type)
         and len(op._schema.returns) <= 1
-        for change in strategies.on_dispatch(op, norms if "_foreach_norm" in op.name() else handler)
+        for change in dtensor_strategies.on_dispatch(
+            op, norms if "_foreach_norm" in op.name() else handler
+        )
     ]
-    return [*entrywise, *operators.on_clipping(clip)]
+    return [*entrywise, *dtensor_dispatch.on_clipping(clip)]
 
 
 _KINDS = ("default", "tensor_lr")

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from dynamo_dist.torch_compat.dtensor import specs as specs_compat
-from dynamo_dist.torch_compat.dtensor import strategies, types
+from dynamo_dist.torch_compat import dtensor_specs, dtensor_strategies
+from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 
 Stock = Callable[[], Any]
 
@@ -36,11 +36,13 @@ class _Answer:
 
 
 _answers: dict[Any, tuple[_Answer, ...]] = (
-    strategies.answers_for_lists
+    dtensor_strategies.answers_for_lists
 )  # emptied with torch's own caches
 
 
-def run(op: types.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], stock: Stock) -> Any:
+def run(
+    op: dtensor_specs.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], stock: Stock
+) -> Any:
     """The results; ``stock`` makes the call in any other way, and its answer is learned.
 
     The first argument of ``op`` is a list, and of each entry a result is computed by itself.
@@ -103,7 +105,7 @@ def _told(value: Any) -> Any:
     return type(value) if isinstance(value, (*_NUMBERS, torch.Tensor)) else value
 
 
-def _learned(op: types.OpOverload, specs: list[list[Any]], results: Any) -> _Answer:
+def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any) -> _Answer:
     first = specs[0]
     if not all(map(_is_settled, first)) or not all(_goes_with(other, first) for other in specs[1:]):
         return _Answer(specs, None, False)

@@ -15,16 +15,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import P, is_whole, strategy
 from dynamo_dist.sharding.rules import indexing
-from dynamo_dist.torch_compat.dtensor import calls, specs, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 GATHER = "aten.gather.default"
 
 
-def of_own_part(stock: calls.Strategy) -> calls.Strategy:
+def of_own_part(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is needed."""
     decide = strategy(indexing.gather, any_part=True)
 
-    def by_layout(schema: types.OpSchema) -> Any:
+    def by_layout(schema: dtensor_specs.OpSchema) -> Any:
         self, dim, index = schema.args_schema[:3]
         if split_along(self, dim, index) is not None:
             raise Decompose(run)
@@ -62,15 +62,15 @@ def run(self: DTensor, dim: int, index: DTensor, *, sparse_grad: bool = False) -
     kept = [*index.placements]
     kept[at] = Replicate()
     everyones = index.redistribute(placements=kept)._local_tensor
-    own, elsewhere = specs.own_part_of_index(everyones, mesh, at, self.shape, dim)
+    own, elsewhere = dtensor_specs.own_part_of_index(everyones, mesh, at, self.shape, dim)
     picked = torch.gather(self._local_tensor, dim, own)
     pending = [*kept]
     pending[at] = P
-    meta = types.TensorMeta(
+    meta = dtensor_specs.TensorMeta(
         index.shape, torch.empty(index.shape, device="meta").stride(), self.dtype
     )
-    found: DTensor = specs.wrap(picked.masked_fill(elsewhere, 0), mesh, pending, meta)
+    found: DTensor = dtensor_specs.wrap(picked.masked_fill(elsewhere, 0), mesh, pending, meta)
     return found
 
 
-WRAPPED = {GATHER: of_own_part}
+MASKED_GATHER_WRAPPED = {GATHER: of_own_part}

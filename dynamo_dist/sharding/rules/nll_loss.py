@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows, strategy
-from dynamo_dist.torch_compat.dtensor import calls, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 NONE, MEAN, SUM = range(3)  # torch's numbers of reductions
 
@@ -52,11 +52,11 @@ def _sharded(call: Call) -> list[tuple[Shard, Shard]]:
     return [(Shard(d), Shard(d - (d > 1))) for d in range(ndim) if ndim > 1 and d != 1]
 
 
-def of_sums(stock: calls.Strategy) -> calls.Strategy:
+def of_sums(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``forward``, but a mean over shards is computed from two sums."""
     decide = strategy(forward)
 
-    def by_reduction(schema: types.OpSchema) -> Any:
+    def by_reduction(schema: dtensor_specs.OpSchema) -> Any:
         self, target, _, reduction = schema.args_schema[:4]
         if reduction == MEAN and (_is_split(self, classes=1) or _is_split(target)):
             raise Decompose(mean(schema.op))
@@ -72,7 +72,7 @@ def _is_split(strategy: Any, classes: int | None = None) -> bool:
     return len(spec.shape) > 0 and bool(dims - {None, classes if len(spec.shape) > 1 else 0})
 
 
-def mean(op: types.OpOverload) -> Callable[..., Any]:
+def mean(op: dtensor_specs.OpOverload) -> Callable[..., Any]:
     """Return a function for a mean by ``op`` from sums: the loss, and the weight of all labels on every rank."""
 
     def run(self: Any, target: Any, weight: Any, reduction: int, ignore_index: Any) -> Any:
@@ -86,11 +86,11 @@ def mean(op: types.OpOverload) -> Callable[..., Any]:
     return run
 
 
-ROWS: dict[str, Rows] = {
+NLL_LOSS_ROWS: dict[str, Rows] = {
     "aten.nll_loss_backward.default": backward,
     "aten.nll_loss2d_backward.default": backward,
 }
-WRAPPED: dict[str, Callable[[calls.Strategy], calls.Strategy]] = {
+NLL_LOSS_WRAPPED: dict[str, Callable[[dtensor_dispatch.Strategy], dtensor_dispatch.Strategy]] = {
     "aten.nll_loss_forward.default": of_sums,
     "aten.nll_loss2d_forward.default": of_sums,
 }

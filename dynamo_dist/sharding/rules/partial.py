@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Partial
 from dynamo_dist.sharding.fallback import Decompose
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows, strategy
 from dynamo_dist.sharding.rules.elementwise import broadcast
-from dynamo_dist.torch_compat.dtensor import calls, types
-from dynamo_dist.torch_compat.dtensor import specs as specs_compat
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
+from dynamo_dist.torch_compat import dtensor_specs as specs_compat
 
 AVERAGE = Partial("avg")
 
@@ -29,14 +29,14 @@ def scaled(call: Call) -> list[Row]:
     return [*broadcast(call), *pending]
 
 
-def copied(decide: calls.Strategy) -> calls.Strategy:
+def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """As ``decide``, but of one pending result over another of the same kind each rank copies its part.
 
     A graph ends so for every input that it changes, and a copy that gathers could not end one.
     """
 
-    def of_parts(schema: types.OpSchema) -> Any:
-        given = [each for each in schema.args_schema if isinstance(each, types.OpStrategy)]
+    def of_parts(schema: dtensor_specs.OpSchema) -> Any:
+        given = [each for each in schema.args_schema if isinstance(each, dtensor_specs.OpStrategy)]
         specs: list[Any] = [each.strategies[0].output_spec for each in given]
         target, *sources = specs
         placements = target.placements
@@ -60,21 +60,21 @@ def copied(decide: calls.Strategy) -> calls.Strategy:
                 )
         if alike != [True] or not pending or masked:
             return decide(schema)
-        kept = types.OpSpec(
+        kept = dtensor_specs.OpSpec(
             output_specs=specs_compat.spec(target.mesh, placements),
             input_specs=[target, *sources],
             redistribute_cost=[[0.0], [0.0]],
         )
-        return types.OpStrategy([kept])
+        return dtensor_specs.OpStrategy([kept])
 
     return of_parts
 
 
-def filled(stock: calls.Strategy) -> calls.Strategy:
+def filled(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's, which writes the number into every part of a sum."""
     decide = strategy(broadcast, any_part=True)
 
-    def by_layout(schema: types.OpSchema) -> Any:
+    def by_layout(schema: dtensor_specs.OpSchema) -> Any:
         target: Any = schema.args_schema[0]
         placements = target.strategies[0].output_spec.placements
         if {type(each) for each in placements if isinstance(each, Partial)} == {Partial}:
@@ -92,13 +92,13 @@ def fill_parts(self: DTensor, value: Any) -> DTensor:
     return self
 
 
-ROWS: dict[str, Rows] = {
+PARTIAL_ROWS: dict[str, Rows] = {
     **{f"aten.fill{name}": broadcast for name in ("_.Tensor", ".Scalar", ".Tensor")},
     **{f"aten.{op}.{kind}": added for op in ("add_", "sub_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{op}.{kind}": scaled for op in ("mul_", "div_") for kind in ("Tensor", "Scalar")},
     **{f"aten.{view}.default": scaled for view in ("_neg_view", "_conj")},
 }
-WRAPPED: dict[str, Callable[[calls.Strategy], calls.Strategy]] = {
+WRAPPED: dict[str, Callable[[dtensor_dispatch.Strategy], dtensor_dispatch.Strategy]] = {
     "aten.copy_.default": copied,
     "aten.fill_.Scalar": filled,
 }

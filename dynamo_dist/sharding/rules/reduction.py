@@ -20,11 +20,11 @@ from dynamo_dist.sharding.rows import (
     strategy,
     tensor_strategies,
 )
-from dynamo_dist.torch_compat.dtensor import calls, specs, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
-WrapStrategy = Callable[[calls.Strategy], calls.Strategy]
+WrapStrategy = Callable[[dtensor_dispatch.Strategy], dtensor_dispatch.Strategy]
 # Of a call: a number that changes no result of it.
-Neutral = Callable[[types.OpSchema], float]
+Neutral = Callable[[dtensor_specs.OpSchema], float]
 
 
 def reduced_dims(call: Call) -> set[int]:
@@ -46,11 +46,13 @@ def beside_the_reduction(call: Call) -> list[Row]:
     return rows
 
 
-def no_empty_shard(decide: calls.Strategy, neutral: Neutral) -> calls.Strategy:
+def no_empty_shard(
+    decide: dtensor_dispatch.Strategy, neutral: Neutral
+) -> dtensor_dispatch.Strategy:
     """As ``decide``, where every rank has something of what is reduced; else of shards that ``neutral`` is added to."""
     safe = strategy(beside_the_reduction, any_part=True)
 
-    def checked(schema: types.OpSchema) -> Any:
+    def checked(schema: dtensor_specs.OpSchema) -> Any:
         found = decide(schema)
         self: Any = schema.args_schema[0]
         reduced = reduced_dims(call_of(schema, tensor_strategies(schema)))
@@ -68,7 +70,7 @@ def no_empty_shard(decide: calls.Strategy, neutral: Neutral) -> calls.Strategy:
             if all(map(has_something, each.input_specs or [each.output_spec]))
         ]
         if whole:
-            return types.OpStrategy(whole)
+            return dtensor_specs.OpStrategy(whole)
         now: Any = self.strategies[0].output_spec
         dims = {p.dim for p in now.placements if is_over(p)}
         plain = all(type(p) is Shard for p in now.placements if is_over(p))
@@ -81,7 +83,12 @@ def no_empty_shard(decide: calls.Strategy, neutral: Neutral) -> calls.Strategy:
 
 
 def with_one_more(
-    op: types.OpOverload, dims: set[int], value: float, self: DTensor, *args: Any, **kwargs: Any
+    op: dtensor_specs.OpOverload,
+    dims: set[int],
+    value: float,
+    self: DTensor,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Reduce ``dims``, of which each rank gets one element more, of a value that changes no result."""
     added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
@@ -89,21 +96,21 @@ def with_one_more(
     # The result has none of these dimensions: any length that all ranks share out evenly will do.
     mesh = self.device_mesh
     shape = torch.Size(mesh.size() if d in dims else n for d, n in enumerate(self.shape))
-    meta = types.TensorMeta(shape, self.stride(), self.dtype)
-    return op(specs.wrap(local, mesh, self.placements, meta), *args, **kwargs)
+    meta = dtensor_specs.TensorMeta(shape, self.stride(), self.dtype)
+    return op(dtensor_specs.wrap(local, mesh, self.placements, meta), *args, **kwargs)
 
 
-def least(schema: types.OpSchema) -> float:
+def least(schema: dtensor_specs.OpSchema) -> float:
     """Return a number of the input's dtype that none is smaller than."""
     return _bounds(schema)[0]
 
 
-def largest(schema: types.OpSchema) -> float:
+def largest(schema: dtensor_specs.OpSchema) -> float:
     """Return a number of the input's dtype that none is larger than."""
     return _bounds(schema)[1]
 
 
-def _bounds(schema: types.OpSchema) -> tuple[float, float]:
+def _bounds(schema: dtensor_specs.OpSchema) -> tuple[float, float]:
     self: Any = schema.args_schema[0]
     dtype = self.strategies[0].output_spec.tensor_meta.dtype
     if dtype.is_floating_point:
@@ -121,24 +128,24 @@ def is_extreme(order: object) -> bool:
     return isinstance(order, (int, float)) and (order < 0 or order == float("inf"))
 
 
-def extreme_norms(decide: calls.Strategy) -> calls.Strategy:
+def extreme_norms(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """Norms of order inf and of negative orders: an empty shard has none."""
 
-    def order_of(schema: types.OpSchema) -> Any:
+    def order_of(schema: dtensor_specs.OpSchema) -> Any:
         return schema.args_schema[1] if len(schema.args_schema) > 1 else 2
 
     checked = no_empty_shard(decide, lambda schema: float("inf") if order_of(schema) < 0 else 0)
     return lambda schema: (checked if is_extreme(order_of(schema)) else decide)(schema)
 
 
-def all_dims_for_none(decide: calls.Strategy) -> calls.Strategy:
+def all_dims_for_none(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """An empty list of dimensions means all of them, as on one device."""
 
-    def spelled_out(schema: types.OpSchema) -> Any:
+    def spelled_out(schema: dtensor_specs.OpSchema) -> Any:
         if len(schema.args_schema) > 1 and schema.args_schema[1] in ([], ()):
             self: Any = schema.args_schema[0]
             rest = schema.args_schema[2:]
-            schema = types.OpSchema(
+            schema = dtensor_specs.OpSchema(
                 schema.op,
                 (self, list(range(self.ndim)), *rest),
                 schema.kwargs_schema,
@@ -168,14 +175,14 @@ BESIDE: dict[str, Rows] = {
     "aten.argmin.default": beside_the_reduction,
     "aten.logsumexp.default": beside_the_reduction,
 }
-ROWS: dict[str, Rows] = {
+REDUCTION_ROWS: dict[str, Rows] = {
     **{f"aten._fft_{kind}.default": beside_the_transform for kind in ("r2c", "c2c", "c2r")},
     "aten.hash_tensor.default": on_whole_tensors,
     "aten.linalg_ldl_solve.default": on_whole_tensors,
     "aten.multilabel_margin_loss_forward.default": on_whole_tensors,
     "aten.multilabel_margin_loss_backward.default": on_whole_tensors,
 }
-WRAPPED: dict[str, WrapStrategy] = {
+REDUCTION_WRAPPED: dict[str, WrapStrategy] = {
     **dict.fromkeys(("aten.max.default", "aten.amax.default"), extremes(least)),
     **dict.fromkeys(("aten.min.default", "aten.amin.default"), extremes(largest)),
     **dict.fromkeys(

@@ -28,10 +28,9 @@ from dynamo_dist.sharding.rules import (
     reduction,
     views,
 )
-from dynamo_dist.torch_compat.aot import backward
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import numbers, operators, strategies
-from dynamo_dist.torch_compat.dtensor.keys import one_decision_for_numbers
+from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_strategies
+from dynamo_dist.torch_compat.dtensor_dispatch import one_decision_for_numbers
+from dynamo_dist.torch_compat.patching import Change
 
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     attention.ROWS,
@@ -70,26 +69,28 @@ def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         # Undone last, so that no decision of ours outlives the strategies.
-        strategies.ClearCaches(),
+        dtensor_strategies.ClearCaches(),
         *(
             change
             for family in FAMILIES
             for name, rows in family.items()
-            for op in operators.overloads(name)
-            for change in strategies.on_strategy(
+            for op in dtensor_dispatch.overloads(name)
+            for change in dtensor_strategies.on_strategy(
                 op,
                 failures.of_ours(layout.strategy(rows, family in OF_ANY_PART)),
-                strategies.schema_info(op),
+                dtensor_strategies.schema_info(op),
             )
         ),
         *(
             change
             for family in WRAPPED
             for name, wrap in family.items()
-            for op in operators.overloads(name)
-            if (stock := strategies.stock_strategy(op)) is not None
-            for change in strategies.on_strategy(
-                op, failures.of_ours(wrap(failures.of_torch(stock))), strategies.schema_info(op)
+            for op in dtensor_dispatch.overloads(name)
+            if (stock := dtensor_strategies.stock_strategy(op)) is not None
+            for change in dtensor_strategies.on_strategy(
+                op,
+                failures.of_ours(wrap(failures.of_torch(stock))),
+                dtensor_strategies.schema_info(op),
             )
         ),
         *as_strided.changes(),
@@ -98,12 +99,12 @@ def changes(config: DistConfig) -> list[Change]:
         *in_place.changes(),
         *lists.changes(),
         *writes.changes(),
-        *backward.replicas_in_backward(),
-        *backward.pending_inputs_stay_pending(),
-        *numbers.whole_numbers_in_parts(),
-        *numbers.track_symbolic_results(),
-        *strategies.on_failed_propagation(fallback.instead),
-        *backward.on_writes_to_plain_tensors(gathered.run),
+        *aot_gradients.replicas_in_backward(),
+        *aot_gradients.pending_inputs_stay_pending(),
+        *dtensor_strategies.whole_numbers_in_parts(),
+        *dtensor_strategies.track_symbolic_results(),
+        *dtensor_strategies.on_failed_propagation(fallback.instead),
+        *aot_gradients.on_writes_to_plain_tensors(gathered.run),
         *one_decision_for_numbers(),
-        strategies.ClearCaches(),
+        dtensor_strategies.ClearCaches(),
     ]

@@ -11,16 +11,16 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from dynamo_dist.sharding.rows import Call, P, Row, Rows, elements, is_even
 from dynamo_dist.sharding.rules.partial import AVERAGE
 from dynamo_dist.sharding.rules.reduction import WrapStrategy
-from dynamo_dist.torch_compat.dtensor import calls, types
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 
 
-def parts_match(decide: calls.Strategy) -> calls.Strategy:
+def parts_match(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """As ``decide``, if on every rank the part of the result has as many elements as that of the input.
 
     Along unevenly sharded dimensions that are split or joined they may not: those are gathered.
     """
 
-    def checked(schema: types.OpSchema) -> Any:
+    def checked(schema: dtensor_specs.OpSchema) -> Any:
         found = decide(schema)
         shape = _new_shape(schema)
         self: Any = schema.args_schema[0]
@@ -32,12 +32,12 @@ def parts_match(decide: calls.Strategy) -> calls.Strategy:
         ]
         if not kept:
             raise NotImplementedError(f"{schema.op} of unevenly sharded {self}")
-        return types.OpStrategy(kept)
+        return dtensor_specs.OpStrategy(kept)
 
     return checked
 
 
-def _new_shape(schema: types.OpSchema) -> list[Any]:
+def _new_shape(schema: dtensor_specs.OpSchema) -> list[Any]:
     self: Any = schema.args_schema[0]
     given: Any = schema.args_schema[1]
     shape = list(given)
@@ -81,18 +81,18 @@ def slice_backward(call: Call) -> list[Row]:
 _END = 3  # of ``slice(self, dim, start, end, step)``
 
 
-def to_the_end(decide: calls.Strategy) -> calls.Strategy:
+def to_the_end(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """As ``decide``, with an end like that of ``x[:]`` spelled as none.
 
     Torch cannot tell whether it lies behind a symbolic size, and gathers a dimension that stays whole.
     """
 
-    def spelled_out(schema: types.OpSchema) -> Any:
+    def spelled_out(schema: dtensor_specs.OpSchema) -> Any:
         args = list(schema.args_schema)
         if len(args) > _END and is_end(args[_END]):
             args[_END] = None
         return decide(
-            types.OpSchema(
+            dtensor_specs.OpSchema(
                 schema.op, tuple(args), schema.kwargs_schema, schema_info=schema.schema_info
             )
         )

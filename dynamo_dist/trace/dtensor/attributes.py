@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import types
-from dynamo_dist.torch_compat.dynamo import building, dtensors
+from dynamo_dist.torch_compat import dtensor_specs, dynamo_building, dynamo_dtensors
+from dynamo_dist.torch_compat.patching import Change
 
 
 def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
@@ -36,14 +35,14 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
     """
     if name not in ("_local_tensor", "_spec", "placements"):
         return None
-    if not isinstance(building.fake_tensor(tracker), DTensor):
+    if not isinstance(dynamo_building.fake_tensor(tracker), DTensor):
         return None
     if name == "_local_tensor":
-        return building.call_traced(tx, traced_local, [tracker], {})
+        return dynamo_building.call_traced(tx, traced_local, [tracker], {})
     if tracker.source is not None:
         return None
-    if dtensors.is_in_backward_hook(tx):
-        building.graph_break(
+    if dynamo_dtensors.is_in_backward_hook(tx):
+        dynamo_building.graph_break(
             "Layout of a gradient in a backward hook",
             name,
             "How a gradient is laid out is decided when the backward graph is made, after this trace.",
@@ -51,7 +50,7 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
         )
     if name == "placements":
         return None
-    return building.call_traced(tx, traced_spec, [tracker], {})
+    return dynamo_building.call_traced(tx, traced_spec, [tracker], {})
 
 
 def traced_local(tensor: DTensor) -> torch.Tensor:
@@ -62,10 +61,10 @@ def traced_local(tensor: DTensor) -> torch.Tensor:
 
 def traced_spec(tensor: DTensor) -> Any:
     """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
-    meta = types.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
-    return types.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+    meta = dtensor_specs.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return dtensor_specs.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
 
 
-def changes() -> list[Change]:
+def attributes_changes() -> list[Change]:
     """List the changes that enabling makes for attributes."""
-    return dtensors.on_tensor_attributes(has_tensor_attribute, attribute)
+    return dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute)

@@ -13,8 +13,8 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_dtensors, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def both(
@@ -47,23 +47,23 @@ def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 4 or kwargs:
         return None
     condition, operands = args[0], args[3]
-    if not any(dtensors.holds_tensor_of(each, DTensor) for each in (condition, operands)):
+    if not any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in (condition, operands)):
         return None
-    if not dtensors.is_tensor_of(condition, torch.Tensor):
+    if not dynamo_dtensors.is_tensor_of(condition, torch.Tensor):
         return None  # a number or a bool, which stock decides while tracing
-    if torch.is_grad_enabled() and dtensors.holds_gradients(operands):
-        building.graph_break(
+    if torch.is_grad_enabled() and dynamo_dtensors.holds_gradients(operands):
+        dynamo_building.graph_break(
             "torch.cond over DTensors that require gradients",
             "torch.cond",
             "Both branches are computed and one result is taken: what is infinite in the other would make gradients NaN.",
             "Give it local tensors, x.to_local(), or compute under torch.no_grad().",
         )
-    return building.call_traced(tx, both, args, {})
+    return dynamo_building.call_traced(tx, both, args, {})
 
 
 def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if any(dtensors.holds_tensor_of(each, DTensor) for each in [*args, *kwargs.values()]):
-        building.graph_break(
+    if any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in [*args, *kwargs.values()]):
+        dynamo_building.graph_break(
             "while_loop over DTensors",
             "torch.while_loop",
             "How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
@@ -72,9 +72,9 @@ def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-def changes() -> list[Change]:
+def branches_changes() -> list[Change]:
     """List the changes that enabling makes for branches and loops."""
     return [
-        *trackers.on_function(torch.ops.higher_order.cond, _cond),
-        *trackers.on_function(torch.ops.higher_order.while_loop, _while),
+        *dynamo_trackers.on_function(torch.ops.higher_order.cond, _cond),
+        *dynamo_trackers.on_function(torch.ops.higher_order.while_loop, _while),
     ]

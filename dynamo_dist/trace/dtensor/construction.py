@@ -13,9 +13,13 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import specs
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import (
+    dtensor_specs,
+    dynamo_building,
+    dynamo_dtensors,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +46,16 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         bound = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError:
         return None  # stock raises what eager raises
-    wanted = building.constants([bound["requires_grad"]], {})
+    wanted = dynamo_building.constants([bound["requires_grad"]], {})
     if wanted is None or wanted[0][0]:
-        building.graph_break(
+        dynamo_building.graph_break(
             "New DTensor that requires gradients",
             "DTensor(..., requires_grad=True)",
             "A tensor made inside a compiled function cannot be a leaf that collects gradients.",
             "Make it outside the compiled function, or make it without requires_grad and let an "
             "input that requires gradients take part: y = distribute_tensor(x.detach(), mesh, ...)",
         )
-    return building.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
+    return dynamo_building.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
 
 
 _FROM_LOCAL = inspect.signature(
@@ -65,8 +69,11 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = _FROM_LOCAL.bind(*args, **kwargs).arguments
     except TypeError:
         return None  # stock raises what eager raises
-    if "run_check" in given and building.constants([given["run_check"]], {}) != ([False], {}):
-        building.graph_break(
+    if "run_check" in given and dynamo_building.constants([given["run_check"]], {}) != (
+        [False],
+        {},
+    ):
+        dynamo_building.graph_break(
             "DTensor.from_local with run_check",
             "DTensor.from_local(..., run_check=True)",
             "The check compares Python objects that all ranks send, which no graph can hold.",
@@ -75,11 +82,11 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         )
     _warn_of_another_cut(given)
     mesh = given.get("device_mesh")
-    if mesh is not None and building.constants([mesh], {}) != ([None], {}):
+    if mesh is not None and dynamo_building.constants([mesh], {}) != ([None], {}):
         return None
     kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}
-    mesh = building.call_traced(tx, dtensors.current_mesh, [], {})
-    return building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
+    mesh = dynamo_building.call_traced(tx, dynamo_dtensors.current_mesh, [], {})
+    return dynamo_building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
 
 
 def _warn_of_another_cut(given: dict[str, Any]) -> None:
@@ -89,16 +96,16 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
     """
     local = given["local_tensor"]
     cut = [given.get("others", {}).get("shape"), given.get("device_mesh"), given.get("placements")]
-    if None in cut or not dtensors.is_tensor_of(local, torch.Tensor):
+    if None in cut or not dynamo_dtensors.is_tensor_of(local, torch.Tensor):
         return
-    known = building.constants(cut, {})
+    known = dynamo_building.constants(cut, {})
     if known is None or None in known[0]:
         return
     whole, mesh, placements = known[0]
-    found = tuple(building.fake_tensor(local).shape)
+    found = tuple(dynamo_building.fake_tensor(local).shape)
     if mesh.get_coordinate() is None or not all(isinstance(size, int) for size in found):
         return  # a rank that has no part, or sizes that are known when the graph runs
-    part = specs.own_shape(whole, mesh, placements)
+    part = dtensor_specs.own_shape(whole, mesh, placements)
     if found != part:
         log.warning(
             "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on %s, of which this "
@@ -112,9 +119,9 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
         )
 
 
-def changes() -> list[Change]:
+def construction_changes() -> list[Change]:
     """List the changes that enabling makes for ``DTensor(...)`` and ``from_local``."""
     return [
-        *trackers.on_construction(DTensor, answer),
-        *trackers.on_function(DTensor.from_local, from_local),
+        *dynamo_trackers.on_construction(DTensor, answer),
+        *dynamo_trackers.on_function(DTensor.from_local, from_local),
     ]

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_dtensors, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def deep(tensor: DTensor) -> Any:
@@ -27,23 +27,23 @@ def shallow(tensor: DTensor) -> Any:
 
 def _answer(function: Callable[[DTensor], Any]) -> Callable[..., Any]:
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 1 or kwargs or not dtensors.is_tensor_of(args[0], DTensor):
+        if len(args) != 1 or kwargs or not dynamo_dtensors.is_tensor_of(args[0], DTensor):
             return None
-        if dtensors.requires_grad(args[0]):
-            building.graph_break(
+        if dynamo_dtensors.requires_grad(args[0]):
+            dynamo_building.graph_break(
                 "Copy of a DTensor that requires gradients",
                 "copy.deepcopy(x)",
                 "The copy would be a leaf that collects gradients, which a compiled function cannot make.",
                 "Copy it outside the compiled function, or copy x.detach().",
             )
-        return building.call_traced(tx, function, args, {})
+        return dynamo_building.call_traced(tx, function, args, {})
 
     return answer
 
 
-def changes() -> list[Change]:
+def copies_changes() -> list[Change]:
     """List the changes that enabling makes for copies."""
     return [
-        *trackers.on_function(copy.deepcopy, _answer(deep)),
-        *trackers.on_function(copy.copy, _answer(shallow)),
+        *dynamo_trackers.on_function(copy.deepcopy, _answer(deep)),
+        *dynamo_trackers.on_function(copy.copy, _answer(shallow)),
     ]

@@ -5,12 +5,12 @@ They break the graph: eager mode runs the operation, and the next graph gets wha
 
 from __future__ import annotations
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, values
+from dynamo_dist.torch_compat import dynamo_building
+from dynamo_dist.torch_compat.patching import Change
 
 
-def _refuse(operation: str) -> None:
-    building.graph_break(
+def _refuse_data_sizes(operation: str) -> None:
+    dynamo_building.graph_break(
         "Operation on DTensors whose result is as large as the data says",
         operation,
         "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How large this result is, "
@@ -20,6 +20,6 @@ def _refuse(operation: str) -> None:
     )
 
 
-def changes() -> list[Change]:
+def data_sizes_changes() -> list[Change]:
     """List the changes that enabling makes for sizes that only data tells."""
-    return values.on_sizes_told_by_data(_refuse)
+    return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)

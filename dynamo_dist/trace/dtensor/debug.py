@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 from torch.distributed.tensor.debug import CommDebugMode
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
     """Break the graph where the program makes the mode."""
-    building.graph_break(
+    dynamo_building.graph_break(
         "CommDebugMode inside a compiled function",
         "CommDebugMode()",
         "It counts what runs inside it, and a graph runs later, without it.",
@@ -21,6 +21,6 @@ def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
     )
 
 
-def changes() -> list[Change]:
+def debug_changes() -> list[Change]:
     """List the changes that enabling makes for the mode."""
-    return trackers.on_construction(CommDebugMode, refuse)
+    return dynamo_trackers.on_construction(CommDebugMode, refuse)

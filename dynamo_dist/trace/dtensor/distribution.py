@@ -23,8 +23,8 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_dtensors, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def distribute(
@@ -122,28 +122,33 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     tensor = given["tensor"]
     src = given["src_data_rank"]
     src = src if isinstance(src, int) else src.as_python_constant()
-    if src is None or given["device_mesh"] is None or dtensors.is_tensor_of(tensor, DTensor):
+    if src is None or given["device_mesh"] is None or dynamo_dtensors.is_tensor_of(tensor, DTensor):
         return None
-    if dtensors.requires_grad(tensor):
+    if dynamo_dtensors.requires_grad(tensor):
         return None  # ends in the constructor, which says why that cannot be traced
     placements = given["placements"]
-    if placements is None or building.constants([placements], {}) == ([None], {}):
-        ndim = building.python_object(given["device_mesh"]).ndim
-        placements = building.build_list(tx, [building.build(tx, Replicate()) for _ in range(ndim)])
-    for placement in building.items_of(tx, placements):
-        kind = type(building.python_object(placement))
+    if placements is None or dynamo_building.constants([placements], {}) == ([None], {}):
+        ndim = dynamo_building.python_object(given["device_mesh"]).ndim
+        placements = dynamo_building.build_list(
+            tx, [dynamo_building.build(tx, Replicate()) for _ in range(ndim)]
+        )
+    for placement in dynamo_building.items_of(tx, placements):
+        kind = type(dynamo_building.python_object(placement))
         if not issubclass(kind, (Shard, Replicate, Partial)):
-            building.graph_break(
+            dynamo_building.graph_break(
                 "Tensor distributed from one rank in an unusual placement",
                 f"distribute_tensor(..., placements with {kind.__name__})",
                 "How the source's data becomes this placement is code that cannot be traced.",
                 "If all ranks hold the same tensor: distribute_tensor(..., src_data_rank=None)",
             )
-    return building.call_traced(
-        tx, distribute, [tensor, given["device_mesh"], placements, building.build(tx, src)], {}
+    return dynamo_building.call_traced(
+        tx,
+        distribute,
+        [tensor, given["device_mesh"], placements, dynamo_building.build(tx, src)],
+        {},
     )
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for ``distribute_tensor``."""
-    return trackers.on_function(distribute_tensor, answer)
+    return dynamo_trackers.on_function(distribute_tensor, answer)

@@ -14,14 +14,14 @@ from typing import Any
 import torch.fx
 from torch.distributed.tensor.experimental import implicit_replication
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_dtensors, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 @torch.fx.has_side_effect
 def turn(on: bool) -> None:
     """In the graph: turn the switch. Nothing is left of it once AOTAutograd has run the graph."""
-    dtensors.set_implicit_replication(on)
+    dynamo_dtensors.set_implicit_replication(on)
 
 
 @contextlib.contextmanager
@@ -35,19 +35,19 @@ def _context() -> Iterator[None]:
 
 
 def _enter(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return building.call_traced(tx, _context, args, kwargs)
+    return dynamo_building.call_traced(tx, _context, args, kwargs)
 
 
 def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    dtensors.restore_implicit_replication(tx)
-    dtensors.call_for_effect(tx, turn, args[0].as_python_constant())
-    return building.build(tx, None)
+    dynamo_dtensors.restore_implicit_replication(tx)
+    dynamo_dtensors.call_for_effect(tx, turn, args[0].as_python_constant())
+    return dynamo_building.build(tx, None)
 
 
-def changes() -> list[Change]:
+def implicit_replication_changes() -> list[Change]:
     """List the changes that enabling makes for the context."""
     return [
-        *trackers.on_function(implicit_replication, _enter),
-        *trackers.on_function(turn, _turn),
-        *dtensors.keep_implicit_replication(),
+        *dynamo_trackers.on_function(implicit_replication, _enter),
+        *dynamo_trackers.on_function(turn, _turn),
+        *dynamo_dtensors.keep_implicit_replication(),
     ]

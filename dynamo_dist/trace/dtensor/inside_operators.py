@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls, made_inside
+from dynamo_dist.torch_compat import dtensor_dispatch
+from dynamo_dist.torch_compat.patching import Change
 
 _MIXED = "got mixed torch.Tensor and DTensor"
 
@@ -28,16 +28,18 @@ def once_more(run: Callable[[], Any], arguments: Any) -> Any:
     except Exception as error:
         if _MIXED not in str(error) or not are_distributed(arguments):
             raise
-    with made_inside.made_tensors_are_replicas():
+    with dtensor_dispatch.made_tensors_are_replicas():
         return run()
 
 
 def are_distributed(arguments: Any) -> bool:
     """Return whether there are tensors, all of them DTensors."""
-    tensors = [each for each in calls.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
+    tensors = [
+        each for each in dtensor_dispatch.tree_leaves(arguments) if isinstance(each, torch.Tensor)
+    ]
     return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
 
 
-def changes() -> list[Change]:
+def inside_operators_changes() -> list[Change]:
     """List the changes that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
-    return made_inside.around_traced_calls(once_more)
+    return dtensor_dispatch.around_traced_calls(once_more)

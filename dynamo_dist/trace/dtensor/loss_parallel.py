@@ -16,17 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import loss
-from dynamo_dist.torch_compat.dynamo import building, dtensors, trackers
+from dynamo_dist.torch_compat import (
+    dtensor_strategies,
+    dynamo_building,
+    dynamo_dtensors,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
 
 
 @contextlib.contextmanager
 def _loss_ops() -> Iterator[None]:
     """Have the handlers in the table; those of a context around the compiled function stay."""
-    table = loss.dtensor_op_handlers()
+    table = dtensor_strategies.dtensor_op_handlers()
     before = dict(table)
-    loss.enable_loss_ops()
+    dtensor_strategies.enable_loss_ops()
     try:
         yield
     finally:
@@ -83,32 +87,32 @@ _KEY = "loss_parallel"
 
 def _set(inside: bool) -> Callable[..., Any]:
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        dtensors.dtensor_state(tx)[_KEY] = inside
-        return building.build(tx, None)
+        dynamo_dtensors.dtensor_state(tx)[_KEY] = inside
+        return dynamo_building.build(tx, None)
 
     return answer
 
 
 def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if not dtensors.dtensor_state(tx).get(_KEY):
+        if not dynamo_dtensors.dtensor_state(tx).get(_KEY):
             return None
         logits = args[0] if args else kwargs.get("input")
-        if not dtensors.is_tensor_of(logits, DTensor):
+        if not dynamo_dtensors.is_tensor_of(logits, DTensor):
             return None
-        return dtensors.call_in_graph(tx, ours, args, kwargs)
+        return dynamo_dtensors.call_in_graph(tx, ours, args, kwargs)
 
     return answer
 
 
-def changes() -> list[Change]:
+def loss_parallel_changes() -> list[Change]:
     """List the changes that enabling makes for the context."""
     return [
-        *trackers.on_function(loss.enable_loss_ops, _set(True)),
-        *trackers.on_function(loss.disable_loss_ops, _set(False)),
+        *dynamo_trackers.on_function(dtensor_strategies.enable_loss_ops, _set(True)),
+        *dynamo_trackers.on_function(dtensor_strategies.disable_loss_ops, _set(False)),
         *(
             change
             for function, ours in REPLACED.items()
-            for change in trackers.on_function(function, _inside(ours))
+            for change in dynamo_trackers.on_function(function, _inside(ours))
         ),
     ]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.aot import equal_meshes, outputs, pending_inputs, random
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import factories, placements
-from dynamo_dist.torch_compat.dynamo import view_sizes
+from dynamo_dist.torch_compat import (
+    aot_partition,
+    aot_runtime,
+    aot_tracing,
+    dtensor_placements,
+    dtensor_ranks,
+    dynamo_dtensors,
+)
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.dtensor import (
     attributes,
     branches,
@@ -44,16 +49,16 @@ def changes(config: DistConfig) -> list[Change]:
         *regions.changes(),
         *subclasses.changes(),
         *unused_outputs.changes(),
-        *outputs.keep_first_symbols(),
-        *equal_meshes.equal_meshes_are_one(),
-        *view_sizes.sizes_of_bases_are_inputs(),
-        *pending_inputs.write_to_pending_inputs(),
-        *pending_inputs.pending_inputs_have_gradients(),
-        *placements.keep_strided_shards(),
-        *placements.cut_empty_shards(),
-        *placements.count_strided_shards_with_real_tensors(),
-        *placements.fix_split_factors(),
-        *random.save_states_before_objects(),
-        *random.draw_once(),
-        *factories.random_on_cpu(),
+        *aot_runtime.keep_first_symbols(),
+        *aot_tracing.equal_meshes_are_one(),
+        *dynamo_dtensors.sizes_of_bases_are_inputs(),
+        *aot_runtime.write_to_pending_inputs(),
+        *aot_runtime.pending_inputs_have_gradients(),
+        *dtensor_placements.keep_strided_shards(),
+        *dtensor_placements.cut_empty_shards(),
+        *dtensor_placements.count_strided_shards_with_real_tensors(),
+        *dtensor_placements.fix_split_factors(),
+        *aot_partition.save_states_before_objects(),
+        *aot_partition.draw_once(),
+        *dtensor_ranks.random_on_cpu(),
     ]

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def is_of_a_subclass(value: object) -> bool:
@@ -18,8 +18,8 @@ def is_of_a_subclass(value: object) -> bool:
     return isinstance(value, DTensor) and type(value) is not DTensor
 
 
-def _refuse(tx: Any, value: Any, source: Any) -> Any:
-    building.graph_break(
+def _refuse_subclasses(tx: Any, value: Any, source: Any) -> Any:
+    dynamo_building.graph_break(
         "Tensor of a subclass of DTensor",
         type(value).__name__,
         "A graph makes DTensors and knows nothing of a class that derives from it.",
@@ -27,6 +27,6 @@ def _refuse(tx: Any, value: Any, source: Any) -> Any:
     )
 
 
-def changes() -> list[Change]:
+def subclasses_changes() -> list[Change]:
     """List the changes that enabling makes for subclasses."""
-    return trackers.on_values(DTensor, is_of_a_subclass, _refuse)
+    return dynamo_trackers.on_values(DTensor, is_of_a_subclass, _refuse_subclasses)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dynamo_dist.torch_compat.aot import outputs as outputs_compat
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat import aot_runtime as outputs_compat
+from dynamo_dist.torch_compat.patching import Change
 
 
 class _Absent(threading.local):
@@ -79,7 +79,7 @@ def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | Non
     return alike[0] if alike else None
 
 
-def changes() -> list[Change]:
+def unused_outputs_changes() -> list[Change]:
     """List the changes that enabling makes for outputs that no loss uses."""
     return [
         *outputs_compat.on_forward_with_tangents(DTensor, _watched),

@@ -16,9 +16,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.torch_compat.aot import aliases
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dtensor import calls as calls_compat
+from dynamo_dist.torch_compat import aot_aliases
+from dynamo_dist.torch_compat import dtensor_dispatch as calls_compat
+from dynamo_dist.torch_compat.patching import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list
     made one tensor of its own, and so is a view of a DTensor made inside that is no output itself.
     """
     locals_of_args = {
-        aliases.storage_key(arg._local_tensor) for arg in args if isinstance(arg, DTensor)
+        aot_aliases.storage_key(arg._local_tensor) for arg in args if isinstance(arg, DTensor)
     }
     found, ways = [], []
     for output in outputs:
         way = None
         if isinstance(output, DTensor) and not any(output is arg for arg in args):
             base = output._base
-            shares_input = aliases.storage_key(output._local_tensor) in locals_of_args
+            shares_input = aot_aliases.storage_key(output._local_tensor) in locals_of_args
             if any(base is arg for arg in args):
                 alias = shares_input
             else:  # AOTAutograd refuses to return a base that the program does not
@@ -110,20 +110,20 @@ def _way(output: DTensor, base: torch.Tensor | None, shares_input: bool) -> Any:
         return Views(steps, tuple(map(_symbolic, _known_sizes(base, output))))
     if output.requires_grad or not shares_input:
         return None
-    views = aliases.local_views(output._local_tensor)
+    views = aot_aliases.local_views(output._local_tensor)
     return None if views is None else LocalViews(views)
 
 
 def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
     """List the steps that autograd recorded from base to output; None if they are no chain of one tensor's views."""
-    replayed, calls = aliases.recorded_views(output, base)
+    replayed, calls = aot_aliases.recorded_views(output, base)
     if replayed is None or replayed.shape != output.shape:
         return None
     steps = []
     current: Any = base
     for position, (function, args, kwargs, result) in enumerate(calls):
         rest = (args[1:], kwargs)
-        if not args or args[0] is not current or aliases.has_tensors(rest):
+        if not args or args[0] is not current or aot_aliases.has_tensors(rest):
             return None
         index = None
         if isinstance(result, (list, tuple)):
@@ -164,7 +164,7 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
     """
     if isinstance(way, LocalViews):
         assert isinstance(base, DTensor) and isinstance(target, DTensor)
-        local = aliases.apply_local_views(base._local_tensor, way.views)
+        local = aot_aliases.apply_local_views(base._local_tensor, way.views)
         return DTensor(local, target._spec, requires_grad=False)
     if not isinstance(way, Views):
         raise _unknown(base, target)
@@ -174,7 +174,7 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
         args, kwargs = calls_compat.tree_map(
             lambda value: _value(value, values, base, target), (step.args, dict(step.kwargs))
         )
-        found = aliases.overload(step.name, step.overload)(found, *args, **kwargs)
+        found = aot_aliases.overload(step.name, step.overload)(found, *args, **kwargs)
         if step.result is not None:
             found = found[step.result]
     if found.shape != target.shape:
@@ -215,6 +215,6 @@ def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
     )
 
 
-def changes() -> list[Change]:
+def views_changes() -> list[Change]:
     """List the changes that enabling makes for views."""
-    return aliases.on_output_aliases(record, replay, apart_if_made_here, DTensor)
+    return aot_aliases.on_output_aliases(record, replay, apart_if_made_here, DTensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_dist.torch_compat.dynamo import building
+from dynamo_dist.torch_compat import dynamo_building
 
 # The function -> what to write instead.
 FIXES = {
@@ -23,7 +23,7 @@ def refuse(name: str) -> Any:
     """An answer to calls of ``name``: break the graph."""
 
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        building.graph_break(
+        dynamo_building.graph_break(
             "Collective on Python objects",
             f"torch.distributed.{name}",
             f"{name} pickles objects and gives new ones on every call: they decide what the program does "

@@ -9,11 +9,16 @@ from typing import Any
 import torch.distributed as dist
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.aot import autograd_functions, partition
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, guards, trackers
-from dynamo_dist.torch_compat.dynamo import calls as calls_compat
+from dynamo_dist.torch_compat import (
+    aot_partition,
+    aot_tracing,
+    c10d,
+    dynamo_building,
+    dynamo_guards,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat import dynamo_calls as calls_compat
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.lowering import (
     all_to_all,
     barrier,
@@ -99,9 +104,9 @@ def lowered(name: str) -> Callable[..., Any]:
         if any(map(calls_compat.is_subclass_instance, bound.values())):
             return None
         if name != "_coalescing_manager" and _is_outside(bound.get("group")):
-            return building.build(tx, -1 if name == "recv" else None)
+            return dynamo_building.build(tx, -1 if name == "recv" else None)
         if "op" in bound:
-            bound["op"] = building.build(tx, _reduce_op(name, bound["op"]))
+            bound["op"] = dynamo_building.build(tx, _reduce_op(name, bound["op"]))
         if name == "recv" and "src" not in bound and "group_src" not in bound:
             _refuse_any_source()
         found = tracker.traced(tx)
@@ -110,8 +115,8 @@ def lowered(name: str) -> Callable[..., Any]:
             calls = found.managers.get(_group_name(bound.get("group")))
             if calls is not None:
                 calls.append((name, bound))
-                return building.build(tx, None)
-        return building.call_traced(tx, function, [], dict(bound))
+                return dynamo_building.build(tx, None)
+        return dynamo_building.call_traced(tx, function, [], dict(bound))
 
     return answer
 
@@ -121,37 +126,37 @@ def _is_outside(group: Any) -> bool:
     if group is None:
         return False
     try:
-        return building.python_object(group) == dist.GroupMember.NON_GROUP_MEMBER
+        return dynamo_building.python_object(group) == dist.GroupMember.NON_GROUP_MEMBER
     except NotImplementedError:
         return False
 
 
 def _group_name(group: Any) -> str:
-    value = None if group is None else building.python_object(group)
+    value = None if group is None else dynamo_building.python_object(group)
     found: Any = dist.group.WORLD if value is None else value
     return found.group_name
 
 
 def _reduce_op(function: str, op: Any) -> str:
     """The reduce op's name, guarded."""
-    value = building.python_object(op)
+    value = dynamo_building.python_object(op)
     name = ops.reduce_op_name(value)
     if name is None:
-        building.graph_break(
+        dynamo_building.graph_break(
             "Reduce op that cannot be written in a graph",
             f"{function}(op={value!r})",
             "A graph holds the op as text. A premultiplied sum whose factor is a tensor has none.",
             "Multiply first: x.mul_(factor); dist.all_reduce(x)",
         )
-    guards.guard_source(getattr(op, "source", None), _REDUCE_OP)
+    dynamo_guards.guard_source(getattr(op, "source", None), _REDUCE_OP)
     return name
 
 
-_REDUCE_OP = guards.value_guard("reduce op", ops.reduce_op_name, hold=True)
+_REDUCE_OP = dynamo_guards.value_guard("reduce op", ops.reduce_op_name, hold=True)
 
 
 def _refuse_any_source() -> None:
-    building.graph_break(
+    dynamo_building.graph_break(
         "Receive from any rank that returns the sender",
         "torch.distributed.recv(tensor)",
         "recv without src returns the sender's rank, which is known only when the graph runs.",
@@ -161,28 +166,37 @@ def _refuse_any_source() -> None:
 
 def _open_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     tracker.traced(tx).managers[_group_name(args[0])] = []
-    return building.build(tx, None)
+    return dynamo_building.build(tx, None)
 
 
 def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group, async_op = args
     calls = tracker.traced(tx).managers.pop(_group_name(group))
     if not calls:
-        return building.build(tx, None)
+        return dynamo_building.build(tx, None)
     kind, input_name, output_name = COLLECTED[calls[0][0]]
     if any(COLLECTED[name][0] != kind for name, _ in calls):
-        building.graph_break(
+        dynamo_building.graph_break(
             "Collectives of several kinds in one coalescing manager",
             ", ".join(name for name, _ in calls),
             "A coalescing manager makes one launch of what is called inside.",
             "Use one coalescing manager for each kind of collective.",
         )
-    pairs = [building.build_list(tx, [bound[input_name], bound[output_name]]) for _, bound in calls]
-    op = calls[0][1].get("op", building.build(tx, "sum"))
-    return building.call_traced(
+    pairs = [
+        dynamo_building.build_list(tx, [bound[input_name], bound[output_name]])
+        for _, bound in calls
+    ]
+    op = calls[0][1].get("op", dynamo_building.build(tx, "sum"))
+    return dynamo_building.call_traced(
         tx,
         coalescing.launch_together,
-        [building.build(tx, kind), building.build_list(tx, pairs), op, group, async_op],
+        [
+            dynamo_building.build(tx, kind),
+            dynamo_building.build_list(tx, pairs),
+            op,
+            group,
+            async_op,
+        ],
         {},
     )
 
@@ -190,14 +204,16 @@ def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _next_serial(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     found = tracker.traced(tx)
     found.serials += 1
-    return building.build(tx, found.serials)
+    return dynamo_building.build(tx, found.serials)
 
 
 def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
     """An answer that calls ``function`` while tracing, on the arguments' objects."""
 
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return building.build(tx, function(*[building.python_object(arg) for arg in args]))
+        return dynamo_building.build(
+            tx, function(*[dynamo_building.python_object(arg) for arg in args])
+        )
 
     return answer
 
@@ -209,8 +225,8 @@ class ReduceOpNames(calls_compat.ObjectTracker):
         return type(dist.reduce_op)
 
     def attribute(self, tx: Any, name: str) -> Any:
-        source = building.imported_source(tx, "torch.distributed", "ReduceOp", name)
-        return building.build(tx, getattr(dist.ReduceOp, name), source)
+        source = dynamo_building.imported_source(tx, "torch.distributed", "ReduceOp", name)
+        return dynamo_building.build(tx, getattr(dist.ReduceOp, name), source)
 
 
 def changes(config: DistConfig) -> list[Change]:
@@ -218,31 +234,33 @@ def changes(config: DistConfig) -> list[Change]:
     found: list[Change] = [*tracker.changes(), *calls_compat.allow_point_to_point()]
     for name in C10D:
         if (function := c10d.c10d_function(name)) is not None:
-            found += trackers.on_function(function, lowered(name))
+            found += dynamo_trackers.on_function(function, lowered(name))
     for name in objects.FIXES:
         if (function := c10d.c10d_function(name)) is not None:
-            found += trackers.on_function(function, objects.refuse(name))
+            found += dynamo_trackers.on_function(function, objects.refuse(name))
     for name, ours in NN_FUNCTIONAL.items():
         if (function := getattr(c10d.nn_functional_module, name, None)) is not None:
-            found += trackers.on_function(function, _traced_instead(ours))
+            found += dynamo_trackers.on_function(function, _traced_instead(ours))
     for name, ours in IN_PLACE_OPS.items():
         found += _on_op(name, _traced_instead(ours))
     return [
         *found,
-        *partition.keep_in_its_pass(ops.NAMESPACE),
-        *partition.drop_dead_chains(),
-        *autograd_functions.pass_context(),
-        *autograd_functions.gradients_are_apart(),
+        *aot_partition.keep_in_its_pass(ops.NAMESPACE),
+        *aot_partition.drop_dead_chains(),
+        *aot_tracing.pass_context(),
+        *aot_tracing.gradients_are_apart(),
         *functional_tensors.changes(),
         *_on_op("wait_tensor", tracker.traced_wait_tensor),
-        *trackers.on_function(work.start, tracker.traced_start),
-        *trackers.on_function(state.next_serial, _next_serial),
-        *trackers.on_function(state.seconds, _constant(state.seconds)),
-        *trackers.on_function(state.barrier_device, _constant(state.barrier_device)),
-        *trackers.on_function(state.coalesces, _constant(state.coalesces)),
-        *trackers.on_function(coalescing.open_manager, _open_manager),
-        *trackers.on_function(coalescing.close_manager, _close_manager),
-        trackers.on_object(dist.reduce_op, lambda builder, _: ReduceOpNames(source=builder.source)),
+        *dynamo_trackers.on_function(work.start, tracker.traced_start),
+        *dynamo_trackers.on_function(state.next_serial, _next_serial),
+        *dynamo_trackers.on_function(state.seconds, _constant(state.seconds)),
+        *dynamo_trackers.on_function(state.barrier_device, _constant(state.barrier_device)),
+        *dynamo_trackers.on_function(state.coalesces, _constant(state.coalesces)),
+        *dynamo_trackers.on_function(coalescing.open_manager, _open_manager),
+        *dynamo_trackers.on_function(coalescing.close_manager, _close_manager),
+        dynamo_trackers.on_object(
+            dist.reduce_op, lambda builder, _: ReduceOpNames(source=builder.source)
+        ),
     ]
 
 
@@ -258,9 +276,11 @@ IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
 
 def _on_op(name: str, answer: Callable[..., Any]) -> list[Change]:
     return [
-        change for op in c10d.functional_op(name) for change in trackers.on_function(op, answer)
+        change
+        for op in c10d.functional_op(name)
+        for change in dynamo_trackers.on_function(op, answer)
     ]
 
 
 def _traced_instead(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda tx, args, kwargs: building.call_traced(tx, function, args, kwargs)
+    return lambda tx, args, kwargs: dynamo_building.call_traced(tx, function, args, kwargs)

@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.errors import InFlightError
-from dynamo_dist.torch_compat import overlap
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, trackers, values
+from dynamo_dist.torch_compat import (
+    dtensor_specs,
+    dynamo_building,
+    dynamo_calls,
+    dynamo_guards,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.lowering.work import GraphFuture, GraphWork
 from dynamo_dist.trace.trackers import attributes
 
@@ -41,10 +46,10 @@ class Traced:
 
 def traced(tx: Any) -> Traced:
     """The state of the trace that ``tx`` belongs to."""
-    return calls.trace_state(tx, Traced)
+    return dynamo_calls.trace_state(tx, Traced)
 
 
-class InFlightVariable(calls.ObjectTracker):
+class InFlightVariable(dynamo_calls.ObjectTracker):
     """A Work or its future: methods by name, and nothing else."""
 
     members = WORK_METHODS
@@ -83,20 +88,20 @@ class WorkVariable(InFlightVariable):
         self.end(tx)
         if name == "result":
             return self.outputs
-        return building.build(tx, True if name in _GIVES_TRUE else None)
+        return dynamo_building.build(tx, True if name in _GIVES_TRUE else None)
 
     def end(self, tx: Any) -> None:
         """Trace the wait and the copy into the buffers, once."""
         if not self.done:
             self.done = True
             traced(tx).works.remove(self)
-            building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
+            dynamo_building.call_traced(tx, self.finish, [self.launched, self.outputs], {})
 
     def reconstruct(self, codegen: Any) -> None:
         self.left = True
-        finish = building.build(codegen.tx, None) if self.done else self.finish
-        launched = building.build_list(codegen.tx, []) if self.done else self.launched
-        calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
+        finish = dynamo_building.build(codegen.tx, None) if self.done else self.finish
+        launched = dynamo_building.build_list(codegen.tx, []) if self.done else self.launched
+        dynamo_calls.construct_on_return(codegen, GraphWork, [finish, launched, self.outputs])
 
 
 class FutureVariable(InFlightVariable):
@@ -120,7 +125,7 @@ class FutureVariable(InFlightVariable):
             traced(tx).futures.append(future)
             return future
         value = self.end(tx)
-        return building.build(tx, True) if name == "done" else value
+        return dynamo_building.build(tx, True) if name == "done" else value
 
     def end(self, tx: Any) -> Any:
         """Trace what the future waits for, once; its value."""
@@ -135,17 +140,17 @@ class FutureVariable(InFlightVariable):
 
     def reconstruct(self, codegen: Any) -> None:
         if self.callback is not None:
-            building.graph_break(
+            dynamo_building.graph_break(
                 "A callback on a collective's future leaves the graph",
                 "Future.then",
                 "The callback would run outside the compiled function.",
                 "Wait for the future inside: value = work.get_future().then(callback).wait()",
             )
-        calls.construct_on_return(codegen, GraphFuture, [self.of])
+        dynamo_calls.construct_on_return(codegen, GraphFuture, [self.of])
 
 
 def _refuse(name: str) -> None:
-    building.graph_break(
+    dynamo_building.graph_break(
         "Attribute of a Work or its future that is not traced",
         name,
         "It tells of the backend's own object, which exists only when the graph runs.",
@@ -156,14 +161,14 @@ def _refuse(name: str) -> None:
 def traced_start(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``lowering.work.start`` while tracing."""
     finish, launched, outputs = args
-    launched = building.build_list(tx, building.items_of(tx, launched))
-    outputs = building.build_list(tx, building.items_of(tx, outputs))
+    launched = dynamo_building.build_list(tx, dynamo_building.items_of(tx, launched))
+    outputs = dynamo_building.build_list(tx, dynamo_building.items_of(tx, outputs))
     work = WorkVariable(
         finish.as_python_constant(),
         launched,
         outputs,
-        values.fake_tensors(tx, outputs),
-        calls.traced_user_line(tx, _OURS),
+        dynamo_building.fake_tensors(tx, outputs),
+        dynamo_calls.traced_user_line(tx, _OURS),
     )
     traced(tx).works.append(work)
     return work
@@ -175,9 +180,11 @@ def traced_wait_tensor(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     tensors = [*args, *kwargs.values()]
     if not state.works or len(tensors) != 1:
         return None
-    buffer = building.fake_tensor(tensors[0])
+    buffer = dynamo_building.fake_tensor(tensors[0])
     found = [
-        work for work in state.works if any(overlap.may_overlap(buffer, b) for b in work.buffers)
+        work
+        for work in state.works
+        if any(dtensor_specs.may_overlap(buffer, b) for b in work.buffers)
     ]
     for work in found:
         work.end(tx)
@@ -194,20 +201,20 @@ class EagerWorkVariable(InFlightVariable):
         if name not in _GIVES_TRUE | _GIVES_NONE:
             _refuse(name)
         if traced(tx).has_launched:
-            building.graph_break(
+            dynamo_building.graph_break(
                 "Wait for a Work of an earlier launch after a launch in the graph",
                 f"Work.{name}",
                 "Such a wait runs before the graph. Peers may need this graph's launch first, and "
                 "would wait for ever.",
                 "Call work.wait() before the first collective of the compiled function.",
             )
-        calls.call_before_graph(tx, self.source, "wait")
-        return building.build(tx, True if name in _GIVES_TRUE else None)
+        dynamo_calls.call_before_graph(tx, self.source, "wait")
+        return dynamo_building.build(tx, True if name in _GIVES_TRUE else None)
 
 
 def from_outside(tx: Any, value: Any, source: Any) -> Any:
     """The tracker of a Work that is an argument, an attribute or an item of something."""
-    guards.guard_source(source, _IS_WORK)
+    dynamo_guards.guard_source(source, _IS_WORK)
     return EagerWorkVariable(source=source)
 
 
@@ -215,7 +222,7 @@ def _is_work(value: object) -> bool:
     return isinstance(value, dist.Work)
 
 
-_IS_WORK = guards.value_guard("being a Work", _is_work)
+_IS_WORK = dynamo_guards.value_guard("being a Work", _is_work)
 
 
 def in_flight(state: Traced) -> list[tuple[torch.Tensor, WorkVariable]]:
@@ -226,7 +233,7 @@ def in_flight(state: Traced) -> list[tuple[torch.Tensor, WorkVariable]]:
 def used_in_flight(tx: Any, work: WorkVariable) -> None:
     """Refuse the use of a buffer before its Work is waited for."""
     raise InFlightError(
-        f"{calls.traced_user_line(tx, _OURS)} uses a buffer of the collective launched at {work.line}, "
+        f"{dynamo_calls.traced_user_line(tx, _OURS)} uses a buffer of the collective launched at {work.line}, "
         "which is in flight.",
         "Before its Work is waited for, what the buffer holds is undefined.",
         "Call .wait() on the Work first.",
@@ -236,7 +243,7 @@ def used_in_flight(tx: Any, work: WorkVariable) -> None:
 def before_end(tx: Any) -> None:
     """Wait at the graph's end for every Work that nobody can wait for any more."""
     state = traced(tx)
-    alive = calls.trackers_in_use(tx) if state.works or state.futures else set()
+    alive = dynamo_calls.trackers_in_use(tx) if state.works or state.futures else set()
     found: list[FutureVariable | WorkVariable] = [*state.futures, *state.works]
     for pending in found:
         done = pending.value is not None if isinstance(pending, FutureVariable) else pending.done
@@ -265,7 +272,7 @@ def after_end(tx: Any) -> None:
 def changes() -> list[Change]:
     """List the changes that enabling makes for work in flight."""
     return [
-        *trackers.on_values(dist.Work, _is_work, from_outside),
-        *calls.on_graph_end(before_end, after_end),
-        *values.on_tensor_uses(in_flight, used_in_flight),
+        *dynamo_trackers.on_values(dist.Work, _is_work, from_outside),
+        *dynamo_calls.on_graph_end(before_end, after_end),
+        *dynamo_building.on_tensor_uses(in_flight, used_in_flight),
     ]

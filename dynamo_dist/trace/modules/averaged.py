@@ -20,9 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from dynamo_dist.parallel.average import Averaging, buckets
-from dynamo_dist.torch_compat import ddp
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, gradients, guards, modules
+from dynamo_dist.torch_compat import (
+    ddp,
+    dynamo_building,
+    dynamo_calls,
+    dynamo_gradients,
+    dynamo_guards,
+    dynamo_modules,
+)
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
 
@@ -80,7 +86,7 @@ def _averaged(wrapper: DistributedDataParallel, module: nn.Module) -> _Averaged:
 
 def averages_in_graph(module: nn.Module) -> bool:
     """Return whether ``replicate`` was applied to a module, in ways that a graph can hold."""
-    state = modules.module_state(module)
+    state = dynamo_modules.module_state(module)
     return isinstance(state, ddp.ReplicateState) and not ddp.custom_averaging(
         ddp.replicated_module(state)
     )
@@ -89,22 +95,25 @@ def averages_in_graph(module: nn.Module) -> bool:
 def _forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """``DistributedDataParallel.forward``."""
     receiver, *inputs = args
-    wrapper = building.python_object(receiver)
-    inputs, keywords = modules.build_tuple(tx, inputs), building.build_dict(tx, kwargs)
+    wrapper = dynamo_building.python_object(receiver)
+    inputs, keywords = (
+        dynamo_modules.build_tuple(tx, inputs),
+        dynamo_building.build_dict(tx, kwargs),
+    )
     given = _enter(tx, wrapper, receiver, inputs, keywords)
-    output = building.call_traced(tx, _call, [receiver, given], {})
+    output = dynamo_building.call_traced(tx, _call, [receiver, given], {})
     return _leave(tx, wrapper, output)
 
 
 def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """The hook of ``replicate`` before forward."""
-    state = building.python_object(args[0])
+    state = dynamo_building.python_object(args[0])
     return _enter(tx, ddp.replicated_module(state), *args[1:])
 
 
 def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     """The hook of ``replicate`` behind forward."""
-    return _leave(tx, ddp.replicated_module(building.python_object(args[0])), args[-1])
+    return _leave(tx, ddp.replicated_module(dynamo_building.python_object(args[0])), args[-1])
 
 
 def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> Any:
@@ -113,24 +122,26 @@ def _enter(tx: Any, wrapper: Any, origin: Any, inputs: Any, keywords: Any) -> An
     ``origin`` tracks the module that DDP or ``replicate`` was applied to.
     """
     _refuse(wrapper)
-    module = _module(building.python_object(origin))
+    module = _module(dynamo_building.python_object(origin))
     averaged = _averaged(wrapper, module)
     averaged.follow(wrapper)
     synchronizes = ddp.synchronizes(wrapper)
-    tracker = building.build_by_weakref(tx, averaged)
+    tracker = dynamo_building.build_by_weakref(tx, averaged)
     is_first = wrapper not in whole_parameters.reads(tx).entered
     if not is_first and synchronizes and ddp.shares_buffers(wrapper):
-        building.call_traced(tx, _share_buffers, [building.build_by_weakref(tx, wrapper)], {})
+        dynamo_building.call_traced(
+            tx, _share_buffers, [dynamo_building.build_by_weakref(tx, wrapper)], {}
+        )
     if is_first:
-        guards.guard(tracker, guards.value_guard("settings", _Averaged.settings))
-        calls.call_before_graph(tx, tracker.source, begin_forward)
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", _Averaged.settings))
+        dynamo_calls.call_before_graph(tx, tracker.source, begin_forward)
     ranks = dist.get_process_group_ranks(wrapper.process_group) if synchronizes else ()
     # Behind its first forward in a graph the parameters stay averaged.
     table = _table(tx, averaged, wrapper, module, tracker) if synchronizes and is_first else ()
     whole_parameters.enter(tx, wrapper, table, ranks)
     device = ddp.input_device(wrapper)
-    given = [building.build(tx, device), inputs, keywords]
-    return building.call_traced(tx, _moved, given, {})
+    given = [dynamo_building.build(tx, device), inputs, keywords]
+    return dynamo_building.call_traced(tx, _moved, given, {})
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -155,10 +166,10 @@ def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
     if not ddp.synchronizes(wrapper):
         return output
     if ddp.may_differ(wrapper):
-        tokens = building.build_list(tx, _tokens(tx)[id(wrapper)])
-        output = building.call_traced(tx, _attached, [output, tokens], {})
-        output, count = building.items_of(tx, output)
-        if not building.python_object(count):
+        tokens = dynamo_building.build_list(tx, _tokens(tx)[id(wrapper)])
+        output = dynamo_building.call_traced(tx, _attached, [output, tokens], {})
+        output, count = dynamo_building.items_of(tx, output)
+        if not dynamo_building.python_object(count):
             _break(
                 "Its forward returns no tensor with a gradient in lists, tuples or dictionaries."
             )
@@ -174,7 +185,7 @@ def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
 
 def _tokens(tx: Any) -> dict[int, list[Any]]:
     """What the operators of a trace gave for ``_attached``, by id of the wrapper."""
-    found: dict[int, list[Any]] = calls.trace_state(tx, dict, "_dynamo_dist_tokens")
+    found: dict[int, list[Any]] = dynamo_calls.trace_state(tx, dict, "_dynamo_dist_tokens")
     return found
 
 
@@ -193,8 +204,8 @@ def _table(
 ) -> Iterator[tuple[Place, Read]]:
     params = averaged.averaging.params
     own = set(map(id, params))
-    for each in gradients.tensor_inputs(tx):
-        if id(gradients.real_tensor(tx, each)) in own:
+    for each in dynamo_gradients.tensor_inputs(tx):
+        if id(dynamo_gradients.real_tensor(tx, each)) in own:
             _break("The graph reads one of its parameters before its forward, and so by itself.")
     wholes = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
@@ -206,26 +217,29 @@ def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any)
     """Trackers of the parameters behind the operators that average their gradients, by place."""
     averaging, group = averaged.averaging, wrapper.process_group
     # Where a graph computes gradients itself, they are those of the parameters.
-    in_graph = gradients.is_asked_for()
+    in_graph = dynamo_gradients.is_asked_for()
     key = "" if in_graph else averaging.key
-    source = building.build_by_weakref(tx, wrapper).source if in_graph else tracker.source
+    source = dynamo_building.build_by_weakref(tx, wrapper).source if in_graph else tracker.source
     values, member = (averaging.params, ddp.PARAMETERS) if in_graph else (averaged.leaves, "leaves")
     found: dict[int, Any] = {}
     tokens = _tokens(tx)[id(wrapper)] = []
     for number, places in enumerate(averaging.buckets):
         read = [
-            building.build(tx, values[i], building.member_source(source, member, i)) for i in places
+            dynamo_building.build(tx, values[i], dynamo_building.member_source(source, member, i))
+            for i in places
         ]
         used = None
         if ddp.may_differ(wrapper):
-            used = building.build(
-                tx, averaged.used[number], building.member_source(tracker.source, "used", number)
+            used = dynamo_building.build(
+                tx,
+                averaged.used[number],
+                dynamo_building.member_source(tracker.source, "used", number),
             )
         launch = (group.group_name, group.size(), key, list(places))
-        given = [building.build_list(tx, read), used or building.build(tx, None)]
-        given += [building.build(tx, each) for each in launch]
+        given = [dynamo_building.build_list(tx, read), used or dynamo_building.build(tx, None)]
+        given += [dynamo_building.build(tx, each) for each in launch]
         operator = torch.ops.dynamo_dist_parallel.averaged.default
-        results = building.items_of(tx, building.call_traced(tx, operator, given, {}))
+        results = dynamo_building.items_of(tx, dynamo_building.call_traced(tx, operator, given, {}))
         tokens += results[len(places) :]
         found.update(zip(places, results, strict=False))
     return found
@@ -275,7 +289,7 @@ def _refuse(wrapper: Any) -> None:
 
 
 def _break(why: str) -> None:
-    building.graph_break(
+    dynamo_building.graph_break(
         "DistributedDataParallel module called in a compiled function",
         "DistributedDataParallel.forward",
         why,

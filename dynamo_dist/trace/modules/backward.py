@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, modules
+from dynamo_dist.torch_compat import dynamo_building, dynamo_modules
+from dynamo_dist.torch_compat.patching import Change
 
 
 def refuse() -> NoReturn:
     """Break the graph at the call."""
-    building.graph_break(
+    dynamo_building.graph_break(
         "backward() inside a compiled function",
         "Tensor.backward",
         "The compiled forward brings its own backward graph, and eager's engine, with the hooks of "
@@ -26,6 +26,6 @@ def refuse() -> NoReturn:
     )
 
 
-def changes() -> list[Change]:
+def backward_changes() -> list[Change]:
     """List the changes that enabling makes for ``backward()`` inside a compiled function."""
-    return modules.on_backward(refuse)
+    return dynamo_modules.on_backward(refuse)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import BackwardHook
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import attributes
 
 FIX = (
@@ -91,7 +91,7 @@ def replaced(args: Any, at: tuple[int, ...], tensors: Any) -> Any:
     return tuple(items) if type(args) is tuple else type(args)(*items)
 
 
-class ModuleHooksVariable(calls.ObjectTracker):
+class ModuleHooksVariable(dynamo_calls.ObjectTracker):
     """The hooks of one call of a module: an object of the graph that is passed from node to node."""
 
     def __init__(self, module: Any, hooks: Any, pre_hooks: Any, proxy: Any) -> None:
@@ -112,34 +112,38 @@ class ModuleHooksVariable(calls.ObjectTracker):
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         (value,) = args
         if name == "setup_input_hook":
-            self.inputs = building.items_of(tx, value)
+            self.inputs = dynamo_building.items_of(tx, value)
             return self._pass(tx, through_input, value, self.inputs)
         is_tuple = issubclass(value.python_type(), tuple)
-        outputs = building.items_of(tx, value) if is_tuple else [building.realized(value)]
+        outputs = (
+            dynamo_building.items_of(tx, value) if is_tuple else [dynamo_building.realized(value)]
+        )
         if not is_tuple:
-            value = modules.build_tuple(tx, outputs)
+            value = dynamo_modules.build_tuple(tx, outputs)
         self._trace_hooks(tx, outputs)
         result = self._pass(tx, through_output, value, outputs)
-        return result if is_tuple else building.items_of(tx, result)[0]
+        return result if is_tuple else dynamo_building.items_of(tx, result)[0]
 
     def _pass(self, tx: Any, through: Any, value: Any, items: list[Any]) -> Any:
         """The value with its tensors passed through a node of the graph."""
-        at = tuple(i for i, item in enumerate(items) if modules.is_tensor(item))
-        if not any(modules.is_tensor_with_gradient(items[i]) for i in at):
+        at = tuple(i for i, item in enumerate(items) if dynamo_modules.is_tensor(item))
+        if not any(dynamo_modules.is_tensor_with_gradient(items[i]) for i in at):
             return value
-        tensors = modules.node_of_tensors(
+        tensors = dynamo_modules.node_of_tensors(
             tx, through, (self.proxy, len(items), at, *[items[i].as_proxy() for i in at])
         )
-        return building.call_traced(tx, replaced, [value, building.build(tx, at), tensors], {})
+        return dynamo_building.call_traced(
+            tx, replaced, [value, dynamo_building.build(tx, at), tensors], {}
+        )
 
     def _trace_hooks(self, tx: Any, outputs: list[Any]) -> None:
-        if not any(map(modules.is_tensor_with_gradient, outputs)):
+        if not any(map(dynamo_modules.is_tensor_with_gradient, outputs)):
             return
         grad_outputs = [_gradient(tx, each) for each in outputs]
         grad_inputs = [_gradient(tx, each) for each in self.inputs]
-        for hook in building.items_of(tx, self.user_pre_hooks):
+        for hook in dynamo_building.items_of(tx, self.user_pre_hooks):
             self._trace(tx, hook, True, [grad_outputs])
-        for hook in building.items_of(tx, self.user_hooks):
+        for hook in dynamo_building.items_of(tx, self.user_hooks):
             self._trace(tx, hook, False, [grad_inputs, grad_outputs])
 
     def _trace(self, tx: Any, hook: Any, is_pre: bool, gradients: list[list[Any]]) -> None:
@@ -149,25 +153,27 @@ class ModuleHooksVariable(calls.ObjectTracker):
         def call(*flat: Any) -> Any:
             rest = iter(flat)
             tuples = [
-                modules.build_tuple(tx, [next(rest) if is_read else _none(tx) for is_read in reads])
+                dynamo_modules.build_tuple(
+                    tx, [next(rest) if is_read else _none(tx) for is_read in reads]
+                )
                 for reads in taken
             ]
-            result = building.realized(hook.call_function(tx, [self.module, *tuples], {}))
+            result = dynamo_building.realized(hook.call_function(tx, [self.module, *tuples], {}))
             given.clear()
             tensors: list[Any] = []
             if not result.is_constant_none():
-                for item in building.items_of(tx, result):
-                    is_tensor = modules.is_tensor(item)
+                for item in dynamo_building.items_of(tx, result):
+                    is_tensor = dynamo_modules.is_tensor(item)
                     given.append(len(tensors) if is_tensor else None)
                     tensors += [item] if is_tensor else []
-            return modules.build_tuple(tx, tensors)
+            return dynamo_modules.build_tuple(tx, tensors)
 
         flat = [grad for grads in gradients for grad in grads if grad is not None]
-        graph, free = modules.traced_apart(tx, call, flat, _BREAK, _WHY, FIX)
-        if not given and modules.computes_nothing(graph):
+        graph, free = dynamo_modules.traced_apart(tx, call, flat, _BREAK, _WHY, FIX)
+        if not given and dynamo_modules.computes_nothing(graph):
             return
-        body = modules.graph_as_argument(tx, graph)
-        self.proxy = modules.node_of_constant(
+        body = dynamo_modules.graph_as_argument(tx, graph)
+        self.proxy = dynamo_modules.node_of_constant(
             tx, with_hook, (self.proxy, is_pre, taken, tuple(given), body, *free)
         )
 
@@ -180,21 +186,21 @@ _WHY = (
 
 
 def _none(tx: Any) -> Any:
-    return building.build(tx, None)
+    return dynamo_building.build(tx, None)
 
 
 def _gradient(tx: Any, of: Any) -> Any:
     """A tensor like the gradient of a traced one, as an example for hooks; None where there will be none."""
-    has_gradient = modules.is_tensor_with_gradient(of)
-    return building.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
+    has_gradient = dynamo_modules.is_tensor_with_gradient(of)
+    return dynamo_building.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
 
 
 def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> ModuleHooksVariable:
     """``BackwardHook(module, hooks, pre_hooks)`` while tracing, without compiled autograd."""
-    proxy = modules.node_of_constant(tx, new_hooks, ())
+    proxy = dynamo_modules.node_of_constant(tx, new_hooks, ())
     return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
 
 
-def changes() -> list[Change]:
+def backward_hooks_changes() -> list[Change]:
     """List the changes that enabling makes for module hooks; under compiled autograd they stay stock's."""
-    return modules.on_module_backward_hooks(create)
+    return dynamo_modules.on_module_backward_hooks(create)

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.torch_compat import fsdp
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import modules
+from dynamo_dist.torch_compat import dynamo_modules, fsdp
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import averaged, fully_sharded
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -28,7 +27,7 @@ def has_traced_hooks(module: nn.Module) -> bool:
 
     Those of other composable APIs do not: they run around it.
     """
-    if modules.module_state(module) is not None:
+    if dynamo_modules.module_state(module) is not None:
         return fully_sharded.shards_in_graph(module) or averaged.averages_in_graph(module)
     # Stock calls every module of torch's, and so all of DDP, through one function that is given up for all at once.
     return isinstance(module, DistributedDataParallel) or any(
@@ -60,18 +59,18 @@ def runs_around(module: nn.Module) -> bool:
 def _sharded_later(managed: list[nn.Module], _: set[nn.Parameter]) -> None:
     """A module that is sharded after it was compiled, as accelerate does it, has its hooks in the graph as well."""
     for module in managed:
-        modules.compile_whole_later(
+        dynamo_modules.compile_whole_later(
             module, fully_sharded.shards_in_graph, whole_call, _is_no_root_in_graph
         )
 
 
 def _is_no_root_in_graph(module: nn.Module) -> bool:
-    return modules.module_state(module) is None or runs_around(module)
+    return dynamo_modules.module_state(module) is None or runs_around(module)
 
 
-def changes() -> list[Change]:
+def calls_changes() -> list[Change]:
     """List the changes that enabling makes for the hooks of a compiled module."""
     return [
-        *modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
+        *dynamo_modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
         *fsdp.on_sharding(_sharded_later),
     ]

@@ -27,11 +27,16 @@ from dynamo_dist.parallel.gather import (
     TensorParallel,
     cast_floating,
 )
-from dynamo_dist.torch_compat import fsdp
-from dynamo_dist.torch_compat.aot import gradients
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, guards, modules
-from dynamo_dist.torch_compat.dynamo.gradients import is_asked_for
+from dynamo_dist.torch_compat import (
+    aot_gradients,
+    dynamo_building,
+    dynamo_calls,
+    dynamo_guards,
+    dynamo_modules,
+    fsdp,
+)
+from dynamo_dist.torch_compat.dynamo_gradients import is_asked_for
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import one_way, whole_parameters
 from dynamo_dist.trace.modules.stale_optimizers import warn_of_stale_optimizers
 from dynamo_dist.trace.modules.whole_parameters import Place, Read
@@ -86,7 +91,7 @@ class _Sharded:
     def place_of_unhooked(self, path: tuple[int, int]) -> int:
         """Where in ``unhooked`` the leaf is that a parameter with hooks is read as."""
         shard = fsdp.sharded(self.state(), path)
-        kind = path, gradients.local_of(shard).data_ptr()
+        kind = path, aot_gradients.local_of(shard).data_ptr()
         if kind not in self._places:
             leaf = shard.detach().requires_grad_()
             leaf.register_post_accumulate_grad_hook(functools.partial(_hand_over, ref(shard)))
@@ -116,7 +121,7 @@ class _Sharded:
     def reshard_after_backward(self) -> None:
         """``reshard`` when the backward has run that is under way."""
         if self._left:
-            gradients.call_after_backward(self.reshard)
+            aot_gradients.call_after_backward(self.reshard)
 
     def reshard(self) -> None:
         """Free what a graph has left unsharded."""
@@ -131,7 +136,7 @@ class _Sharded:
         self.reshard_after_backward()
         if what == WHOLE:
             return fsdp.take_whole(state, path)
-        gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
+        aot_gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
         return fsdp.partial(state, path)
 
 
@@ -161,41 +166,41 @@ _known: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
 
 def shards_in_graph(module: nn.Module) -> bool:
     """Return whether a module is sharded by FSDP2, and in ways that a graph can hold."""
-    state = modules.module_state(module)
+    state = dynamo_modules.module_state(module)
     return isinstance(state, fsdp.FSDPState) and not fsdp.custom_sharding(state)
 
 
 def is_called_eagerly(module: nn.Module) -> bool:
     """Return whether the module is called by one that FSDP2 runs in eager mode."""
-    state = modules.module_state(module)
+    state = dynamo_modules.module_state(module)
     return isinstance(state, fsdp.FSDPState) and fsdp.runs_eagerly(state)
 
 
 def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     receiver, module, inputs, keywords = args
-    state: Any = building.python_object(receiver)
+    state: Any = dynamo_building.python_object(receiver)
     known = whole_parameters.reads(tx)
     if state not in known.inside:
         outermost = not known.inside
         _refuse(state, outermost)
         fsdp.decide_root(state)
         if outermost:
-            warn_of_stale_optimizers(state, building.python_object(module))
+            warn_of_stale_optimizers(state, dynamo_building.python_object(module))
         _guard(tx, state, outermost)
         whole_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
     device, dtype, _ = fsdp.sharded_moves(state)
     if device is None and dtype is None:
-        return modules.build_tuple(tx, [inputs, keywords])
-    call = [building.build(tx, device), building.build(tx, dtype), inputs, keywords]
-    return building.call_traced(tx, _given, call, {})
+        return dynamo_modules.build_tuple(tx, [inputs, keywords])
+    call = [dynamo_building.build(tx, device), dynamo_building.build(tx, dtype), inputs, keywords]
+    return dynamo_building.call_traced(tx, _given, call, {})
 
 
 def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     receiver, module, _, output = args
-    state: Any = building.python_object(receiver)
+    state: Any = dynamo_building.python_object(receiver)
     known = whole_parameters.reads(tx)
     run = known.run.setdefault(id(state), set())
-    run.add(id(building.python_object(module)))
+    run.add(id(dynamo_building.python_object(module)))
     if len(run) >= len(fsdp.modules(state)):  # of a list of modules, all have
         run.clear()
         whole_parameters.leave(tx, state, _table(tx, state))
@@ -204,7 +209,9 @@ def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
     _, _, dtype = fsdp.sharded_moves(state)
     if dtype is None:
         return output
-    return building.call_traced(tx, cast_floating, [building.build(tx, dtype), output], {})
+    return dynamo_building.call_traced(
+        tx, cast_floating, [dynamo_building.build(tx, dtype), output], {}
+    )
 
 
 def _refuse_unread(tx: Any, state: Any) -> None:
@@ -219,7 +226,7 @@ def _refuse_unread(tx: Any, state: Any) -> None:
             why = "stays gathered behind the forward, for uses outside of it"
         else:
             continue
-        building.graph_break(
+        dynamo_building.graph_break(
             "FSDP2 module called in a compiled function",
             "fully_shard",
             f"Its parameter {param.owners[0][1]!r} {why}, and the forward does not read it.",
@@ -240,13 +247,15 @@ def _leave_unsharded(tx: Any, state: Any) -> None:
     # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
     if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
         return
-    gathered, tracer = whole_parameters.reads(tx).gathered, calls.current_tracer(tx)
+    gathered, tracer = whole_parameters.reads(tx).gathered, dynamo_calls.current_tracer(tx)
     wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
     if any(each is None for each in wholes):  # read in a graph inside alone, such as a checkpoint's
         return
-    detached = building.call_traced(tx, _detached, [building.build_list(tx, wholes)], {})
-    tracker = building.build_by_weakref(tx, _sharded(state))
-    building.set_after_graph(tx, tracker, "unsharded", detached)
+    detached = dynamo_building.call_traced(
+        tx, _detached, [dynamo_building.build_list(tx, wholes)], {}
+    )
+    tracker = dynamo_building.build_by_weakref(tx, _sharded(state))
+    dynamo_building.set_after_graph(tx, tracker, "unsharded", detached)
 
 
 def _detached(wholes: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -275,21 +284,23 @@ def _refuse(state: Any, outermost: bool) -> None:
         why, fix = _WHY, _FIX
     else:
         return
-    building.graph_break("FSDP2 module called in a compiled function", "fully_shard", why, fix)
+    dynamo_building.graph_break(
+        "FSDP2 module called in a compiled function", "fully_shard", why, fix
+    )
 
 
 def _guard(tx: Any, state: Any, outermost: bool) -> None:
     """What was read of the state is read again before each call; before the graph it is settled."""
-    tracker = building.build_by_weakref(tx, state)
-    guards.guard(tracker, guards.value_guard("settings", fsdp.sharding_settings))
+    tracker = dynamo_building.build_by_weakref(tx, state)
+    dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", fsdp.sharding_settings))
     if outermost:
-        guards.guard(tracker, guards.value_guard("eager forward", fsdp.runs_eagerly))
-        guards.guard(tracker, guards.value_guard("hooks of modules", _hooks_version))
-        calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("eager forward", fsdp.runs_eagerly))
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("hooks of modules", _hooks_version))
+        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
 
 
 def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
-    source = building.build_by_weakref(tx, state).source
+    source = dynamo_building.build_by_weakref(tx, state).source
     sharded = _sharded(state)
     for param in fsdp.sharded_parameters(state):
         key = id(state), param.path
@@ -307,9 +318,9 @@ def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
 
 def _leaf(sharded: _Sharded, name: str, place: int) -> Callable[[Any], Any]:
     def build(tx: Any) -> Any:
-        source = building.build_by_weakref(tx, sharded).source
+        source = dynamo_building.build_by_weakref(tx, sharded).source
         value = getattr(sharded, name)[place]
-        return building.build(tx, value, building.member_source(source, name, place))
+        return dynamo_building.build(tx, value, dynamo_building.member_source(source, name, place))
 
     return build
 
@@ -331,8 +342,8 @@ def _hooks_version(state: Any) -> int:
 
 def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
     """The registered shard, from the state: modules may hold a gathered one just now."""
-    steps = building.member_source(source, *fsdp.steps(path))
-    return lambda tx: building.build(tx, fsdp.sharded(state, path), steps)
+    steps = dynamo_building.member_source(source, *fsdp.steps(path))
+    return lambda tx: dynamo_building.build(tx, fsdp.sharded(state, path), steps)
 
 
 def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
@@ -378,7 +389,7 @@ def _refuse_method(name: str) -> Callable[..., Any]:
     """Break the graph where the program gathers or frees parameters itself."""
 
     def refuse(tx: Any, args: list[Any], kwargs: Any) -> Any:
-        building.graph_break(
+        dynamo_building.graph_break(
             "Parameters of an FSDP2 module gathered or freed in a compiled function",
             f"FSDPModule.{name}",
             _WHY,

@@ -11,8 +11,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, gradients, guards, trackers
+from dynamo_dist.torch_compat import (
+    dynamo_building,
+    dynamo_gradients,
+    dynamo_guards,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import whole_parameters
 
 BACKEND = "dynamo_dist"
@@ -24,9 +29,9 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError:
         return None  # stock raises what eager raises
-    wanted = [*gradients.tensors_among(given["inputs"])]
-    if gradients.is_asked_for() or not _is_ours(
-        tx, [*wanted, *gradients.tensors_among(given["outputs"])]
+    wanted = [*dynamo_gradients.tensors_among(given["inputs"])]
+    if dynamo_gradients.is_asked_for() or not _is_ours(
+        tx, [*wanted, *dynamo_gradients.tensors_among(given["outputs"])]
     ):
         return None
     if whole_parameters.is_any_whole(tx):
@@ -36,30 +41,32 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         )
     _guard(tx, wanted)
     try:
-        return gradients.traced_gradients(tx, args, kwargs)
-    except gradients.CannotTrace as error:
+        return dynamo_gradients.traced_gradients(tx, args, kwargs)
+    except dynamo_gradients.CannotTrace as error:
         _refuse(f"It raises an error on what the graph knows: {' '.join(str(error).split())[:300]}")
 
 
 def _is_ours(tx: Any, tensors: list[Any]) -> bool:
-    return gradients.backend_name(tx) == BACKEND or any(map(gradients.is_dtensor, tensors))
+    return dynamo_gradients.backend_name(tx) == BACKEND or any(
+        map(dynamo_gradients.is_dtensor, tensors)
+    )
 
 
 def _guard(tx: Any, wanted: list[Any]) -> None:
     """Guard what of its inputs a graph does not see, and eager's engine does."""
     asked = {id(each) for each in wanted}
-    for tracker in gradients.tensor_inputs(tx):
+    for tracker in dynamo_gradients.tensor_inputs(tx):
         if not tracker.requires_grad:
             continue
         try:
-            tensor = gradients.real_tensor(tx, tracker)
+            tensor = dynamo_gradients.real_tensor(tx, tracker)
         except Exception:
             _refuse("An input of the graph cannot be looked at while tracing.")
         if id(tracker) in asked and tensor._backward_hooks:
             _refuse(
                 "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
             )
-        guards.guard(tracker, guards.value_guard("history", _history))
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("history", _history))
 
 
 def _history(tensor: torch.Tensor) -> tuple[bool, bool]:
@@ -67,7 +74,7 @@ def _history(tensor: torch.Tensor) -> tuple[bool, bool]:
 
 
 def _refuse(why: str) -> NoReturn:
-    building.graph_break(
+    dynamo_building.graph_break(
         "torch.autograd.grad inside a compiled function",
         "torch.autograd.grad",
         why,
@@ -75,9 +82,9 @@ def _refuse(why: str) -> NoReturn:
     )
 
 
-def changes() -> list[Change]:
+def gradients_changes() -> list[Change]:
     """List the changes that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
     return [
-        *trackers.on_function(torch.autograd.grad, _answer),
-        *gradients.see_histories_of_subclasses(),
+        *dynamo_trackers.on_function(torch.autograd.grad, _answer),
+        *dynamo_gradients.see_histories_of_subclasses(),
     ]

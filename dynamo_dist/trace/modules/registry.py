@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.changes import Change
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import (
     backward,
     backward_hooks,

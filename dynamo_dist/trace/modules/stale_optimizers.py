@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dynamo_dist.torch_compat import fsdp
-from dynamo_dist.torch_compat.dynamo import modules
+from dynamo_dist.torch_compat import dynamo_modules, fsdp
 
 _Kind = TypeVar("_Kind")
 log = logging.getLogger(__name__)
@@ -69,6 +68,6 @@ def _alive(kind: type[_Kind]) -> list[_Kind]:
 
 def _parameters(module: nn.Module) -> Iterator[torch.Tensor | None]:
     yield from vars(module).get("_parameters", {}).values()
-    state = modules.module_state(module)
+    state = dynamo_modules.module_state(module)
     if isinstance(state, fsdp.FSDPState):
         yield from fsdp.all_sharded(state)

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from dynamo_dist.parallel.gather import Gather
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, calls, modules
+from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.modules import one_way
 
 Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
@@ -58,7 +58,7 @@ class Reads:
 
 def reads(tx: Any) -> Reads:
     """What the trace that ``tx`` belongs to knows."""
-    found: Reads = calls.trace_state(tx, Reads, "_dynamo_dist_reads")
+    found: Reads = dynamo_calls.trace_state(tx, Reads, "_dynamo_dist_reads")
     return found
 
 
@@ -102,7 +102,7 @@ def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
     known.inside.remove(wrapper)
     _begun.discard(wrapper)
     for place, read in table:
-        known.tables.pop((place[0], calls.current_tracer(tx)), None)
+        known.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
         if not read.kept:
             known.whole.pop(place, None)
 
@@ -124,31 +124,31 @@ def answer(tx: Any, tracker: Any, name: str) -> Any:
         return _table(tx, known, tracker)
     if (
         read is not None
-        and (table := known.tables.get((id(module), calls.current_tracer(tx)))) is not None
+        and (table := known.tables.get((id(module), dynamo_calls.current_tracer(tx)))) is not None
     ):
-        return table.call_method(tx, "__getitem__", [building.build(tx, name)], {})
+        return table.call_method(tx, "__getitem__", [dynamo_building.build(tx, name)], {})
     if name == "_flat_weights" and isinstance(module, nn.RNNBase):
         found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
         if all(found):
-            return building.build_list(tx, [_gathered(tx, each) for each in found])
+            return dynamo_building.build_list(tx, [_gathered(tx, each) for each in found])
     return None if read is None else _gathered(tx, read)
 
 
 def _table(tx: Any, known: Reads, tracker: Any) -> Any:
     """``module._parameters``, if some of them are whole: a dictionary that holds them as such."""
     module = tracker.value
-    key = id(module), calls.current_tracer(tx)
+    key = id(module), dynamo_calls.current_tracer(tx)
     if key not in known.tables:
         reads = {name: known.whole.get((id(module), name)) for name in vars(module)["_parameters"]}
         if not any(reads.values()):
             return None
         found = {
-            name: building.build_item(tx, tracker, "_parameters", name)
+            name: dynamo_building.build_item(tx, tracker, "_parameters", name)
             if read is None
             else _gathered(tx, read)
             for name, read in reads.items()
         }
-        known.tables[key] = building.build_dict(tx, found)
+        known.tables[key] = dynamo_building.build_dict(tx, found)
     return known.tables[key]
 
 
@@ -156,12 +156,12 @@ def _gathered(tx: Any, read: Read) -> Any:
     """One gather, and so one reduction, a parameter and graph: of tied weights too."""
     known = reads(tx)
     known.read.add(read.key)
-    key = read.key, calls.current_tracer(tx)
+    key = read.key, dynamo_calls.current_tracer(tx)
     if read.whole is not None:
         known.gathered[key] = read.whole
     if key not in known.gathered:
         assert read.gather is not None and read.build is not None
-        gather = building.build_unchanging(tx, read.gather)
+        gather = dynamo_building.build_unchanging(tx, read.gather)
         args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
         known.gathered[key] = gather.call_function(tx, args, {})
     return known.gathered[key]
@@ -205,7 +205,7 @@ def _ends(tx: Any, breaks: bool) -> bool:
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None:
         return False
-    calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
+    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
     cannot = known.inside if breaks else []
     whole = one_way.are_whole(known.outermost, cannot)
     left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
@@ -219,7 +219,7 @@ def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None or not any(tensor is each for each in known.gathered.values()):
         return None
-    hook = building.call_traced(tx, _on_gradient, args, {})
+    hook = dynamo_building.call_traced(tx, _on_gradient, args, {})
     return tensor.call_method(tx, "register_hook", [hook], {})
 
 
@@ -242,7 +242,9 @@ def _on_gradient(hook: Callable[[Any], None]) -> Callable[[torch.Tensor], torch.
 def changes() -> list[Change]:
     """List the changes that enabling makes for parameters that are read whole."""
     return [
-        *modules.on_reads(answer),
-        *modules.on_tensor_method("register_post_accumulate_grad_hook", _hook_after_accumulation),
-        *calls.on_end(_ends),
+        *dynamo_modules.on_reads(answer),
+        *dynamo_modules.on_tensor_method(
+            "register_post_accumulate_grad_hook", _hook_after_accumulation
+        ),
+        *dynamo_calls.on_end(_ends),
     ]

@@ -6,7 +6,7 @@ import inspect
 from types import FunctionType
 from typing import Any
 
-from dynamo_dist.torch_compat.dynamo import building
+from dynamo_dist.torch_compat import dynamo_building
 
 _ABSENT = object()
 
@@ -21,25 +21,27 @@ def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
     real = tracker.real
     found = inspect.getattr_static(type(real), name, _ABSENT)
     if found is _ABSENT and not hasattr(real, name):
-        building.missing_attribute(tx, real, name)
+        dynamo_building.missing_attribute(tx, real, name)
     if isinstance(found, (staticmethod, classmethod)):
-        return building.build(tx, getattr(real, name))
+        return dynamo_building.build(tx, getattr(real, name))
     if isinstance(found, FunctionType):
-        return building.build_callable(
-            lambda *args, **kwargs: building.build(tx, found).call_function(
+        return dynamo_building.build_callable(
+            lambda *args, **kwargs: dynamo_building.build(tx, found).call_function(
                 tx, [tracker, *args], kwargs
             )
         )
     if is_python_property(real, name):
-        return building.build(tx, found.fget).call_function(tx, [tracker], {})
+        return dynamo_building.build(tx, found.fget).call_function(tx, [tracker], {})
     if is_data(real, name):
-        return building.build(tx, getattr(real, name), building.attribute_source(tracker, name))
+        return dynamo_building.build(
+            tx, getattr(real, name), dynamo_building.attribute_source(tracker, name)
+        )
     return None
 
 
 def bound_method(tracker: Any, tx: Any, name: str) -> Any:
     """A tracker that answers calls by ``tracker.method(tx, name, args, kwargs)``."""
-    return building.build_callable(
+    return dynamo_building.build_callable(
         lambda *args, **kwargs: tracker.method(tx, name, list(args), kwargs)
     )
 
@@ -68,7 +70,7 @@ def has_attribute(real: object, name: str) -> bool | None:
 
 def refuse(real: object, name: str) -> Any:
     """Break the graph at a method written in C of which we know nothing."""
-    building.graph_break(
+    dynamo_building.graph_break(
         "Method of a distributed object that is written in C++",
         f"{type(real).__name__}.{name}",
         f"{name} of {type(real).__name__} is no constant of the object, and no Python to trace.",

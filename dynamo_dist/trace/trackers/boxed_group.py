@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, guards, trackers
+from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import attributes
 
 _TYPE = "__torch__.torch.classes.c10d.ProcessGroup"
@@ -35,32 +34,34 @@ def _name(box: Any) -> str | None:
     return unboxed(box).group_name if is_boxed_group(box) else None
 
 
-class BoxedGroupVariable(trackers.ConstantTracker):
+class BoxedGroupVariable(dynamo_trackers.ConstantTracker):
     """The box as an argument of an operator: the graph looks the group up by its name."""
 
     def attribute(self, tx: Any, name: str) -> Any:
         if not hasattr(self.value, name):
-            building.missing_attribute(tx, self.value, name)
-        return building.build_callable(lambda *args, **kwargs: attributes.refuse(self.value, name))
+            dynamo_building.missing_attribute(tx, self.value, name)
+        return dynamo_building.build_callable(
+            lambda *args, **kwargs: attributes.refuse(self.value, name)
+        )
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return attributes.refuse(self.value, name)
 
     def as_proxy(self) -> Any:
         # Torch keeps an operator's fake results by its arguments, and boxes have a hash but no equality.
-        trackers.keep_no_fake_results()
-        return trackers.constant_node(boxed, unboxed(self.value).group_name)
+        dynamo_trackers.keep_no_fake_results()
+        return dynamo_trackers.constant_node(boxed, unboxed(self.value).group_name)
 
 
-_GUARD = functools.partial(guards.VALUE_MATCH, what="group", read=_name)
+_GUARD = functools.partial(dynamo_guards.VALUE_MATCH, what="group", read=_name)
 
 
 def from_outside(tx: Any, value: Any, source: Any) -> Any:
     """The tracker of a box that is an argument, an attribute or an item of something."""
-    guards.guard_source(source, _GUARD)
+    dynamo_guards.guard_source(source, _GUARD)
     return BoxedGroupVariable(value, source=source)
 
 
-def changes() -> list[Change]:
+def boxed_group_changes() -> list[Change]:
     """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
-    return trackers.on_values(torch.ScriptObject, is_boxed_group, from_outside)
+    return dynamo_trackers.on_values(torch.ScriptObject, is_boxed_group, from_outside)

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import trackers
+from dynamo_dist.torch_compat import dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
 
@@ -21,6 +21,6 @@ def has_class_attribute(cls: Any, name: str) -> bool | None:
     return None
 
 
-def changes() -> list[Change]:
+def classes_changes() -> list[Change]:
     """List the changes that enabling any tracker makes for the classes."""
-    return trackers.extend_class_tracker(has_class_attribute)
+    return dynamo_trackers.extend_class_tracker(has_class_attribute)

@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.changes import Change, OwnState
-from dynamo_dist.torch_compat.dynamo import building, guards, trackers
-from dynamo_dist.torch_compat.dynamo import meshes as meshes_compat
+from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
+from dynamo_dist.torch_compat import dynamo_meshes as meshes_compat
+from dynamo_dist.torch_compat.patching import Change, OwnState
 
 BREAK = "Process group or mesh created while tracing"
 WHY = (
@@ -129,10 +128,14 @@ def changes() -> list[Change]:
         MEMORY,
         *meshes_compat.on_group_creation(MEMORY.on_group),
         *meshes_compat.on_mesh_creation(MEMORY.on_mesh),
-        *trackers.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
-        *trackers.on_function(init_device_mesh, _answer(init_device_mesh, _equal_mesh, _MESH)),
-        *trackers.on_construction(DeviceMesh, _answer(DeviceMesh, _equal_constructed, _MESH)),
-        *trackers.on_function(DeviceMesh._concatenate, _answer_concatenate),
+        *dynamo_trackers.on_function(dist.new_group, _answer(dist.new_group, MEMORY.group)),
+        *dynamo_trackers.on_function(
+            init_device_mesh, _answer(init_device_mesh, _equal_mesh, _MESH)
+        ),
+        *dynamo_trackers.on_construction(
+            DeviceMesh, _answer(DeviceMesh, _equal_constructed, _MESH)
+        ),
+        *dynamo_trackers.on_function(DeviceMesh._concatenate, _answer_concatenate),
     ]
 
 
@@ -149,7 +152,7 @@ def _answer(
     defaults = {name: each.default for name, each in signature.parameters.items()}
 
     def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        values = building.constants(args, kwargs)
+        values = dynamo_building.constants(args, kwargs)
         found = None
         if values is not None:
             bound = signature.bind(*values[0], **values[1])
@@ -165,7 +168,7 @@ def _answer(
 def found_or_break(tx: Any, found: Any, name: str) -> Any:
     """The tracker of a remembered group or mesh; without one a break, whose fix is code."""
     if found is None:
-        building.graph_break(
+        dynamo_building.graph_break(
             BREAK,
             name,
             WHY,
@@ -173,11 +176,13 @@ def found_or_break(tx: Any, found: Any, name: str) -> Any:
             f"`made = {name}(...)`.",
         )
     if found is dist.GroupMember.NON_GROUP_MEMBER:
-        return building.build(tx, found)
-    tracker = building.build_by_weakref(tx, found)
+        return dynamo_building.build(tx, found)
+    tracker = dynamo_building.build_by_weakref(tx, found)
     groups = found.get_all_groups() if isinstance(found, DeviceMesh) else [found]
     names = {group.group_name: group for group in groups}
-    guards.guard(tracker, functools.partial(guards.VALUE_MATCH, what="life", read=_lives(names)))
+    dynamo_guards.guard(
+        tracker, functools.partial(dynamo_guards.VALUE_MATCH, what="life", read=_lives(names))
+    )
     return tracker
 
 
@@ -219,13 +224,14 @@ def flattened(
 def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``DeviceMesh._concatenate(meshes)`` needs no new group: it is called now, once for these groups."""
     meshes = [
-        building.python_object(item) for item in building.items_of(tx, [*args, *kwargs.values()][0])
+        dynamo_building.python_object(item)
+        for item in dynamo_building.items_of(tx, [*args, *kwargs.values()][0])
     ]
     try:
         with meshes_compat.no_modes():
             made = DeviceMesh._concatenate(meshes)
     except RuntimeError as error:
-        building.raise_in_program(tx, error)
+        dynamo_building.raise_in_program(tx, error)
     # With the default group of its time: after another start, names stand for other groups.
     names = tuple(group.group_name for group in made.get_all_groups())
     key = dist.group.WORLD, names, made.mesh_dim_names

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, meshes, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_meshes, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import attributes, creation
 from dynamo_dist.trace.trackers.attributes import is_data, python_attribute
 
@@ -29,43 +29,43 @@ _LOOKUPS = ("__getitem__", "size", "get_group", "get_local_rank", "_get_mesh_dim
 _OF_THE_RANK = ("get_rank", "get_local_rank", "get_coordinate", "_sym_get_coordinate")
 
 
-class DeviceMeshVariable(trackers.MeshTracker):
+class DeviceMeshVariable(dynamo_trackers.MeshTracker):
     """A device mesh. The members that stock opened stay as stock traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
         if name in _OF_THE_RANK:
-            building.note_rank_dependent()
+            dynamo_building.note_rank_dependent()
         if name in ("get_all_groups", *_DERIVED):
             return attributes.bound_method(self, tx, name)
-        if not building.is_stocks_member(self, name):
+        if not dynamo_building.is_stocks_member(self, name):
             found = python_attribute(self, tx, name)
             return attributes.refuse(self.real, name) if found is None else found
         if is_data(self.real, name):
-            source = building.attribute_source(self, name)
-            return building.build(tx, getattr(self.real, name), source)
-        if self.source is not None and building.is_inlined_member(self.real, name):
+            source = dynamo_building.attribute_source(self, name)
+            return dynamo_building.build(tx, getattr(self.real, name), source)
+        if self.source is not None and dynamo_building.is_inlined_member(self.real, name):
             return python_attribute(self, tx, name)
         return None
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in _OF_THE_RANK:
-            building.note_rank_dependent()
+            dynamo_building.note_rank_dependent()
         if name == "get_all_groups" and not args and not kwargs:
-            dims = [building.build(tx, dim) for dim in range(self.real.ndim)]
-            return building.build_list(
+            dims = [dynamo_building.build(tx, dim) for dim in range(self.real.ndim)]
+            return dynamo_building.build_list(
                 tx, [self.call_method(tx, "get_group", [d], {}) for d in dims]
             )
-        if name in _LOOKUPS and (values := building.constants(args, kwargs)) is not None:
+        if name in _LOOKUPS and (values := dynamo_building.constants(args, kwargs)) is not None:
             try:
                 getattr(self.real, name)(*values[0], **values[1])
             except (LookupError, RuntimeError) as error:
-                building.raise_in_program(tx, error)
-        if name in _DERIVED and (values := building.constants(args, kwargs)) is not None:
+                dynamo_building.raise_in_program(tx, error)
+        if name in _DERIVED and (values := dynamo_building.constants(args, kwargs)) is not None:
             found = _DERIVED[name](self.real, *values[0], **values[1])
             return (
                 self if found is self.real else creation.found_or_break(tx, found, f"mesh.{name}")
             )
-        if building.is_stocks_member(self, name):
+        if dynamo_building.is_stocks_member(self, name):
             return None
         return self.attribute(tx, name).call_function(tx, args, kwargs)
 
@@ -74,9 +74,9 @@ class DeviceMeshVariable(trackers.MeshTracker):
 
     def text(self, tx: Any, name: str) -> Any:
         # Made of what stock's guard of a mesh compares: layout, ranks, device type, names.
-        return building.build(tx, repr(self.real))
+        return dynamo_building.build(tx, repr(self.real))
 
 
 def changes() -> list[Change]:
     """List the changes that enabling makes for meshes besides tracking them."""
-    return meshes.derive_by_overload(DeviceMesh)
+    return dynamo_meshes.derive_by_overload(DeviceMesh)

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from dynamo_dist import switch
 from dynamo_dist.errors import ConfigError
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, compiler, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_compiler, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 hooked: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -31,7 +31,7 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
                     "It replaces the calls of one function by those of another.",
                     "Pass the function that the program calls, and decorate the one to trace.",
                 )
-        with compiler.compile_lock:
+        with dynamo_compiler.compile_lock:
             hooked[id(function)] = (function, replacement)
             if switch.is_enabled():
                 switch.apply(_change(function, replacement))
@@ -46,6 +46,7 @@ def changes() -> list[Change]:
 
 
 def _change(function: Any, replacement: Any) -> list[Change]:
-    return trackers.on_function(
-        function, lambda tx, args, kwargs: building.call_traced(tx, replacement, args, kwargs)
+    return dynamo_trackers.on_function(
+        function,
+        lambda tx, args, kwargs: dynamo_building.call_traced(tx, replacement, args, kwargs),
     )

@@ -7,34 +7,34 @@ from typing import Any
 
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import attributes
 from dynamo_dist.trace.trackers.device_mesh import DeviceMeshVariable
 
 CONSTANT_DUNDERS = frozenset({"__eq__", "__ne__", "__hash__", "__repr__", "__str__", "__format__"})
 
 
-class PlacementVariable(trackers.PlacementTracker):
+class PlacementVariable(dynamo_trackers.PlacementTracker):
     """A placement, torch's own or a subclass of the user's."""
 
     def attribute(self, tx: Any, name: str) -> Any:
         if is_torchs_own(self.real) and not hasattr(self.real, name):
-            building.missing_attribute(tx, self.real, name)
+            dynamo_building.missing_attribute(tx, self.real, name)
         if (value := self._constant_property(name)) is not None:
-            return building.build(tx, value)
+            return dynamo_building.build(tx, value)
         if not self._is_constant_method(name):
             return None
-        return building.build_callable(
+        return dynamo_building.build_callable(
             lambda *args, **kwargs: self.call_method(tx, name, list(args), kwargs)
         )
 
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if not self._is_constant_method(name):
             return None
-        if (values := building.constants(args, kwargs)) is None:
+        if (values := dynamo_building.constants(args, kwargs)) is None:
             return None
-        return building.build(tx, getattr(self.real, name)(*values[0], **values[1]))
+        return dynamo_building.build(tx, getattr(self.real, name)(*values[0], **values[1]))
 
     def _is_constant_method(self, name: str) -> bool:
         """Torch's own cannot change: their methods are constants of it and of constant arguments."""
@@ -59,7 +59,11 @@ class PlacementVariable(trackers.PlacementTracker):
 
     def text(self, tx: Any, name: str) -> Any:
         # What torch's own print is what they compare; a subclass's text is the user's code.
-        return building.build(tx, getattr(self.real, name)()) if is_torchs_own(self.real) else None
+        return (
+            dynamo_building.build(tx, getattr(self.real, name)())
+            if is_torchs_own(self.real)
+            else None
+        )
 
 
 def is_torchs_own(placement: Placement) -> bool:
@@ -76,9 +80,9 @@ def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
     None leaves other things to stock.
     """
-    value = building.realized(args[0]) if args else None
+    value = dynamo_building.realized(args[0]) if args else None
     if isinstance(value, PlacementVariable):  # deepcopy() passes itself a memo
-        return building.build(tx, copy.copy(value.as_python_constant()))
+        return dynamo_building.build(tx, copy.copy(value.as_python_constant()))
     return value if isinstance(value, DeviceMeshVariable) else None
 
 
@@ -88,17 +92,17 @@ def load(tracker: Any) -> tuple[Any, bool]:
     Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new one.
     """
     value: Any = tracker.real
-    made_by = trackers.made_by(tracker)
+    made_by = dynamo_trackers.made_by(tracker)
     if made_by is None or is_torchs_own(value):
         return value, False
     args, kwargs = made_by
     return (lambda: type(value)(*args, **kwargs)), True
 
 
-def changes() -> list[Change]:
+def placement_changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
-        *trackers.on_codegen(PlacementVariable, load),
-        *trackers.on_function(copy.copy, copied),
-        *trackers.on_function(copy.deepcopy, copied),
+        *dynamo_trackers.on_codegen(PlacementVariable, load),
+        *dynamo_trackers.on_function(copy.copy, copied),
+        *dynamo_trackers.on_function(copy.deepcopy, copied),
     ]

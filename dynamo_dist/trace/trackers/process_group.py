@@ -14,9 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat import c10d
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, guards, trackers
+from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import attributes, boxed_group
 from dynamo_dist.trace.trackers.attributes import is_data, python_attribute
 from dynamo_dist.trace.trackers.boxed_group import BoxedGroupVariable
@@ -34,9 +33,11 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "c10d_backend": dist.get_backend,
 }
 GUARDS: Mapping[str, Callable[..., None]] = {
-    "id": guards.IDENTITY_MATCH,
+    "id": dynamo_guards.IDENTITY_MATCH,
     **{
-        what: functools.partial(guards.VALUE_MATCH, what=what, read=read, method=METHODS.get(what))
+        what: functools.partial(
+            dynamo_guards.VALUE_MATCH, what=what, read=read, method=METHODS.get(what)
+        )
         for what, read in READERS.items()
     },
 }
@@ -68,14 +69,14 @@ QUERIES: Mapping[Callable[..., Any], str] = {
 }
 
 
-class ProcessGroupVariable(trackers.GroupTracker):
+class ProcessGroupVariable(dynamo_trackers.GroupTracker):
     """A process group. As an argument of a collective it stays what stock makes of it."""
 
     def guard_value(self, what: str) -> None:
         """Recompile when ``what`` (a key of ``GUARDS``) of the group changes."""
         if what == "rank":
-            building.note_rank_dependent()
-        guards.guard(self, GUARDS[what])
+            dynamo_building.note_rank_dependent()
+        dynamo_guards.guard(self, GUARDS[what])
 
     def guard_identity(self) -> None:
         self.guard_value("id")
@@ -85,7 +86,7 @@ class ProcessGroupVariable(trackers.GroupTracker):
             return attributes.bound_method(self, tx, name)
         found = python_attribute(self, tx, name)
         if found is None:
-            return building.build_callable(
+            return dynamo_building.build_callable(
                 lambda *args, **kwargs: attributes.refuse(self.real, name)
             )
         return found
@@ -93,11 +94,11 @@ class ProcessGroupVariable(trackers.GroupTracker):
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in VALUE_METHODS and not args and not kwargs:
             self.guard_value(VALUE_METHODS[name])
-            return building.build(tx, getattr(self.real, name)())
+            return dynamo_building.build(tx, getattr(self.real, name)())
         if name in ("__eq__", "__ne__") and len(args) == 1:
             self.guard_identity()
-            return building.build(tx, getattr(self.real, name)(args[0].as_python_constant()))
-        if name in PART_METHODS and (values := building.constants(args, kwargs)) is not None:
+            return dynamo_building.build(tx, getattr(self.real, name)(args[0].as_python_constant()))
+        if name in PART_METHODS and (values := dynamo_building.constants(args, kwargs)) is not None:
             return self._part(tx, name, values)
         return self.attribute(tx, name).call_function(tx, args, kwargs)
 
@@ -114,14 +115,14 @@ class ProcessGroupVariable(trackers.GroupTracker):
         return BoxedGroupVariable(part) if name == "boxed" else GroupPartVariable(part)
 
 
-class GroupPartVariable(trackers.ConstantTracker):
+class GroupPartVariable(dynamo_trackers.ConstantTracker):
     """An object that belongs to a group, such as its backend; guarded through the group."""
 
     VALUE_METHODS = frozenset({"name", "size", "rank", "_get_backend_name"})
 
     def attribute(self, tx: Any, name: str) -> Any:
         if not hasattr(self.value, name):
-            building.missing_attribute(tx, self.value, name)
+            dynamo_building.missing_attribute(tx, self.value, name)
         if is_data(self.value, name):
             return self._constant(tx, getattr(self.value, name))
         return attributes.bound_method(self, tx, name)
@@ -129,12 +130,16 @@ class GroupPartVariable(trackers.ConstantTracker):
     def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name in self.VALUE_METHODS and not args and not kwargs:
             if name == "rank":
-                building.note_rank_dependent()
+                dynamo_building.note_rank_dependent()
             return self._constant(tx, getattr(self.value, name)())
         return attributes.refuse(self.value, name)
 
     def _constant(self, tx: Any, value: object) -> Any:
-        return building.build(tx, value) if building.is_literal(value) else GroupPartVariable(value)
+        return (
+            dynamo_building.build(tx, value)
+            if dynamo_building.is_literal(value)
+            else GroupPartVariable(value)
+        )
 
 
 def answer_query(
@@ -160,10 +165,10 @@ def answer_query(
     if groups:
         groups[0].guard_value(what)
     else:
-        guards.guard_source(building.default_group_source(tx), GUARDS[what])
+        dynamo_guards.guard_source(dynamo_building.default_group_source(tx), GUARDS[what])
         if what == "rank":
-            building.note_rank_dependent()
-    return building.build(tx, answer)
+            dynamo_building.note_rank_dependent()
+    return dynamo_building.build(tx, answer)
 
 
 def _value(tracker: Any) -> Any:
@@ -173,11 +178,11 @@ def _value(tracker: Any) -> Any:
 
 def resolve_group(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``_resolve_process_group(name)``: the registered group, guarded to be the one of that name."""
-    if (values := building.constants(args, kwargs)) is None:
+    if (values := dynamo_building.constants(args, kwargs)) is None:
         return None
     group = c10d.resolve_process_group(*values[0], **values[1])
-    tracker = building.build_by_weakref(tx, group)
-    guards.guard(tracker, _REGISTERED)
+    tracker = dynamo_building.build_by_weakref(tx, group)
+    dynamo_guards.guard(tracker, _REGISTERED)
     return tracker
 
 
@@ -185,17 +190,17 @@ def _is_registered(group: dist.ProcessGroup) -> bool:
     return c10d.resolve_process_group(group.group_name) is group
 
 
-_REGISTERED = functools.partial(guards.VALUE_MATCH, what="registration", read=_is_registered)
+_REGISTERED = functools.partial(dynamo_guards.VALUE_MATCH, what="registration", read=_is_registered)
 
 
-def changes() -> list[Change]:
+def process_group_changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *boxed_group.changes(),
         *(
             change
             for query in QUERIES
-            for change in trackers.on_function(query, functools.partial(answer_query, query))
+            for change in dynamo_trackers.on_function(query, functools.partial(answer_query, query))
         ),
-        *trackers.on_function(c10d.resolve_process_group, resolve_group),
+        *dynamo_trackers.on_function(c10d.resolve_process_group, resolve_group),
     ]

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import building, trackers
+from dynamo_dist.torch_compat import dynamo_building, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 
 
 def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -15,12 +15,12 @@ def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         return None
     try:
-        value = building.python_object(args[0])
+        value = dynamo_building.python_object(args[0])
     except NotImplementedError:
         return None
-    return building.build_unchanging(tx, dist.ReduceOp(value))
+    return dynamo_building.build_unchanging(tx, dist.ReduceOp(value))
 
 
-def changes() -> list[Change]:
+def reduce_op_changes() -> list[Change]:
     """List the changes that enabling makes for the class."""
-    return trackers.on_construction(dist.ReduceOp, _made)
+    return dynamo_trackers.on_construction(dist.ReduceOp, _made)

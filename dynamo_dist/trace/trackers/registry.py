@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.torch_compat.changes import Change
-from dynamo_dist.torch_compat.dynamo import guards, meshes, trackers
+from dynamo_dist.torch_compat import dynamo_guards, dynamo_meshes, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.trace.trackers import classes, creation, device_mesh, placement, process_group
 
 
@@ -48,11 +48,11 @@ def changes(config: DistConfig) -> list[Change]:
     if not entries:
         return []
     return [
-        *trackers.retrack({entry.traced: entry.tracker for entry in entries}),
-        *guards.register_guards(),
-        *trackers.extend_builtins(),
+        *dynamo_trackers.retrack({entry.traced: entry.tracker for entry in entries}),
+        *dynamo_guards.register_guards(),
+        *dynamo_trackers.extend_builtins(),
         *classes.changes(),
         *creation.changes(),
-        *meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
+        *dynamo_meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
         *(change for entry in entries for change in entry.changes()),
     ]

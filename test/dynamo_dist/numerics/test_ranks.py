@@ -5,7 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from dynamo_dist.numerics.ranks import LayoutError, all_ranks, split, whole_tensor
-from dynamo_dist.torch_compat.dtensor import local_ranks, types
+from dynamo_dist.torch_compat import dtensor_ranks, dtensor_specs
 
 R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
@@ -50,8 +50,8 @@ def test_summands_add_up_exactly_in_the_order_of_ranks(size):
 
 def broken(mesh, parts, placement, shape):
     like = torch.empty(shape)
-    local = types.LocalTensor(dict(enumerate(parts)))
-    return local_ranks.dtensor_of_ranks(local, mesh, [placement], like, False)
+    local = dtensor_specs.LocalTensor(dict(enumerate(parts)))
+    return dtensor_ranks.dtensor_of_ranks(local, mesh, [placement], like, False)
 
 
 def test_replicas_that_differ():

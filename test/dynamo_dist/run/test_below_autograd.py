@@ -9,11 +9,11 @@ import torch.distributed._functional_collectives as funcol
 from torch._inductor.utils import fresh_cache
 
 from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD, _lower
-from dynamo_dist.torch_compat.inductor import code
+from dynamo_dist.torch_compat import inductor_code
 from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(
-    code.below_autograd is None, reason="this torch cannot call below autograd"
+    inductor_code.below_autograd is None, reason="this torch cannot call below autograd"
 )
 
 

@@ -15,8 +15,7 @@ from torch.distributed.tensor.parallel import (
 
 from dynamo_dist.run.closures import is_equal, is_settled
 from dynamo_dist.run.guards import identity_first, lighten
-from dynamo_dist.torch_compat.aot import wrapping
-from dynamo_dist.torch_compat.dynamo import guard_managers
+from dynamo_dist.torch_compat import aot_runtime, dynamo_guards
 
 
 @pytest.fixture
@@ -25,9 +24,9 @@ def compiles(enabled, monkeypatch):
     guards = []
 
     def backend(graph, inputs):
-        before = len(guard_managers.guards().inner)
+        before = len(dynamo_guards.guards().inner)
         lighten()
-        guards.append((before, len(guard_managers.guards().inner)))
+        guards.append((before, len(dynamo_guards.guards().inner)))
         return graph.forward
 
     return lambda fn: (torch.compile(fn, backend=backend, fullgraph=True), guards)
@@ -326,8 +325,8 @@ def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, m
     def backend(graph, inputs):
         lighten()
         named = [
-            (guard_managers.module_and_member(guard), guard.name)
-            for guard in guard_managers.guards().inner
+            (dynamo_guards.module_and_member(guard), guard.name)
+            for guard in dynamo_guards.guards().inner
         ]
         own.extend(name for at, name in named if at and at[0].startswith("dynamo_dist"))
         return graph.forward
@@ -340,4 +339,4 @@ def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, m
 
 def test_outside_a_compile_stocks_way_is_in_place():
     lighten()
-    assert DTensor.__tensor_unflatten__ is wrapping.stock_unflatten
+    assert DTensor.__tensor_unflatten__ is aot_runtime.stock_unflatten

@@ -3,7 +3,7 @@
 import pytest
 from torch._inductor import codecache
 
-from dynamo_dist.torch_compat.inductor import headers
+from dynamo_dist.torch_compat import inductor_cpp
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def asked(tmp_path, monkeypatch):
         codecache, "_precompile_header", lambda header: ask.made.append(header) or "path"
     )
     before = codecache.write, codecache._precompile_header
-    changes = headers.only_for_builds()
+    changes = inductor_cpp.only_for_builds()
     for change in changes:
         change.apply()
     yield ask
@@ -32,7 +32,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def test_on_a_host_without_one_the_first_libraries_are_built_without(asked, monkeypatch):
-    monkeypatch.setattr(headers, "_is_compiled", lambda: False)
-    said = [asked(f"{number}") for number in range(headers._WITHOUT + 2)]
-    assert said == [""] * headers._WITHOUT + ["path"] * 2
+    monkeypatch.setattr(inductor_cpp, "_is_compiled", lambda: False)
+    said = [asked(f"{number}") for number in range(inductor_cpp._WITHOUT + 2)]
+    assert said == [""] * inductor_cpp._WITHOUT + ["path"] * 2
     assert asked("0") == ""  # it is one of the first

@@ -12,7 +12,7 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.utils import fresh_cache
 
-from dynamo_dist.torch_compat.inductor import units
+from dynamo_dist.torch_compat import inductor_cpp
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
@@ -53,20 +53,20 @@ def values(functions):
     ],
 )
 def test_a_source_of_another_form_is_left_to_torch(source):
-    assert units._parts(source) is None
+    assert inductor_cpp._parts(source) is None
 
 
 def test_pragmas_and_helpers_are_part_of_a_kernel():
     source = kernel(1, extra="static int two() { return 2; }\n").replace(
         "out[0]", "\n#pragma omp parallel\nout[0]"
     )
-    parts = units._parts(source)
+    parts = inductor_cpp._parts(source)
     assert "two()" in parts["before"] and "#pragma omp" in parts["rest"]
 
 
 def test_units_are_of_sixteen_kernels_at_most():
-    kernels = [units.Kernel(("float*",), kernel(each)) for each in range(35)]
-    batched = list(units._batched(kernels))
+    kernels = [inductor_cpp.Kernel(("float*",), kernel(each)) for each in range(35)]
+    batched = list(inductor_cpp._batched(kernels))
     assert [len(each) for each in batched] == [16, 16, 3]
     assert list(itertools.chain(*batched)) == kernels
 
@@ -97,10 +97,10 @@ class TestBuilt:
 
     def test_only_what_is_not_there_is_built(self, folder):
         module(kernel(1), kernel(2))
-        units._functions.clear()  # as another process
-        before = units._cache().cache.copy()
+        inductor_cpp._functions.clear()  # as another process
+        before = inductor_cpp._cache().cache.copy()
         assert values(module(kernel(2))) == [3.0]
-        assert units._cache().cache == before
+        assert inductor_cpp._cache().cache == before
         assert values(module(kernel(3), kernel(2), kernel(1))) == [4.0, 3.0, 2.0]
         assert len(libraries(folder)) == 2
 
@@ -108,7 +108,7 @@ class TestBuilt:
         def fails(*_, **__):
             raise RuntimeError("no space left\nat all")
 
-        monkeypatch.setattr(units, "_function", fails)
+        monkeypatch.setattr(inductor_cpp, "_function", fails)
         with caplog.at_level(logging.WARNING):
             assert values(module(kernel(1), kernel(2))) == [2.0, 3.0]
         assert (
@@ -130,7 +130,7 @@ class TestBuilt:
 
         x = torch.randn(33, 65)
         together = torch.compile(program)(x)
-        assert units._functions
+        assert inductor_cpp._functions
         torch._dynamo.reset()
         stock = {
             name: getattr(AsyncCompile, name).__wrapped__ for name in ("cpp_pybinding", "wait")
@@ -139,6 +139,6 @@ class TestBuilt:
             for name, function in stock.items():
                 patched.setattr(AsyncCompile, name, function)
             by_torch = torch.compile(program)(x)
-            assert not units._functions and CppPythonBindingsCodeCache.cache
+            assert not inductor_cpp._functions and CppPythonBindingsCodeCache.cache
         for ours, theirs in zip(together, by_torch, strict=True):
             assert torch.equal(ours, theirs)

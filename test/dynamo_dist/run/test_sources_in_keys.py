@@ -3,7 +3,7 @@
 import pytest
 from torch._dynamo.source import AttrSource, GlobalSource, LocalSource
 
-from dynamo_dist.torch_compat.inductor import keys
+from dynamo_dist.torch_compat import inductor_code
 
 
 def member(installed, name):
@@ -20,8 +20,8 @@ def test_addresses_are_numbered_as_they_come():
         for a, b in ((139634606493776, 5), (140231575475536, 9))
     )
     assert one != other
-    assert keys.numbered(one) == keys.numbered(other)
-    assert len(set(keys.numbered(one))) == 3
+    assert inductor_code.numbered(one) == inductor_code.numbered(other)
+    assert len(set(inductor_code.numbered(one))) == 3
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,11 @@ def test_addresses_are_numbered_as_they_come():
 )
 def test_other_objects_make_another_key(changed):
     two = [member(name, "mesh") for name in ("__dynamo_dist_1_c0", "__dynamo_dist_2_c0")]
-    assert keys.numbered(two) != keys.numbered([member(name, "mesh") for name in changed])
+    assert inductor_code.numbered(two) != inductor_code.numbered(
+        [member(name, "mesh") for name in changed]
+    )
 
 
 def test_sources_without_our_globals_stay_torchs():
-    assert keys.numbered([LocalSource("x"), GlobalSource("weights_1_c0")]) is None
-    assert keys.numbered([]) is None
+    assert inductor_code.numbered([LocalSource("x"), GlobalSource("weights_1_c0")]) is None
+    assert inductor_code.numbered([]) is None

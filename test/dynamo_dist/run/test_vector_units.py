@@ -3,7 +3,7 @@
 import pytest
 from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512, VecISA
 
-from dynamo_dist.torch_compat.inductor import vector_units
+from dynamo_dist.torch_compat import inductor_cpp
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def trials(monkeypatch):
         return code != "bad"
 
     monkeypatch.setattr(VecISA, "check_build", check_build)
-    (change,) = vector_units.probed_once_a_host()
+    (change,) = inductor_cpp.probed_once_a_host()
     change.apply()
     yield made
     change.undo()
@@ -40,7 +40,7 @@ def test_what_has_failed_is(trials):
 
 def test_nor_is_it_taken_from_another_host(trials, monkeypatch):
     assert VecAVX2().check_build("good")
-    monkeypatch.setattr(vector_units, "_host", lambda: ("another",))
+    monkeypatch.setattr(inductor_cpp, "_host", lambda: ("another",))
     assert VecAVX2().check_build("good")
     assert len(trials) == 2
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dtensor import specs
+from dynamo_dist.torch_compat import dtensor_specs
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -124,9 +124,9 @@ def test_which_groups_are_beside():
             name: tuple(dist.get_process_group_ranks(mesh[name].get_group()))
             for name in ("dp", "cp", "tp")
         }
-        assert specs.is_beside(mesh["dp"], ranks["tp"])
-        assert specs.is_beside(mesh["dp", "cp"], ranks["tp"])
-        assert not specs.is_beside(mesh["dp", "cp"], ranks["cp"])
-        assert not specs.is_beside(mesh["dp"], tuple(range(8)))
-        assert not specs.is_beside(mesh["dp"], (0, 5))  # another place of the mesh
-        assert not specs.is_beside(init_device_mesh("cpu", (8,)), ranks["tp"])
+        assert dtensor_specs.is_beside(mesh["dp"], ranks["tp"])
+        assert dtensor_specs.is_beside(mesh["dp", "cp"], ranks["tp"])
+        assert not dtensor_specs.is_beside(mesh["dp", "cp"], ranks["cp"])
+        assert not dtensor_specs.is_beside(mesh["dp"], tuple(range(8)))
+        assert not dtensor_specs.is_beside(mesh["dp"], (0, 5))  # another place of the mesh
+        assert not dtensor_specs.is_beside(init_device_mesh("cpu", (8,)), ranks["tp"])

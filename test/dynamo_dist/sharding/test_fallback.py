@@ -108,13 +108,13 @@ def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
 
 
 def test_an_error_in_a_strategy_of_torch_is_a_gather(monkeypatch):
-    from dynamo_dist.torch_compat.dtensor import calls
+    from dynamo_dist.torch_compat import dtensor_dispatch
 
     dynamo_dist.disable()
     op = torch.ops.aten.view.default
     x = torch.arange(8.0)
     with monkeypatch.context() as patched:
-        patched.setitem(calls.propagator().op_strategy_funcs, op, planted)
+        patched.setitem(dtensor_dispatch.propagator().op_strategy_funcs, op, planted)
         with dynamo_dist.enabled(), all_ranks(4) as ranks:
             found = split(x, ranks, [Shard(0)]).view(4, 2)
             assert found.placements == (Replicate(),)

@@ -17,7 +17,7 @@ from dynamo_dist.sharding.plan import repair
 from dynamo_dist.sharding.plan.file import load_plans
 from dynamo_dist.sharding.plan.prices import prices_of
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dynamo import compiler
+from dynamo_dist.torch_compat import dynamo_compiler
 from inductor_passes import PassOptions, plugins
 
 R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial()
@@ -147,7 +147,7 @@ def test_a_helper_that_changes_is_another_key(tmp_path, monkeypatch):
         dynamo_dist.disable()
         register_rows(OP, importlib.import_module("mine.rules").rows)
         dynamo_dist.enable()
-        return compiler.cache_key_tag()
+        return dynamo_compiler.cache_key_tag()
 
     first = tag("def dims():\n    return [0]\n")
     assert tag("def dims():\n    return [1]\n") != first

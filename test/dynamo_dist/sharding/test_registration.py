@@ -9,8 +9,7 @@ from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 import dynamo_dist
 from dynamo_dist.errors import ActivationError, StrategyError
 from dynamo_dist.sharding import register_strategy, registration
-from dynamo_dist.torch_compat.dtensor import calls
-from dynamo_dist.torch_compat.dynamo import compiler
+from dynamo_dist.torch_compat import dtensor_dispatch, dynamo_compiler
 
 SIN = torch.ops.aten.sin.default
 
@@ -46,30 +45,30 @@ def test_eager_asks_it_from_now_on_and_stock_after_disable(tensor):
 
 
 def test_it_wins_over_a_strategy_of_one_mesh_dimension(tensor):
-    if SIN not in calls.propagator().op_single_dim_strategy_funcs:
+    if SIN not in dtensor_dispatch.propagator().op_single_dim_strategy_funcs:
         pytest.skip("this torch decides sin otherwise")
     register_strategy(SIN)(everywhere)
     with dynamo_dist.enabled():
         assert tensor.sin().placements == (Replicate(), Replicate())
-    assert SIN in calls.propagator().op_single_dim_strategy_funcs
+    assert SIN in dtensor_dispatch.propagator().op_single_dim_strategy_funcs
 
 
 def test_its_source_is_part_of_the_compile_caches_keys():
 
     dynamo_dist.enable()
-    before = compiler.cache_key_tag()
+    before = dynamo_compiler.cache_key_tag()
     register_strategy(SIN)(everywhere)
-    once = compiler.cache_key_tag()
+    once = dynamo_compiler.cache_key_tag()
     register_strategy(SIN)(lambda schema: everywhere(schema))
-    assert len({before, once, compiler.cache_key_tag()}) == 3
+    assert len({before, once, dynamo_compiler.cache_key_tag()}) == 3
     dynamo_dist.disable()
-    assert compiler.cache_key_tag() == ""
+    assert dynamo_compiler.cache_key_tag() == ""
 
 
 def test_one_that_torch_would_not_ask_is_an_error(monkeypatch):
     dynamo_dist.enable()
     register_strategy(SIN)(everywhere)
-    propagator = calls.propagator()
+    propagator = dtensor_dispatch.propagator()
     monkeypatch.setattr(
         propagator, "propagate_op_sharding_non_cached", lambda schema: None, raising=False
     )

@@ -8,7 +8,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dynamo_dist.numerics.ranks import whole_tensor
 from dynamo_dist.sharding import register_rows, registration
-from dynamo_dist.torch_compat.dtensor.types import LocalTensor
+from dynamo_dist.torch_compat.dtensor_specs import LocalTensor
 
 RANKS = [(0, 0), (0, 1), (1, 0), (1, 1)]
 UPDATES = {

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from dynamo_dist.numerics.differences import same_on_all_ranks
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dtensor.types import LocalTensor
+from dynamo_dist.torch_compat.dtensor_specs import LocalTensor
 
 OPTIMIZERS = {
     "AdamW": lambda p, **how: torch.optim.AdamW(p, lr=0.1, **how),

@@ -6,7 +6,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dtensor import operators, strategies
+from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_strategies
 
 aten = torch.ops.aten
 
@@ -20,13 +20,13 @@ def mesh():
 @pytest.fixture
 def asked(monkeypatch):
     """Calls that were left to torch."""
-    calls, stock = [], operators.as_stock
+    calls, stock = [], dtensor_dispatch.as_stock
 
     def counted(op, *rest):
         calls.append(op)
         return stock(op, *rest)
 
-    monkeypatch.setattr(operators, "as_stock", counted)
+    monkeypatch.setattr(dtensor_dispatch, "as_stock", counted)
     return calls
 
 
@@ -165,8 +165,8 @@ def test_lists_that_begin_alike_are_told_apart(mesh, asked):
 def test_nothing_is_kept_after_disable(mesh):
     with dynamo_dist.enabled():
         torch._foreach_neg(drawn(mesh, *ALIKE))
-        assert strategies.answers_for_lists
-    assert not strategies.answers_for_lists
+        assert dtensor_strategies.answers_for_lists
+    assert not dtensor_strategies.answers_for_lists
 
 
 def test_optimizers_take_torch_s_steps(mesh):

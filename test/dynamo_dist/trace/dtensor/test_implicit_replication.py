@@ -6,8 +6,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dynamo.dtensors import implicit_replication as is_on
-from dynamo_dist.torch_compat.dynamo.dtensors import set_implicit_replication
+from dynamo_dist.torch_compat.dynamo_dtensors import implicit_replication as is_on
+from dynamo_dist.torch_compat.dynamo_dtensors import set_implicit_replication
 
 pytestmark = pytest.mark.usefixtures("enabled")
 MIXED = r"mixed torch\.Tensor and DTensor"

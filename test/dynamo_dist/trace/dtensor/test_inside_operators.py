@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.dtensor import made_inside
+from dynamo_dist.torch_compat import dtensor_dispatch
 from dynamo_dist.trace.dtensor import inside_operators
 from inductor_passes.testing import fake_group
 
@@ -44,7 +44,7 @@ PROGRAMS = {
 def test_compiled_as_in_eager_mode(mesh, name):
     function, tensor = PROGRAMS[name]
     x = placed(mesh, tensor)
-    with made_inside.made_tensors_are_replicas():  # stock's eager refuses the last
+    with dtensor_dispatch.made_tensors_are_replicas():  # stock's eager refuses the last
         expected = function(x)
     for backend in ("eager", "aot_eager"):
         torch._dynamo.reset()

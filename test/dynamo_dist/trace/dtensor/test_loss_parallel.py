@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import loss_parallel
 
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.torch_compat.dtensor.loss import dtensor_op_handlers
+from dynamo_dist.torch_compat.dtensor_strategies import dtensor_op_handlers
 
 pytestmark = pytest.mark.usefixtures("enabled")
 

@@ -1,0 +1,146 @@
+"""AOTAutograd's partition of the joint graph, its random operators, and its marks on gathers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch._functorch.compile_utils as _compile_utils
+import torch._functorch.partitioners as _partitioners
+import torch._prims.rng_prims as _rng_prims
+import torch.fx.traceback as _traceback
+from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
+from torch.utils.checkpoint import CheckpointPolicy
+
+from dynamo_dist.torch_compat.patching import Change, SetAttribute, WrapAttribute, has
+from inductor_passes.rewrite.bucket import GATHERED_FOR
+
+_LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
+
+
+def keep_in_its_pass(own: str) -> list[Change]:
+    """Keep launches in the pass, forward or backward, that launched them, and launch them once.
+
+    The partitioner copies into the backward whatever it can compute there, dead launches too, and moves
+    to the forward what does not depend on a gradient. What it can compute where depends on sizes, which
+    are other ones on another rank. ``own`` is the namespace of our ops, which it takes for ops without
+    effects. Seen in 2.13 to 2.15; where the predicates are missing nothing is changed.
+    """
+    parts = {"_must_be_in_forward": "forward", "_must_be_in_backward": "backward"}
+    off = "launches may move from forward to backward, on this rank alone"
+    if not has(_partitioners, "_has_tag_is_forward", *parts, off=off):
+        return []
+    return [
+        SetAttribute(
+            _partitioners, name, functools.partial(_kept, getattr(_partitioners, name), own, part)
+        )
+        for name, part in parts.items()
+    ]
+
+
+def _kept(stock: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
+    namespace, tag = getattr(node.target, "namespace", None), node.meta.get("partitioner_tag")
+    if namespace == own:
+        # What an autograd function traced in its backward may bear no tag; all of the forward does.
+        return (tag in ("is_forward", "must_be_in_forward")) == (part == "forward")
+    if namespace in _LAUNCHING and not _partitioners.must_recompute(node):
+        return tag == f"is_{part}" or stock(node)
+    return stock(node)
+
+
+def drop_dead_chains() -> list[Change]:
+    """Let the partitioner drop the computation between dead launches, and so the launches before it.
+
+    It copies into the backward what it can compute there, and drops the launches that are dead. What is no
+    launch it keeps, dead or not, so that a launch whose result goes into a dead one would run twice. Seen
+    in 2.13 to 2.15; where the predicate is missing nothing is changed.
+    """
+    if not has(_partitioners, "is_not_collective", off="some dead launches run"):
+        return []
+    stock = _partitioners.is_not_collective
+    return [
+        SetAttribute(
+            _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()
+        )
+    ]
+
+
+def save_states_before_objects() -> list[Change]:
+    """Random states that a backward graph replays stand before the objects that it needs.
+
+    What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh, sizes.
+    Stock adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.13
+    to 2.15.
+    """
+    stock = _partitioners.functionalize_rng_ops
+
+    @functools.wraps(stock)
+    def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> Any:
+        inputs = backward.graph.find_nodes(op="placeholder")
+        tangent = next((node for node in inputs if "tangent" in node.name), None)
+        saved = inputs[: inputs.index(tangent)] if tangent is not None else []
+        objects = [node for node in saved if _is_object(node)]
+        forward, backward = stock(joint, forward, backward, last + len(objects))
+        for node in objects:
+            tangent.prepend(node)  # type: ignore[union-attr]
+        backward.recompile()
+        return forward, backward
+
+    return [SetAttribute(_partitioners, "functionalize_rng_ops", functionalize)]
+
+
+def _is_object(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), FakeScriptObject)
+
+
+def draw_once() -> list[Change]:
+    """Draws of DTensors on CUDA are neither merged nor repeated, which would change what is drawn.
+
+    They are calls of one higher-order operator, without the tag by which AOTAutograd knows random
+    operators: it merges two draws of equal arguments into one, and in a checkpointed block draws anew
+    for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
+    """
+    operator = _rng_prims.run_dtensor_rng_op
+    stock = _partitioners.force_save_effectful_ops
+
+    @functools.wraps(stock)
+    def force_save(joint: fx.GraphModule) -> None:
+        stock(joint)
+        for node in joint.graph.find_nodes(op="call_function", target=operator):
+            items = node.users if isinstance(node.meta.get("val"), (tuple, list)) else ()
+            for each in (node, *items):
+                each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+    return [
+        SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
+        WrapAttribute(_compile_utils, "rand_ops", lambda stock: [*stock, operator]),
+    ]
+
+
+@contextlib.contextmanager
+def traced_with(**marks: Any) -> Iterator[None]:
+    """What AOTAutograd traces in the block has these in its nodes' metadata."""
+    known = _traceback.get_current_meta()
+    before = {name: known[name] for name in marks if name in known}
+    known.update(marks)
+    try:
+        yield
+    finally:
+        for name in marks:
+            known.pop(name, None)
+        known.update(before)
+
+
+def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[None]:
+    """Mark what AOTAutograd traces in the block as the gather of a parameter of ``group``, or the reduction of its gradient.
+
+    ``again``: its result is not kept for backward, which computes it again, as in a checkpoint.
+    """
+    marks: dict[str, Any] = {"recompute": CheckpointPolicy.MUST_RECOMPUTE} if again else {}
+    if group:
+        custom = _traceback.get_current_meta().get("custom") or {}
+        marks["custom"] = {**custom, GATHERED_FOR: group}
+    return traced_with(**marks)

@@ -1,0 +1,170 @@
+"""What AOTAutograd does around each call of a graph: inputs in flight, outputs, wrapped DTensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._functorch._aot_autograd.runtime_wrappers as _runtime_wrappers
+import torch.fx.experimental.proxy_tensor as _proxy_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from dynamo_dist.torch_compat.patching import (
+    Change,
+    SetAttribute,
+    WrapAttribute,
+    _optional_module,
+    has,
+)
+
+
+def on_forward_with_tangents(
+    cls: type, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> list[Change]:
+    """Run ``wrap(forward)`` for each forward whose backward takes several gradients, one of them a ``cls``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def post_compile(
+            self: Any, compiled_fn: Any, *args: Any, runtime_metadata: Any, **kwargs: Any
+        ) -> Any:
+            tangents = runtime_metadata.subclass_tangent_meta or ()
+            kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
+            if self.trace_joint and len(kinds) > 1 and cls in kinds:
+                compiled_fn = wrap(compiled_fn)
+            return stock(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
+
+        return post_compile
+
+    return [WrapAttribute(_runtime_wrappers.RuntimeWrapper, "post_compile", changed)]
+
+
+def on_plain_tangent(
+    cls: type, answer: Callable[[torch.Tensor, Any], torch.Tensor | None]
+) -> list[Change]:
+    """A plain gradient where the backward was traced with a ``cls``: ``answer(gradient, metadata)`` in its place.
+
+    ``metadata``: what ``__tensor_flatten__`` gave. On None stock refuses it.
+    """
+    owner = _runtime_wrappers.AOTDispatchAutograd
+    stock = owner.process_runtime_tangent
+
+    @functools.wraps(stock)
+    def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
+            found = answer(x, meta.meta)
+            x = x if found is None else found
+        return stock(x, meta, *args, **kwargs)
+
+    return [SetAttribute(owner, "process_runtime_tangent", staticmethod(process_runtime_tangent))]
+
+
+def keep_first_symbols() -> list[Change]:
+    """While AOTAutograd makes a graph, a size that is known as an input stays known as that input.
+
+    Stock lets any later value that simplifies to the same symbol take its place, such as the
+    ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
+    without end. Seen in torch 2.13 to 2.15.
+    """
+    stock = _proxy_tensor.set_proxy_slot
+
+    @functools.wraps(stock)
+    def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+        known = expression = None
+        if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            expression = obj.node.expr
+            known = tracer.sympy_expr_tracker.get(expression)
+        stock(obj, tracer, proxy)
+        if known is not None:
+            tracer.sympy_expr_tracker[expression] = known
+
+    return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
+
+
+def wrap_with(unflatten: Callable[..., DTensor]) -> Change:
+    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as ``stock``."""
+    return WrapAttribute(
+        DTensor,
+        "__tensor_unflatten__",
+        lambda stock: staticmethod(functools.partial(unflatten, stock=stock)),
+    )
+
+
+stock_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
+# ``dtensor(local, spec, requires_grad=...)``, without an initializer that does nothing but take time.
+_new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
+dtensor: Callable[..., DTensor] = DTensor if _new is None else functools.partial(_new, DTensor)
+Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+def write_to_pending_inputs() -> list[Change]:
+    """Let in-place ops on a tensor in flight that enters a graph write to the tensor itself.
+
+    AOTAutograd waits for such inputs before the graph; for those inside of DTensors from 2.14 on. In 2.13 the graph waits, and what that gives is another tensor, so that a write to it is lost.
+    """
+    if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def dispatch(
+            func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func._schema.is_mutable:
+                for tensor in tree_leaves((args, kwargs)):
+                    if not isinstance(tensor, AsyncCollectiveTensor) or tensor.completed:
+                        continue
+                    if isinstance(tensor.elem, FunctionalTensor):
+                        tensor.elem.copy_(tensor.trigger_wait())
+                    elif isinstance(tensor.elem, FakeTensor):
+                        tensor.completed = True  # what the graph made of it is written back
+            return stock(func, types, args, kwargs)
+
+        return staticmethod(dispatch)
+
+    return [WrapAttribute(AsyncCollectiveTensor, "__torch_dispatch__", changed)]
+
+
+def pending_inputs_have_gradients() -> list[Change]:
+    """Trace an input that waits when it is read with its gradient, where one is recorded.
+
+    AOTAutograd puts the tensor inside in its place, which never has one: what eager mode recorded before is cut off,
+    and the gradients behind it are silently missing. Seen in torch 2.13 to 2.15.
+    """
+    places = [
+        _optional_module("torch._functorch._aot_autograd.frontend_utils"),
+        _optional_module("torch._functorch.aot_autograd"),
+    ]
+    if not has(places[0], "process_inputs", off="inputs in flight lose their gradients"):
+        return []
+    stock: Any = getattr(places[0], "process_inputs")  # noqa: B009 - a module that may be missing
+
+    @functools.wraps(stock)
+    def process(flat_args: list[Any], *args: Any, **kwargs: Any) -> Any:
+        before = list(flat_args)
+        found = stock(flat_args, *args, **kwargs)
+        if isinstance(found, tuple):
+            for i, (given, traced) in enumerate(zip(before, found[0], strict=True)):
+                if isinstance(given, AsyncCollectiveTensor) and given.requires_grad:
+                    found[0][i] = _with_gradient(traced, given.is_leaf)
+        return found
+
+    return [
+        SetAttribute(place, "process_inputs", process)
+        for place in places
+        if getattr(place, "process_inputs", None) is stock
+    ]
+
+
+def _with_gradient(traced: torch.Tensor, is_leaf: bool) -> torch.Tensor:
+    if traced.requires_grad:
+        return traced
+    with torch.enable_grad():
+        leaf = traced.detach().requires_grad_()
+        return leaf if is_leaf else leaf.clone(memory_format=torch.preserve_format)

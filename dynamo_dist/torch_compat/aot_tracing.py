@@ -1,0 +1,177 @@
+"""AOTAutograd's trace of a graph: autograd functions, equal meshes, and traces without a compile."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.higher_order_ops import AutogradFunctionApplyVariable
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
+from torch._dynamo.variables.nn_module import NNModuleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import _is_setup_context_defined
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx.experimental import proxy_tensor
+
+from dynamo_dist.torch_compat.patching import Change, WrapAttribute, has
+
+
+def pass_context() -> list[Change]:
+    """Trace the forward of an autograd function without gradients with its context, and only with its own.
+
+    Up to 2.14 stock counts the arguments to tell whether the forward takes a context, which is wrong where
+    it takes any number of tensors: the backward of a gather to two ranks loses it.
+    """
+    owner = AutogradFunctionVariable
+    if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            forward = self.fn_cls.forward
+            takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
+            if (
+                kwargs
+                or not inspect.isfunction(forward)
+                or takes_context == (len(args) != len(inspect.signature(forward).parameters))
+                or (torch.is_grad_enabled() and _may_need_gradient(args))
+            ):
+                return stock(self, tx, args, kwargs)
+            source = self.source and AttrSource(self.source, "forward")
+            context = [AutogradFunctionContextVariable.create(tx, args, kwargs)]
+            function = VariableTracker.build(tx, forward, source=source, realize=True)
+            return function.call_function(tx, [*context[:takes_context], *args], {})
+
+        return call_apply
+
+    return [WrapAttribute(owner, "call_apply", changed)]
+
+
+def gradients_are_apart() -> list[Change]:
+    """Trace the backward of an autograd function with gradients in memory of their own.
+
+    Dynamo takes the forward's results for examples of their gradients. A forward that returns its argument, or a view
+    of it, makes them aliases of values that the program still uses: a backward that writes to its gradient, as an
+    ``all_reduce`` does, then counts as a write to those, and autograd refuses to go on with views of what was written
+    to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def trace_backward_graph(
+            self: Any, tx: Any, ctx: Any, fwd_tracer: Any, fwd_out: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            results = (
+                [fwd_out] if isinstance(fwd_out, TensorVariable) else getattr(fwd_out, "items", ())
+            )
+            nodes = {each.as_proxy().node for each in results if isinstance(each, TensorVariable)}
+            before = {
+                node: node.meta["example_value"] for node in nodes if "example_value" in node.meta
+            }
+            with tx.fake_mode, torch.no_grad():
+                for node, value in before.items():
+                    node.meta["example_value"] = _apart(value)
+            try:
+                return stock(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
+            finally:
+                for node, value in before.items():
+                    node.meta["example_value"] = value
+
+        return trace_backward_graph
+
+    name = "trace_backward_graph"
+    off = "autograd functions whose backward writes to its gradient may not compile"
+    if not has(AutogradFunctionApplyVariable, name, off=off):
+        return []
+    return [WrapAttribute(AutogradFunctionApplyVariable, name, changed)]
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor like ``value``, strides included, that shares memory with no other."""
+    if type(value) is FakeTensor and value.layout == torch.strided:
+        return torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return value.detach().clone()
+
+
+def _may_need_gradient(args: Any) -> bool:
+    found = []
+
+    def visit(tracker: Any) -> None:
+        if isinstance(tracker, NNModuleVariable):
+            found.append(True)
+        elif isinstance(tracker, TensorVariable):
+            found.append(tracker.requires_grad is not False)
+
+    VariableTracker.visit(visit, args)
+    return any(found)
+
+
+def equal_meshes_are_one() -> list[Change]:
+    """Let a mesh that comes in with a gradient be the equal one that came in with an argument.
+
+    DTensor's sharding decisions are kept under keys that compare, so that a result may have the mesh of an earlier
+    program, equal to this one's and another object. AOTAutograd knows it from the result's gradient alone: the forward
+    would return what only the backward has ("Node tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
+    """
+
+    def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
+            mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
+            if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
+                for other, known in tracer.opaque_tracker.items():
+                    if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
+                        proxies[id(mesh)] = known
+                        break
+            stock(obj, tracer, proxy)
+
+        return set_proxy_slot
+
+    return [WrapAttribute(proxy_tensor, "set_proxy_slot", changed)]
+
+
+def _real(obj: Any) -> object:
+    """The object behind its stand-in while tracing."""
+    try:
+        return object.__getattribute__(obj, "real_obj")
+    except AttributeError:
+        return None
+
+
+def decompositions() -> Mapping[Any, Any]:
+    """Inductor's table."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def trace_only(gm: Any, inputs: Any) -> None:
+    """Let AOTAutograd trace forward and backward, and stop before anything is compiled."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        raise _Traced
+
+    try:
+        aot_autograd(
+            fw_compiler=stop,
+            bw_compiler=stop,
+            inference_compiler=stop,
+            partition_fn=stop,
+            decompositions=decompositions(),
+        )(gm, inputs)
+    except _Traced:
+        return
+
+
+class _Traced(Exception):
+    pass

@@ -1,0 +1,166 @@
+"""Frames: those that Dynamo leaves alone, gives up, or leaves to Python."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch._dynamo.convert_frame as _convert_frame
+from torch._C._dynamo import eval_frame as _eval_frame
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.types import ConvertFrameReturn
+
+from dynamo_dist.torch_compat.patching import Change, OwnState, WrapAttribute, has
+
+
+class SkippedFrames(OwnState):
+    """Let Dynamo look anew at functions that it has given up on, at either switch.
+
+    A function without one graph is marked for good, whatever compiles it later, and a mark outlives the
+    rules by which it was made. Compiled code stays: only functions without any are forgotten.
+    ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.13 to 2.15.
+    """
+
+    def apply(self) -> None:
+        tried = getattr(_convert_frame, "input_codes", None)
+        entries = getattr(_eval_frame, "_debug_get_cache_entry_list", None)
+        if tried is None or entries is None:
+            return
+        for code in [reference() for reference in tried.seen]:
+            if code is not None and not entries(code):
+                _eval_frame.reset_code(code)
+
+    undo = apply
+
+
+def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str], bool]) -> Change:
+    """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
+
+    Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
+    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own. Where a file
+    ``dispatches``, it does not look at what its functions call either: they answer calls that torch answers in C++, and
+    Dynamo would compile methods of DTensor that they use, as though the user had called them. ``CatchErrorsWrapper`` and
+    ``_FrameExecStrategy`` were seen in 2.13.
+    """
+    unseen = _eval_frame._FrameExecStrategy(
+        _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP
+    )
+
+    def wrap(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+            file = frame.f_code.co_filename
+            if dispatches(file):
+                return ConvertFrameReturn(frame_exec_strategy=unseen)
+            return ConvertFrameReturn() if is_ours(file) else stock(self, frame, *args, **kwargs)
+
+        return call
+
+    return WrapAttribute(_convert_frame.CatchErrorsWrapper, "__call__", wrap)
+
+
+def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
+    """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
+
+    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.13 to 2.15.
+    """
+    from torch._dynamo import convert_frame
+
+    name = "exceeds_recompile_limit"
+    if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
+        return []
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
+            exceeded, limit = stock(cache_size, compile_id)
+            if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
+                return False, ""
+            return exceeded, limit
+
+        return exceeds
+
+    return [WrapAttribute(convert_frame, name, changed)]
+
+
+def on_what_is_left_to_python(
+    tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
+) -> list[Change]:
+    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
+
+    Not of frames without anything to compile, nor of a context manager's generator, which Dynamo compiles with its caller or
+    not at all: then its caller is told of. A function of which ``stays`` is true is neither compiled nor inlined, unless
+    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
+    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
+    """
+    from torch._dynamo import convert_frame, trace_rules
+    from torch._dynamo.utils import counters
+
+    off = "ranks are not told of a function that one leaves to Python"
+    if not has(convert_frame, "ConvertFrame", off=off):
+        return []
+    converter = convert_frame.ConvertFrame
+    around = {__file__, convert_frame.__file__}
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
+            if stays(frame.f_code) or is_deprecated_collective(frame):
+                return ConvertFrameReturn()
+            fine = counters["frames"]["ok"]
+            result = stock(self, frame, *args, skip=skip + 1, **named)
+            left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
+            if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
+                tell(frame.f_code)
+            return result
+
+        return call
+
+    def makes_manager() -> bool:
+        caller: types.FrameType | None = sys._getframe(2)
+        while caller is not None and caller.f_code.co_filename in around:
+            caller = caller.f_back
+        return caller is not None and caller.f_code.co_filename == contextlib.__file__
+
+    def may_break() -> bool:
+        translator: Any = InstructionTranslator.current_tx()
+        return not any(getattr(translator, n, False) for n in ("one_graph", "error_on_graph_break"))
+
+    def stays_out(function: Any) -> bool:
+        try:
+            code = function.get_code()
+        except (AttributeError, NotImplementedError):  # not a function of Python's
+            return False
+        return stays(code) and may_break()
+
+    def checked(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
+            result = stock(function, is_inlined_call, *rest, **named)
+            if is_inlined_call and not result.skipped and stays_out(function):
+                return trace_rules.SkipResult(True, "this rank has left it to Python before")
+            return result
+
+        return check
+
+    return [
+        WrapAttribute(converter, "__call__", changed),
+        WrapAttribute(trace_rules, "check_verbose", checked),
+    ]
+
+
+def is_deprecated_collective(frame: types.FrameType) -> bool:
+    """Return whether a frame only warns before it calls a collective of ``torch.distributed``.
+
+    Dynamo leaves those to Python where Python calls them, but not the wrapper that ``typing_extensions.deprecated`` puts around
+    some, from 2.13 on: a graph of one launch, and known by lines that no graph of its caller has. ``arg`` is a name there.
+    """
+    if frame.f_code.co_name != "wrapper" or "arg" not in frame.f_code.co_freevars:
+        return False
+    wrapped = frame.f_locals.get("arg")
+    return getattr(wrapped, "__module__", "") == "torch.distributed.distributed_c10d"

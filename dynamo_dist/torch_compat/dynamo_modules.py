@@ -1,0 +1,295 @@
+"""Modules while tracing: hooks, backward, DDP and FSDP2."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo.compiled_autograd as _compiled_autograd
+import torch._dynamo.config as _dynamo_config
+import torch._dynamo.variables.builder as _builder
+import torch._dynamo.variables.higher_order_ops as _higher_order_ops
+import torch.distributed._composable_state as _composable_state
+from torch._dynamo.eval_frame import DisableContext, OptimizeContext, OptimizedModule
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.functions import UserFunctionVariable, UserMethodVariable
+from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+from torch._dynamo.variables.tensor import TensorVariable
+from torch._higher_order_ops.wrap import wrap as _wrap
+from torch.fx import GraphModule
+from torch.utils.hooks import BackwardHook
+
+from dynamo_dist.torch_compat import dynamo_building
+from dynamo_dist.torch_compat.dynamo_building import (
+    build_list,
+    call_traced,
+    fake_tensor,
+    graph_break,
+    realized,
+)
+from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
+from dynamo_dist.torch_compat.patching import Change, WrapAttribute
+
+State: Any = _composable_state._State
+module_state: Callable[[Any], Any] = _composable_state._get_module_state
+
+
+def on_module_compiled(
+    wanted: Callable[[Any], bool],
+    function_of: Callable[[Any], Callable[..., Any]],
+    apart: Callable[[Any], bool],
+) -> list[Change]:
+    """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
+
+    A call for which ``apart(module)`` runs those frames as in stock. Seen in torch 2.13 to 2.15.
+    """
+
+    def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
+        whole = compile(function_of(module))
+        return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
+
+    def wrapping(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def initialize(self: Any) -> None:
+            stock(self)
+            module = self._orig_mod
+            if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
+                name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
+                setattr(self, name, either(module, getattr(self, name), self.dynamo_ctx))
+
+        return initialize
+
+    def in_place(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call(self: Any, fn: Any) -> Any:
+            found = stock(self, fn)
+            if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
+                return found
+            if wanted(fn.__self__):
+                return either(fn.__self__, found, self)
+            setattr(found, _COMPILE, self)
+            return found
+
+        return call
+
+    return [
+        WrapAttribute(OptimizedModule, "_initialize", wrapping),
+        # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may have come.
+        WrapAttribute(OptimizeContext, "__call__", in_place),
+    ]
+
+
+def compile_whole_later(
+    module: Any,
+    wanted: Callable[[Any], bool],
+    function_of: Callable[[Any], Callable[..., Any]],
+    apart: Callable[[Any], bool],
+) -> None:
+    """As ``on_module_compiled``, for a module that was compiled before it got what makes it wanted; nothing for any other.
+
+    ``wanted(module)`` is asked at the first call for which not ``apart(module)``.
+    """
+    is_wrapper = isinstance(module, OptimizedModule)
+    # A wrapper's own hooks run around what it has compiled.
+    frames: Any = module._call_impl if is_wrapper else module._compiled_call_impl
+    compile = module.dynamo_ctx if is_wrapper else getattr(frames, _COMPILE, None)
+    if compile is None or isinstance(compile, DisableContext):
+        return
+    chosen: list[Any] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if apart(module):
+            return frames(*args, **kwargs)
+        if not chosen:
+            chosen.append(compile(function_of(module)) if wanted(module) else frames)
+        return chosen[0](*args, **kwargs)
+
+    # A wrapper hands attributes on to the module in it.
+    object.__setattr__(module, "_compiled_call_impl", call)
+
+
+_COMPILE = "_dynamo_dist_compile"  # of a module's compiled call: what compiled it
+
+
+def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
+    """``BackwardHook(module, hooks, pre_hooks)`` while tracing, unless compiled autograd is on.
+
+    Seen in torch 2.13 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def made(tx: Any, *args: Any, **kwargs: Any) -> Any:
+            is_stocks = _compiled_autograd.compiled_autograd_enabled
+            return (stock if is_stocks else create)(tx, *args, **kwargs)
+
+        return staticmethod(made)
+
+    return [WrapAttribute(BackwardHookVariable, "create", changed)]
+
+
+def is_tensor(tracker: Any) -> bool:
+    """Return whether it tracks a tensor."""
+    return isinstance(realized(tracker), TensorVariable)
+
+
+def is_tensor_with_gradient(tracker: Any) -> bool:
+    """Return whether it tracks a tensor that requires gradients."""
+    return is_tensor(tracker) and bool(fake_tensor(tracker).requires_grad)
+
+
+def build_tuple(tx: Any, items: list[Any]) -> Any:
+    """A new tuple of trackers."""
+    return call_traced(tx, _as_tuple, [build_list(tx, items)], {})
+
+
+def _as_tuple(items: list[Any]) -> tuple[Any, ...]:
+    return tuple(items)
+
+
+def node_of_tensors(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+    """A node of the graph that calls a function of ours, which returns tensors; their tracker."""
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    return _builder.wrap_fx_proxy(tx=tx, proxy=proxy)
+
+
+def node_of_constant(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
+    """A node of the graph that calls a function of ours, which returns torch's module hooks; its proxy."""
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    proxy.node.meta["example_value"] = BackwardHook(None, [], [])
+    return proxy
+
+
+def traced_apart(
+    tx: Any, call: Callable[..., Any], tensors: list[Any], kind: str, why: str, fix: str
+) -> tuple[Any, list[Any]]:
+    """Trace ``call(*trackers)`` as a graph of its own: the graph, and the proxies of what it closes over.
+
+    ``call`` gets trackers of new inputs like ``tensors`` and returns a tuple of tensors. What has another
+    effect than its result breaks with the given text.
+    """
+    try:
+        _, graph, free = _higher_order_ops.speculate_subgraph(
+            tx,
+            LambdaVariable(call),
+            tensors,
+            {},
+            MODULE_HOOK,
+            source_target=_wrap,
+            enable_grad=False,
+            set_subgraph_inputs="manual",
+            supports_input_mutation=False,
+            supports_aliasing=True,
+        )
+    except Unsupported as error:
+        graph_break(kind, str(error).splitlines()[0], why, fix)
+    return graph, list(free.keys())
+
+
+def computes_nothing(graph: Any) -> bool:
+    """Return whether a graph has inputs and an output only, but for switching gradients off and on."""
+    return all(
+        node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled
+        for node in graph.nodes
+    )
+
+
+def graph_as_argument(tx: Any, graph: Any) -> Any:
+    """A proxy of the graph as a function, for another node to call."""
+    modules = tx.output.tracing_context.module_context.copy_graphstate()
+    name = tx.output.install_subgraph("hook_body", GraphModule(modules.nn_modules, graph))
+    return tx.output.create_proxy("get_attr", name, (), {})
+
+
+def on_backward(refuse: Callable[[], None]) -> list[Change]:
+    """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
+
+    def answer(tx: Any, tensor: Any, args: Any) -> None:
+        if not _dynamo_config.trace_autograd_ops:
+            refuse()
+
+    return on_tensor_method("backward", answer)
+
+
+def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Change]:
+    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to stock."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+            found = answer(tx, self, args) if name == method else None
+            return stock(self, tx, name, args, kwargs) if found is None else found
+
+        return call_method
+
+    return [WrapAttribute(TensorVariable, "call_method", changed)]
+
+
+def on_methods(
+    answers: dict[Any, Callable[..., Any]],
+    failed: dict[Any, Callable[[str], None]],
+    stands_for: Callable[[Any], Any],
+) -> list[Change]:
+    """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args], kwargs)``.
+
+    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` stock's
+    break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            found = stands_for(self.fn)
+            function = getattr(found, "__func__", found)
+            if (answer := answers.get(function)) is not None:
+                if found is not function:
+                    receiver = [dynamo_building.build_by_weakref(tx, found.__self__)]
+                else:
+                    bound = vars(self).get("im_self", vars(self).get("obj"))  # up to 2.14
+                    receiver = [] if bound is None else [bound]
+                return answer(tx, [*receiver, *args], kwargs)
+            if (explain := failed.get(function)) is None:
+                return stock(self, tx, args, kwargs)
+            try:
+                return stock(self, tx, args, kwargs)
+            except Unsupported as error:
+                explain(str(error))
+                raise
+
+        return call_function
+
+    return [
+        WrapAttribute(owner, "call_function", changed)
+        for owner in (UserFunctionVariable, UserMethodVariable)
+    ]
+
+
+def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Change]:
+    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to stock.
+
+    Called ``var_getattr`` up to 2.13.
+    """
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def read(self: Any, tx: Any, name: str) -> Any:
+            found = answer(tx, self, name)
+            return stock(self, tx, name) if found is None else found
+
+        return read
+
+    name = next(
+        name
+        for name in ("tp_getattro_impl", "var_getattr")
+        if name in vars(UnspecializedNNModuleVariable)
+    )
+    return [WrapAttribute(UnspecializedNNModuleVariable, name, changed)]
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that ``torch.compile`` has wrapped; anything else as it is."""
+    return module._orig_mod if isinstance(module, OptimizedModule) else module

@@ -1,0 +1,424 @@
+"""Dynamo's trackers of groups, meshes and placements, extended and put in place of stock's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch._dynamo.config as _dynamo_config
+from torch._dynamo.bytecode_transformation import create_call_function
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import TypeSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._library.fake_class_registry import FakeScriptObject
+
+from dynamo_dist.torch_compat.dynamo_building import (
+    _OPAQUE,
+    _OPAQUE_CLASS,
+    build,
+    constants,
+    unwrap,
+)
+from dynamo_dist.torch_compat.dynamo_guards import guard_source
+from dynamo_dist.torch_compat.patching import _MISSING, Change, SetAttribute, SetItem, WrapAttribute
+
+
+class Tracker:
+    """Stands before a stock tracker in the bases: our hooks first, then stock's rules.
+
+    A hook that returns None leaves the case to stock. Attribute access is ``var_getattr`` up to 2.13
+    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each is one
+    hook. Guards are the hooks' own business.
+    """
+
+    source: Any
+    value: Any
+
+    @property
+    def real(self) -> Any:
+        """The object itself; no guard is installed."""
+        return unwrap(self.value)
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.name``, or None."""
+        return None
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``real.name(...)``, or None."""
+        return None
+
+    def has_attribute(self, tx: Any, name: str) -> bool | None:
+        """Hook: ``hasattr(real, name)``, or None."""
+        return None
+
+    def text(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``real.__repr__()`` or ``real.__str__()``, or None."""
+        return None
+
+    def guard_identity(self) -> None:
+        """Hook: called when stock is about to look at which object this is."""
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().var_getattr(tx, name) if found is None else found  # type: ignore[misc]
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        found = self.attribute(tx, name)
+        return super().tp_getattro_impl(tx, name) if found is None else found  # type: ignore[misc]
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.method(tx, name, list(args), kwargs)
+        return super().call_method(tx, name, args, kwargs) if found is None else found  # type: ignore[misc]
+
+    def mp_subscript_impl(self, tx: Any, key: Any) -> Any:
+        found = self.method(tx, "__getitem__", [key], {})
+        return super().mp_subscript_impl(tx, key) if found is None else found  # type: ignore[misc]
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        found = self.has_attribute(tx, name)
+        if found is None:
+            return super().call_obj_hasattr(tx, name)  # type: ignore[misc]
+        guard_source(self.source, functools.partial(GuardBuilder.HASATTR, attr=name))
+        return ConstantVariable.create(found)
+
+    def python_type(self) -> type:
+        return type(self.real)
+
+    def _text(self, tx: Any, name: str, stock: str) -> Any:
+        found = self.text(tx, name)
+        return getattr(super(), stock)(tx) if found is None else found
+
+    def repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "repr_impl")
+
+    def str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "str_impl")
+
+    def tp_repr_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__repr__", "tp_repr_impl")
+
+    def tp_str_impl(self, tx: Any) -> Any:
+        return self._text(tx, "__str__", "tp_str_impl")
+
+    def as_python_constant(self) -> Any:
+        self.guard_identity()
+        return self.real
+
+    def is_python_constant(self) -> bool:
+        return True  # stock asks by trying ``as_python_constant``, which would install the guard
+
+    def get_real_python_backed_value(self) -> object:
+        self.guard_identity()
+        return self.real
+
+    def hash_impl(self, tx: Any) -> Any:
+        self.guard_identity()
+        return hash(self.real), False
+
+    def is_python_equal(self, other: object) -> bool:
+        self.guard_identity()
+        return bool(self.real == other.as_python_constant())  # type: ignore[attr-defined]
+
+
+def _with_stock(stock: Any) -> Any:
+    return type(f"{stock.__name__}WithHooks", (Tracker, stock), {"__module__": __name__})
+
+
+GroupTracker: Any = _with_stock(_OPAQUE)
+MeshTracker: Any = _with_stock(_OPAQUE)
+PlacementTracker: Any = _with_stock(_OPAQUE)
+
+
+def retrack(trackers: Mapping[type, type]) -> list[Change]:
+    """Let stock build its trackers of the given types, then make each an instance of ours.
+
+    ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
+    from ``GroupTracker`` and so on. Stock keeps the guards, the graph input and the fake object: a
+    tracker made from nothing lacks them as soon as its object must become a graph input. In an exported
+    program an object that is reached in two ways is one, as in stock.
+    """
+    ours = set(trackers.values())
+    stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
+    owner: Any = _OPAQUE
+    stock_init = owner.__init__
+
+    @functools.wraps(stock_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
+        if type(self) in stock:
+            real = unwrap(self.value)
+            for traced, tracker in trackers.items():
+                if isinstance(real, traced):
+                    self.__class__ = tracker
+                    break
+            if isinstance(self.proxy, FakeScriptObject):
+                # 2.13 leaves the stand-in of a placement of an intermediate DTensor in the graph.
+                self.value, self.proxy = real, real
+            if self.source is not None and getattr(self, "cls_source", _MISSING) is None:
+                self.cls_source = TypeSource(
+                    self.source
+                )  # up to 2.14 stock sets ``source`` too late
+
+    def one_each(stock_one: Any) -> Any:
+        @functools.wraps(stock_one)
+        def is_one_input(self: Any, tracker: Any) -> Any:
+            # Stock looks at the class itself; ours stands for the one behind it. Outside of export, stock
+            # does not always guard that two ways lead to one object, and guards on hooks are ours.
+            if not self.tx.export or type(tracker) not in ours:
+                return stock_one(self, tracker)
+            behind = next(each for each in type(tracker).__mro__ if each in stock)
+            return stock_one(self, object.__new__(behind))
+
+        return is_one_input
+
+    return [
+        SetAttribute(owner, "__init__", init),
+        WrapAttribute(VariableBuilder, "_can_lift_attrs_to_inputs", one_each),
+    ]
+
+
+def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Change]:
+    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where stock breaks.
+
+    ``has_attribute(cls, name)`` is None for a class that is left to stock, in both cases.
+    """
+    owner = _OPAQUE_CLASS
+    compare = next(n for n in ("tp_richcompare_impl", "richcompare_impl") if hasattr(owner, n))
+    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare)
+
+    @functools.wraps(stock_hasattr)
+    def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+        found = has_attribute(self.value, name)
+        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+
+    def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
+        known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
+        if not known or (values := constants([other], {})) is None:
+            return stock_compare(self, tx, other, op)
+        return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
+
+    return [
+        SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr),
+        SetAttribute(owner, "is_python_equal", _is_same_class),  # as keys of dictionaries
+        SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)),
+    ]
+
+
+def _is_same_class(self: Any, other: Any) -> bool:
+    return self.value is other.as_python_constant()
+
+
+def extend_builtins() -> list[Change]:
+    """``str`` and ``isinstance`` of our trackers, where stock looks at the stand-in.
+
+    Stock prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance`` which object it is,
+    which would guard its identity.
+    """
+
+    def answer_str(tx: Any, arg: Any) -> Any:
+        return arg.text(tx, "__str__")
+
+    def answer_isinstance(tx: Any, arg: Any, classes: Any) -> Any:
+        values = constants([classes], {})
+        return None if values is None else build(tx, isinstance(arg.real, values[0][0]))
+
+    return [
+        SetAttribute(BuiltinVariable, name, _answered(getattr(BuiltinVariable, name, None), answer))
+        for name, answer in (
+            ("call_str", answer_str),
+            ("call_isinstance", answer_isinstance),
+        )
+    ]
+
+
+def _answered(stock: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
+        is_ours = isinstance(arg, Tracker)
+        found = answer(tx, arg.realize(), *others) if is_ours else None
+        return stock(self, tx, arg, *others) if found is None and stock is not None else found
+
+    return functools.wraps(stock)(call) if stock is not None else call
+
+
+class ConstantTracker(VariableTracker):
+    """An object known while tracing that no stock tracker fits; its members are the subclass's hooks."""
+
+    def __init__(self, value: object, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.value = value
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        """Hook: the tracker of ``value.name``."""
+        raise NotImplementedError
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Hook: the result of ``value.name(...)``."""
+        raise NotImplementedError
+
+    def var_getattr(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def tp_getattro_impl(self, tx: Any, name: str) -> Any:
+        return self.attribute(tx, name)
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        return self.method(tx, name, list(args), kwargs)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return ConstantVariable.create(hasattr(self.value, name))
+
+    def python_type(self) -> type:
+        return type(self.value)
+
+    def as_python_constant(self) -> Any:
+        return self.value
+
+    def reconstruct(self, codegen: Any) -> None:
+        _load_object(codegen, self.value)
+
+
+def _load_object(codegen: Any, value: object) -> None:
+    name = codegen.tx.output.install_global_by_id("__dynamo_dist_constant", value)
+    codegen.append_output(codegen.create_load_global(name, add=True))
+
+
+class FunctionTracker(VariableTracker):
+    """A function whose calls we answer: ``answer(tx, args, kwargs)`` gives a tracker or None.
+
+    On None the call goes to ``stock``, the function's stock tracker.
+    """
+
+    def __init__(self, function: Any, answer: Any, stock: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function, self.answer, self.stock = function, answer, stock
+
+    def python_type(self) -> type:
+        return type(self.function)
+
+    def as_python_constant(self) -> Any:
+        return self.function
+
+    def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = self.answer(tx, list(args), kwargs)
+        return self.stock.call_function(tx, args, kwargs) if found is None else found
+
+
+def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
+    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards.
+
+    Answers add up: the one that came last is asked first.
+    """
+
+    def track(builder: Any, stock: Any) -> Any:
+        return FunctionTracker(function, answer, stock, source=builder.source)
+
+    return [_on_stock_tracker(function, track)]
+
+
+def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
+    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else stock's tracker has it."""
+
+    def track(_: Any, stock: Any) -> Any:
+        kind: Any = type(stock)
+        stock.__class__ = _answering(kind, answer)
+        return stock
+
+    return [_on_stock_tracker(cls, track)]
+
+
+@functools.cache
+def _answering(stock: Any, answer: Callable[..., Any]) -> Any:
+    """A tracker of a class, whose calls we answer."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        found = answer(tx, list(args), kwargs)
+        return stock.call_function(self, tx, args, kwargs) if found is None else found
+
+    members = {"__module__": __name__, "call_function": call_function}
+    return type(f"{stock.__name__}WithAnswer", (stock,), members)
+
+
+def _on_stock_tracker(value: object, track: Callable[[Any, Any], Any]) -> Change:
+    def wrap(builder: Any, _: Any) -> Any:
+        change.undo()
+        try:
+            stock = builder._wrap(value)
+        finally:
+            change.apply()
+        return track(builder, stock)
+
+    change = on_object(value, wrap)
+    return change
+
+
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> Change:
+    """Track one function, class or object of torch by ``make(builder, value)``, wherever a program reads it."""
+    return SetItem(VariableBuilder._id_dispatch(), id(value), make, of=value)
+
+
+def on_values(
+    cls: type, matches: Callable[[object], bool], make: Callable[[Any, Any, Any], Any]
+) -> list[Change]:
+    """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
+
+    def changed(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def wrap(self: Any, value: Any) -> Any:
+            if isinstance(value, cls) and matches(value):
+                return make(self.tx, value, self.source)
+            return stock(self, value)
+
+        return wrap
+
+    return [WrapAttribute(VariableBuilder, "_wrap", changed)]
+
+
+def constant_node(function: Callable[..., Any], *args: Any) -> Any:
+    """A node of the graph that calls ``function(*args)``, whose result stays the same."""
+    tx: Any = InstructionTranslator.current_tx()
+    proxy = tx.output.create_proxy("call_function", function, args, {})
+    proxy.node.meta["example_value"] = function(*args)
+    return proxy
+
+
+def keep_no_fake_results() -> None:
+    """Have torch keep no fake results of operators, in this trace and in the compile of its graph."""
+    tx: Any = InstructionTranslator.current_tx()
+    tx.fake_mode.cache_enabled = False
+    configured = _dynamo_config.patch(fake_tensor_cache_enabled=False)
+    configured.__enter__()
+    tx.output.add_cleanup_hook(lambda: configured.__exit__(None, None, None))
+
+
+def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
+    """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
+
+    ``load(value)`` gives an object and False, or a function and True; the compiled function then calls
+    it, every time it runs, for a new object.
+    """
+    stock: Any = PyCodegen.__call__
+
+    @functools.wraps(stock)
+    def call(self: Any, value: Any, allow_cache: bool = True) -> None:
+        if type(value) is not tracker or value.source is not None:
+            return stock(self, value, allow_cache)
+        loaded, is_factory = load(value)
+        if is_factory:
+            self.add_push_null(lambda: _load_object(self, loaded))
+            self.extend_output(create_call_function(0, False))
+        else:
+            _load_object(self, loaded)
+        self.clear_tos()
+
+    return [SetAttribute(PyCodegen, "__call__", call)]
+
+
+def made_by(tracker: Any) -> Any:
+    """The arguments, by position and by name, with which a traced program made an object; None for any other."""
+    return getattr(tracker, "ctor_args_kwargs", None)

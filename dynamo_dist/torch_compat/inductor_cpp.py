@@ -1,0 +1,438 @@
+"""Inductor's C++ builds: kernels in few units, headers built on demand, vector units probed once a host."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamo_dist.torch_compat.inductor_code import cache_dir
+from dynamo_dist.torch_compat.patching import Change, OwnState, WrapAttribute, has
+
+# As many libraries take longer without a compiled header, together, as the header takes: a second each.
+_WITHOUT = 5
+
+
+def only_for_builds() -> list[Change]:
+    """Have no header compiled for the first five C++ libraries on a host that has none.
+
+    It lies in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on it.
+    ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.13 and 2.14, the
+    folder ``_HEADER_DIR`` in 2.13.
+    """
+    from torch._inductor import codecache
+
+    if not has(codecache, "_precompile_header", off="a first compile on a host builds headers"):
+        return []
+    last = threading.local()
+    without: set[str] = set()
+
+    def noted(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
+            key, path = stock(*args, **kwargs)
+            last.source = path
+            return key, path
+
+        return write
+
+    def skipped(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def precompile(*args: Any, **kwargs: Any) -> str:
+            source = getattr(last, "source", "")
+            if source.endswith(".main.cpp"):
+                if len(without | {source}) <= _WITHOUT and not _is_compiled():
+                    without.add(source)
+                    return ""
+            return str(stock(*args, **kwargs))
+
+        return precompile
+
+    return [
+        WrapAttribute(codecache, "write", noted),
+        WrapAttribute(codecache, "_precompile_header", skipped),
+    ]
+
+
+def _is_compiled() -> bool:
+    """Return whether this host has a compiled header: of this torch and compiler, most likely."""
+    from torch._inductor import codecache
+
+    folder = getattr(codecache, "_HEADER_DIR", None)
+    return folder is not None and any(Path(folder).glob("*.*ch"))
+
+
+def probed_once_a_host() -> list[Change]:
+    """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
+
+    Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
+    graph, and none of torch's caches holds what came out. A unit that is part of one that has built and loaded the same code
+    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
+    """
+    from torch._inductor.cpu_vec_isa import VecISA
+
+    name = "check_build"
+    if not has(VecISA, name, off="each process tries the CPU's vector units anew"):
+        return []
+
+    def changed(stock: Callable[..., bool]) -> Callable[..., bool]:
+        tried: list[Trial] = []  # with success
+
+        @functools.wraps(stock)
+        def check_build(self: Any, code: str) -> bool:
+            kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
+            trial = _trial(self, code)
+            if kept.exists():
+                tried.append(trial)
+                return True
+            if any(map(trial.is_part_of, tried)) or stock(self, code):
+                tried.append(trial)
+                with contextlib.suppress(
+                    OSError
+                ):  # a folder that cannot be written costs the trial
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    kept.touch()
+                return True
+            return False
+
+        return check_build
+
+    return [WrapAttribute(VecISA, name, changed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Code built for a vector unit and loaded: the unit's words, the compiler's flags, the code, what it defines, the host."""
+
+    words: frozenset[str]
+    flags: frozenset[str]
+    of: tuple[str, ...]
+
+    def is_part_of(self, other: Trial) -> bool:
+        """Return whether ``other`` is the same trial with more units allowed."""
+        return self.of == other.of and self.words <= other.words and self.flags <= other.flags
+
+
+def _trial(unit: Any, code: str) -> Trial:
+    words, flags = (frozenset(each.split()) for each in (str(unit), unit.build_arch_flags()))
+    return Trial(words, flags, (code, *unit.build_macro(), *_host()))
+
+
+def _name(unit: Any, code: str) -> str:
+    """Return a digest of all that a trial depends on: its code and flags, compiler, loader, torch, Python, this host's CPU."""
+    return hashlib.sha256("\0".join((code, _fingerprint(unit), *_host())).encode()).hexdigest()[:32]
+
+
+def _fingerprint(unit: Any) -> str:
+    from torch._inductor.cpu_vec_isa import _get_isa_dry_compile_fingerprint
+
+    return str(_get_isa_dry_compile_fingerprint(unit.build_arch_flags()))
+
+
+@functools.cache
+def _host() -> tuple[str, ...]:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    state = library.stat() if library.exists() else None
+    return (
+        f"{library} {state and (state.st_size, state.st_mtime_ns)}",
+        sys.executable,
+        sys.version,
+        os.environ.get("LD_LIBRARY_PATH", ""),
+        *platform.libc_ver(),
+        platform.machine(),
+        _cpu(),
+    )
+
+
+def _cpu() -> str:
+    """Return what Linux says of the first processor that does not vary from one to the next, or as it runs."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        fixed = ("flags", "Features", "model name", "vendor_id", "stepping", "microcode", "CPU")
+        return "\n".join(line for line in lines if line.startswith(fixed))
+    return platform.processor()
+
+
+log = logging.getLogger(__name__)
+Function = Callable[..., Any]
+# More in one would keep other cores idle; the compiler's bounds on what it inlines are of a unit, too.
+KERNELS_A_UNIT = 16
+_INDEX = Path("dynamo_dist", "kernels")
+# Headers, then one function: what may stand in a namespace as it is.
+_FORM = re.compile(
+    r'(?P<headers>(?:\s*#include [^\n]*\n)+)(?P<before>.*)extern "C"\s+void\s+kernel\((?P<rest>.*)',
+    re.DOTALL,
+)
+_DIRECTIVE = re.compile(r"^\s*#(?!pragma)|extern \"C\"", re.MULTILINE)
+_LIFTED = re.compile(r"^\s*#(?:include|define) .*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that a generated module asks for: its function once the module waits for its kernels."""
+
+    argtypes: tuple[str, ...]
+    source: str
+
+
+def few_libraries() -> list[Change]:
+    """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache folder.
+
+    What does not build so is built as by torch.
+    ``AsyncCompile.cpp_pybinding`` and ``wait``, ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were
+    seen in 2.13 and 2.14.
+    """
+    from torch._inductor import async_compile, codecache
+
+    stock_kernels = async_compile.AsyncCompile
+    bindings = getattr(codecache, "CppPythonBindingsCodeCache", None)
+    needed = ("load_async", "suffix_template", "call_entry_function", "extra_parse_arg")
+    off = "each C++ kernel is a library, which takes longer to build"
+    if not has(stock_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
+        return [PoolsOfThisProcess()]
+
+    def held_back(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
+            if _parts(source_code) is None:
+                return stock(self, argtypes, source_code)
+            async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
+            return Kernel(tuple(argtypes), source_code)
+
+        return cpp_pybinding
+
+    def built(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def wait(self: Any, scope: dict[str, Any]) -> None:
+            kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
+            parallel = async_compile.get_compile_threads() > 1
+            functions = _started(kernels, self.submit if parallel else None) if kernels else None
+            stock(self, scope)
+            if functions is not None:
+                made = functions()
+                scope.update({name: made[of] for name, of in scope.items() if type(of) is Kernel})
+
+        return wait
+
+    return [
+        PoolsOfThisProcess(),
+        WrapAttribute(stock_kernels, "cpp_pybinding", held_back),
+        WrapAttribute(stock_kernels, "wait", built),
+    ]
+
+
+class PoolsOfThisProcess(OwnState):
+    """A process that was forked after a compile builds with threads of its own.
+
+    The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch
+    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.13 to 2.15.
+    """
+
+    is_registered = False  # for ever: no handler of forks can be taken back
+    is_applied = False
+
+    def apply(self) -> None:
+        kind = type(self)
+        kind.is_applied = True
+        if not kind.is_registered and hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=kind._forget)
+            kind.is_registered = True
+
+    def undo(self) -> None:
+        type(self).is_applied = False
+
+    @classmethod
+    def _forget(cls) -> None:
+        if not cls.is_applied:
+            return
+        from torch._inductor.async_compile import AsyncCompile
+
+        forget = getattr(getattr(AsyncCompile, "pool", None), "cache_clear", None)
+        if forget is not None:
+            forget()
+        if _cache.cache_info().currsize:  # of libraries that the parent may not have built yet
+            _cache().cache.clear()
+
+
+_functions: dict[str, Function] = {}
+
+
+def _started(
+    kernels: Iterable[Kernel], submit: Callable[..., Any] | None
+) -> Callable[[], dict[Kernel, Function]]:
+    """Start building what is not there; return what waits for it and returns each kernel's function."""
+    command = _command_line()
+    digests = {each: _digest(each, command) for each in kernels}
+    missing = [each for each, digest in digests.items() if _found(digest) is None]
+    units = [(unit, _library(unit, submit)) for unit in _batched(missing)]
+
+    def functions() -> dict[Kernel, Function]:
+        for unit, library in units:
+            _load(unit, [digests[each] for each in unit], library)
+        return {each: _functions[digest] for each, digest in digests.items()}
+
+    return functions
+
+
+def _batched(kernels: Iterable[Kernel]) -> Iterator[list[Kernel]]:
+    rest = iter(kernels)
+    while unit := list(islice(rest, KERNELS_A_UNIT)):
+        yield unit
+
+
+def _library(unit: Sequence[Kernel], submit: Callable[..., Any] | None) -> Callable[[], str]:
+    """Return what waits until the library of ``unit`` is built and returns its path."""
+    return _cache().load_async(_source(unit), "cpu", submit_fn=submit)
+
+
+def _load(unit: Sequence[Kernel], digests: Sequence[str], library: Callable[[], str]) -> None:
+    """Load the functions of a unit, and note where they are; each by torch alone if this fails."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    try:
+        path = library()
+        loaded = [_function(path, position) for position in range(len(unit))]
+    except Exception as failure:
+        reason = str(failure).strip().partition("\n")[0]
+        log.warning(
+            "%d kernels did not build together (%s): each is built alone.", len(unit), reason
+        )
+        for kernel, digest in zip(unit, digests, strict=True):
+            _functions[digest] = CppPythonBindingsCodeCache.load_pybinding(
+                kernel.argtypes, kernel.source
+            )
+        return
+    for position, (digest, function) in enumerate(zip(digests, loaded, strict=True)):
+        _functions[digest] = function
+        _note(digest, path, position)
+
+
+def _found(digest: str) -> Function | None:
+    """Return the function of a kernel that this process has, or a library in the cache folder."""
+    if digest not in _functions:
+        try:
+            name, _, position = Path(cache_dir(), _INDEX, digest).read_text().rpartition(" ")
+            path = str(Path(cache_dir(), name))
+            if not name:
+                return None
+            _functions[digest] = _function(path, int(position))
+        except (OSError, ValueError, ImportError):
+            return None
+    return _functions[digest]
+
+
+def _note(digest: str, path: str, position: int) -> None:
+    from torch._inductor.codecache import write_atomic
+
+    place = Path(cache_dir(), _INDEX, digest)
+    with contextlib.suppress(OSError):  # what cannot be noted is built again
+        name = Path(path).relative_to(cache_dir())
+        write_atomic(str(place), f"{name} {position}", make_dirs=True)
+
+
+def _function(path: str, position: int) -> Function:
+    """Load one kernel of a library. Raises ImportError."""
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+        torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+    )
+    entry = _entry(position)
+    spec = importlib.util.spec_from_file_location(f"{Path(path).stem}.{entry}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no library of kernels")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, entry)
+
+
+def _entry(position: int) -> str:
+    return f"kernel_{position}"
+
+
+def _source(unit: Sequence[Kernel]) -> str:
+    """Return the text of a unit: headers once, each kernel with what binds it to Python in a namespace of its own."""
+    headers: dict[str, None] = {}
+    bodies = []
+    for position, kernel in enumerate(unit):
+        parts = _parts(kernel.source)
+        assert parts is not None
+        binding = _binding(kernel.argtypes, _entry(position))
+        for line in (*parts["headers"].splitlines(), *_LIFTED.findall(binding)):
+            headers.setdefault(line.strip())
+        body = f"{parts['before']}static void kernel({parts['rest']}\n{_LIFTED.sub('', binding)}"
+        bodies.append(f"namespace unit_{position} {{\n{body}\n}}\n")
+    return "\n".join([*filter(None, headers), *bodies])
+
+
+def _parts(source: str) -> dict[str, str] | None:
+    """Return the parts of a source that is a function after its headers; None of any other."""
+    match = _FORM.fullmatch(source)
+    if match is None or _DIRECTIVE.search(match["before"] + match["rest"]):
+        return None
+    return match.groupdict()
+
+
+def _binding(argtypes: Sequence[str], entry: str) -> str:
+    """Return torch's own code that makes a function of Python of ``kernel``."""
+    cache = _cache()
+    arguments = ", ".join(
+        f"parse_arg<{each.replace('const ', '')}>(args, {n})" for n, each in enumerate(argtypes)
+    )
+    text: str = cache.suffix_template.format(
+        arg_len=len(argtypes),
+        call_entry_func=cache.call_entry_function.format(arguments),
+        entry_func=entry,
+        extra_parse_arg=cache.extra_parse_arg.format(array_len=-1),
+    )
+    return text
+
+
+def _digest(kernel: Kernel, command: str) -> str:
+    """Return the name of a kernel: of its text, how it is called, and how it is built."""
+    text = "\0".join((kernel.source, *kernel.argtypes, command, torch.__version__))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _command_line() -> str:
+    from torch._inductor import cpp_builder
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    options = cpp_builder.CppTorchDeviceOptions(
+        vec_isa=pick_vec_isa(), device_type="cpu", **_cache().cpp_compile_command_flags
+    )
+    return str(cpp_builder.CppBuilder("o", "i", options).get_command_line())
+
+
+@functools.cache
+def _cache() -> Any:
+    """Torch's cache of libraries with bindings, but of paths: their kernels are loaded one by one."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+    from torch._inductor.utils import clear_on_fresh_cache
+
+    @clear_on_fresh_cache
+    class LibraryPaths(CppPythonBindingsCodeCache):
+        cache: dict[str, Callable[[], Any]] = {}  # noqa: RUF012 - as torch has it
+
+        @staticmethod
+        def cache_clear() -> None:
+            LibraryPaths.cache.clear()
+            _functions.clear()
+
+        @classmethod
+        def _load_library(cls, path: str, key: str) -> Any:
+            return path
+
+    return LibraryPaths
