@@ -80,14 +80,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist import compiling
     from dynamo_dist.reporting import placements
     from dynamo_dist.reporting.live import Listen
-    from dynamo_dist.run import (
-        below_autograd,
-        double_backward,
-        gradients,
-        guards,
-        recompiles,
-        wrapping,
-    )
+    from dynamo_dist.runtime import gradients, guards, outputs, recompiles
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
@@ -104,12 +97,12 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *modules.changes(config),
         *guards.changes(),
         *recompiles.changes(),
-        *wrapping.changes(),
+        *outputs.changes(),
         *gradients.changes(),
-        *below_autograd.changes(),
+        *outputs.changes(),
         *sharding.changes(config),
         *registration.changes(),
-        *double_backward.changes(),  # around what sharding sets there
+        *gradients.changes(),  # around what sharding sets there
         *hooks.changes(),
         *placements.changes(),
         Listen(),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def register_switches() -> None:
     """Let option ``disable`` take what this package does beside the passes."""
-    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD
-    from dynamo_dist.run.gradients import DIRECT_GRADIENTS
+    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
+    from dynamo_dist.runtime.outputs import BELOW_AUTOGRAD
     from inductor_passes.pass_options import register_switch
 
     register_switch(DIRECT_GRADIENTS)
@@ -47,9 +47,9 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.run import shared_memory
-    from dynamo_dist.run.guards import lighten
-    from dynamo_dist.run.inputs import merge_inputs
+    from dynamo_dist.runtime import inputs as shared_memory
+    from dynamo_dist.runtime.guards import lighten
+    from dynamo_dist.runtime.inputs import merge_inputs
     from inductor_passes.graph.printing import add_library
     from inductor_passes.inductor.session import CompileSession
 
@@ -68,8 +68,8 @@ def compile_frame(
 
 def _traits(own: PassOptions) -> frozenset[str]:
     """What this package makes code with, unless it is switched off."""
-    from dynamo_dist.run.below_autograd import BELOW_AUTOGRAD
-    from dynamo_dist.run.gradients import DIRECT_GRADIENTS
+    from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
+    from dynamo_dist.runtime.outputs import BELOW_AUTOGRAD
 
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))

@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.run import recompiles
+from dynamo_dist.runtime import recompiles
 from dynamo_dist.trace.modules import whole_parameters
 
 

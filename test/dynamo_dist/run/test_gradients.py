@@ -16,8 +16,8 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_dist
-from dynamo_dist.run import gradients
-from dynamo_dist.run.gradients import DIRECT_GRADIENTS, Gradients
+from dynamo_dist.runtime import gradients
+from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS, Gradients
 from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(

@@ -13,8 +13,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dynamo_dist.run.closures import is_equal, is_settled
-from dynamo_dist.run.guards import identity_first, lighten
+from dynamo_dist.runtime.guards import identity_first, is_equal, is_settled, lighten
 from dynamo_dist.torch_compat import aot_runtime, dynamo_guards
 
 

@@ -1,26 +1,36 @@
-"""Gradients of a compiled graph, added straight into the local tensors of the parameters' ``.grad``.
-
-Stock wraps each gradient as a DTensor, and autograd then adds it to ``.grad`` by a DTensor operation of
-its own. Here backward adds all of them itself, at once and below DTensor, wherever nobody could tell
-the difference. Where somebody could (a hook that is given the gradient, ``torch.autograd.grad``, other
-placements, a tensor that is no leaf), the gradient goes the way it always went.
-"""
+"""Add gradients of a compiled graph straight into the parameters' ``.grad``, or refuse a second backward."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from dynamo_dist.run.closures import are
+from dynamo_dist.errors import DTensorError
+from dynamo_dist.runtime.guards import are
 from dynamo_dist.torch_compat import aot_gradients, aot_runtime
 from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.inductor.session_in_work import has_trait
+
+
+def _refuse() -> NoReturn:
+    raise DTensorError(
+        "create_graph=True asks for gradients that can be differentiated, through a compiled function on DTensors.",
+        "Its backward is a compiled graph, which has no backward of its own: what would come from there would be missing.",
+        "Call torch.autograd.grad(..., create_graph=True) inside the compiled function, where it becomes part of the "
+        "graph, or leave out create_graph if no gradient of the gradient is needed.",
+    )
+
+
+def double_backward_changes() -> list[Change]:
+    """List the changes to apply while the plugin is enabled."""
+    return aot_gradients.on_double_backward(_refuse)
+
 
 _grad = operator.attrgetter("grad")
 _grad_dtype = operator.attrgetter("grad_dtype")

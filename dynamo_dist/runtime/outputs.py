@@ -1,19 +1,46 @@
-"""DTensors around what a compiled graph returns, without a spec made anew for each.
-
-A compiled training step wraps every gradient on every call. Size, stride and placements are the same
-each time, so the spec can be as well.
-"""
+"""Wrap what a compiled graph returns in DTensors, and call its operators below autograd."""
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.torch_compat import aot_runtime
+from dynamo_dist.torch_compat import aot_runtime, dtensor_dispatch, inductor_code
 from dynamo_dist.torch_compat.patching import Change, OwnState
+from dynamo_dist.trace.lowering.ops import NAMESPACE
+from inductor_passes.inductor.session_in_work import has_trait
+
+# A trait of a compile; in option ``disable``: operators keep autograd's kernels.
+BELOW_AUTOGRAD = "below_autograd"
+_OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
+# Operators whose autograd kernels record gradients and do nothing else.
+_KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor", NAMESPACE))
+
+
+def below_autograd_changes() -> list[Change]:
+    """List the changes that enabling makes; compiles with the trait gain by them."""
+    return inductor_code.wrap_compiled_code(_lower)
+
+
+def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
+    if not has_trait(BELOW_AUTOGRAD) or not all(
+        namespace in _KNOWN or dtensor_dispatch.is_custom_op(f"{namespace}::{name}")
+        for namespace, name in _OPERATOR.findall(source)
+    ):
+        return call
+
+    @functools.wraps(call)
+    def below(*args: Any) -> Any:
+        with inductor_code.below_autograd():
+            return call(*args)
+
+    return below
+
 
 # Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
 # plugin is disabled, all are dropped.

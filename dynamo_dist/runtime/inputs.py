@@ -1,17 +1,44 @@
-"""A DTensor and a plain tensor that share memory, both given to a graph that writes to one.
-
-AOTAutograd looks for memory that plain inputs share, and takes a DTensor's for its own: what is written through one is
-not seen through the other.
-"""
+"""Inputs of a compiled graph: one for each object, and those that share memory."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import DTensorError
+from dynamo_dist.torch_compat import dynamo_building
 from dynamo_dist.torch_compat.dtensor_specs import may_overlap
+
+
+def merge_inputs(
+    gm: fx.GraphModule, inputs: Sequence[Any], known: Mapping[Any, object]
+) -> list[Any]:
+    """Remove placeholders of ``gm`` that hold what an earlier one holds; the inputs that are left.
+
+    ``known``: sources that are guarded by identity, with what they are.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    if len(placeholders) != len(inputs) or not dynamo_building.inputs_follow(gm):
+        return list(inputs)
+    first: dict[int, fx.Node] = {}
+    left = []
+    for node, given in zip(placeholders, inputs, strict=True):
+        source = dynamo_building.source_of_input(node)
+        held = known.get(source) if source is not None else None
+        kept = node if held is None else first.setdefault(id(held), node)
+        if kept is node:
+            left.append(given)
+        else:
+            node.replace_all_uses_with(kept)
+            gm.graph.erase_node(node)
+    if len(left) < len(inputs):
+        gm.recompile()
+    return left
+
 
 _CALLS = ("call_function", "call_method")
 
