@@ -81,8 +81,8 @@ def _compile_repaired(
     compile_: Callable[..., Callable[..., Any]],
     own: PassOptions,
 ) -> Callable[..., Any]:
-    from dynamo_dist.sharding.plan.prices import prices_of
-    from dynamo_dist.sharding.plan.repair import compile_repaired
+    from dynamo_dist.planning.cost import prices_of
+    from dynamo_dist.planning.repair import compile_repaired
     from dynamo_dist.torch_compat import dynamo_compiler
 
     return compile_repaired(

@@ -9,7 +9,7 @@ from dynamo_dist.reporting.records import BreakRecord, Part, PlanRecord
 from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
 
 # Artifact -> the module under whose name its lines come.
-MODULES = {"dist_breaks": "dynamo_dist.reporting", "dist_plan": "dynamo_dist.sharding.plan"}
+MODULES = {"dist_breaks": "dynamo_dist.reporting", "dist_plan": "dynamo_dist.planning"}
 
 
 def log_decision(record: Part) -> None:

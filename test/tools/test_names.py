@@ -70,7 +70,7 @@ def test_names_are_there(file):
 
 def test_a_name_that_has_gone_is_found():
     assert missing(
-        "from dynamo_dist.sharding.plan import repair\n"
+        "from dynamo_dist.planning import repair\n"
         "from inductor_passes.graph import no_such\n"
         "repair.file.save_plan\nrepair.file.saved\nrepair.fingerprint.anything\n"
-    ) == ["dynamo_dist.sharding.plan.file.saved", "inductor_passes.graph.no_such"]
+    ) == ["dynamo_dist.planning.file.saved", "inductor_passes.graph.no_such"]

@@ -37,9 +37,8 @@ from torch.distributed.tensor import (
 )
 
 import dynamo_dist
-from dynamo_dist.sharding.plan import repair
-from dynamo_dist.sharding.plan.planner import plan
-from dynamo_dist.sharding.plan.recording import record
+from dynamo_dist.planning import repair
+from dynamo_dist.planning.planner import plan, record
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.graph.collectives import group_size, is_launch, kind, payload_bytes
 from inductor_passes.inductor.graph_module import Captured, capturing

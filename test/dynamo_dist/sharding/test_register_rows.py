@@ -12,10 +12,10 @@ import dynamo_dist
 from dynamo_dist import compiling
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
+from dynamo_dist.planning import repair
+from dynamo_dist.planning.cost import prices_of
+from dynamo_dist.planning.file import load_plans
 from dynamo_dist.sharding import register_rows, registration
-from dynamo_dist.sharding.plan import repair
-from dynamo_dist.sharding.plan.file import load_plans
-from dynamo_dist.sharding.plan.prices import prices_of
 from dynamo_dist.testing import fake_mesh
 from dynamo_dist.torch_compat import dynamo_compiler
 from inductor_passes import PassOptions, plugins

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_dist import __main__ as dist_command
+from dynamo_dist.planning import file as plan_file
 from dynamo_dist.reporting.records import BreakRecord, Fact, PlannedStep, PlanRecord, RunReport
-from dynamo_dist.sharding.plan import file as plan_file
 from inductor_passes import __main__ as passes_command
 from inductor_passes import records as r
 from inductor_passes.cost.topology import load_topology, topology_text

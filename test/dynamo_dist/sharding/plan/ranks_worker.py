@@ -13,8 +13,8 @@ from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
-from dynamo_dist.sharding.plan import repair
-from dynamo_dist.sharding.plan.prices import prices_of
+from dynamo_dist.planning import repair
+from dynamo_dist.planning.cost import prices_of
 from inductor_passes.testing import leave_process
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())

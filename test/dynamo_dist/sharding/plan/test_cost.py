@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_dist.planning.cost import Costs, is_matmul, is_view, local_shape
 from dynamo_dist.program import Program, Value
-from dynamo_dist.sharding.plan.cost import Costs, is_matmul, is_view, local_shape
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 LINE, SQUARE, Prices = problems["LINE"], problems["SQUARE"], problems["Prices"]

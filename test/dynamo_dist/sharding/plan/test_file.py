@@ -8,9 +8,9 @@ import pytest
 from expecttest import assert_expected_inline
 
 from dynamo_dist.errors import PlanError
+from dynamo_dist.planning import file
+from dynamo_dist.planning.planner import Plan
 from dynamo_dist.program import Choice, stock_choice
-from dynamo_dist.sharding.plan import file
-from dynamo_dist.sharding.plan.planner import Plan
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from dynamo_dist.planning.cost import Costs, TopologyPrices
+from dynamo_dist.planning.planner import record
 from dynamo_dist.program import stock_choice
-from dynamo_dist.sharding.plan.cost import Costs
-from dynamo_dist.sharding.plan.prices import TopologyPrices
-from dynamo_dist.sharding.plan.recording import record
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost.collectives import shape_of_ranks

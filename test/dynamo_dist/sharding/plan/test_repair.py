@@ -8,9 +8,9 @@ from expecttest import assert_expected_inline
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from dynamo_dist.planning import file, repair
+from dynamo_dist.planning.cost import prices_of
 from dynamo_dist.reporting import plans
-from dynamo_dist.sharding.plan import file, repair
-from dynamo_dist.sharding.plan.prices import prices_of
 from dynamo_dist.testing import fake_mesh
 
 

@@ -1,8 +1,8 @@
 import runpy
 from pathlib import Path
 
+from dynamo_dist.planning.planner import roots
 from dynamo_dist.program import Program, Ref, Source
-from dynamo_dist.sharding.plan.repeats import roots
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 op, LINE, X = problems["op"], problems["LINE"], problems["X"]

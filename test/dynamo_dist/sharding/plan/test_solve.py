@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dynamo_dist.planning.cost import Costs
+from dynamo_dist.planning.solve import PlacementProblem, improve, solve_placements
 from dynamo_dist.program import Choice, Program, Ref, Source, stock_choice
-from dynamo_dist.sharding.plan.cost import Costs
-from dynamo_dist.sharding.plan.solve import PlacementProblem, improve, solve_placements
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 chain, op, LINE, Prices, X = (problems[n] for n in ("chain", "op", "LINE", "Prices", "X"))

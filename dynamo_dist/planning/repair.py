@@ -19,12 +19,11 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import PlanError
+from dynamo_dist.planning import file
+from dynamo_dist.planning.cost import Prices
+from dynamo_dist.planning.planner import plan, record
+from dynamo_dist.planning.trace import Session, bracketed
 from dynamo_dist.reporting import plans
-from dynamo_dist.sharding.plan import file
-from dynamo_dist.sharding.plan.cost import Prices
-from dynamo_dist.sharding.plan.planner import plan
-from dynamo_dist.sharding.plan.recording import record
-from dynamo_dist.sharding.plan.trace import Session, bracketed
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
 

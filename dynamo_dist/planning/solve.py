@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dynamo_dist.planning.cost import Costs
 from dynamo_dist.program import Choice, Program, Ref, Spec
-from dynamo_dist.sharding.plan.cost import Costs
 
 RELATIVE_GAP = 5e-4
 # Nodes and not seconds: ranks that stop at another moment would carry out other plans and hang.

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from dynamo_dist.planning.cost import shard_dim
 from dynamo_dist.program import Choice, MeshInfo, Program, Spec, Step, Value, stock_choice
-from dynamo_dist.sharding.plan.cost import shard_dim
 from dynamo_dist.torch_compat import dtensor_planning
 
 # Operations on more tensors than this are offered one placement at a time, and the same to all.
