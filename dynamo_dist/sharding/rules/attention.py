@@ -1,9 +1,4 @@
-"""Attention on the CPU, over batches, over heads and over the length of the query.
-
-Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a causal
-mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not depend on the
-order of the sequence is computed.
-"""
+"""Attention on the CPU, and convolutions."""
 
 from __future__ import annotations
 
@@ -17,6 +12,49 @@ from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
 from dynamo_dist.torch_compat.patching import Change
+
+
+def convolution_forward(call: Call) -> list[Row]:
+    """Batch; output channels; input channels, whose products are summed; sums that are pending."""
+    out_channels, in_channels = (1, 0) if call.args["transposed"] else (0, 1)
+    rows = [
+        call.row([Shard(0)], input=Shard(0)),
+        # Linear in the bias too, which must be added once: it is pending where the products are.
+        call.row([P], input=P, bias=P),
+        call.row([P], weight=P, bias=P),
+    ]
+    if call.args["groups"] == 1:
+        rows += [
+            call.row([Shard(1)], weight=Shard(out_channels), bias=Shard(0)),
+            call.row([P], input=Shard(1), weight=Shard(in_channels), bias=P),
+        ]
+    return rows
+
+
+def convolution_backward(call: Call) -> list[Row]:
+    """The same, for the gradients of input, weight and bias."""
+    mask = call.args["output_mask"]
+    out_channels, in_channels = (1, 0) if call.args["transposed"] else (0, 1)
+
+    def row(*results: object, **arguments: object) -> Row:
+        kept = [each if wanted else None for each, wanted in zip(results, mask, strict=True)]
+        return call.row(kept, **arguments)  # type: ignore[arg-type]
+
+    rows = [row(Shard(0), P, P, grad_output=Shard(0), input=Shard(0)), row(P, P, P, grad_output=P)]
+    if call.args["groups"] == 1:
+        over_out, over_in = Shard(out_channels), Shard(in_channels)
+        rows += [
+            row(P, over_out, Shard(0), grad_output=Shard(1), weight=over_out),
+            row(Shard(1), over_in, R, input=Shard(1), weight=over_in),
+        ]
+    return rows
+
+
+CONVOLUTION_ROWS: dict[str, Rows] = {
+    "aten.convolution.default": convolution_forward,
+    "aten.convolution_backward.default": convolution_backward,
+}
+
 
 QUERY_LENGTH = 2
 KERNEL = "aten._scaled_dot_product_flash_attention_for_cpu.default"

@@ -5,44 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynamo_dist.config import DistConfig
-from dynamo_dist.sharding import (
-    collectives,
-    failures,
-    fallback,
-    gathered,
-    in_place,
-    writes,
-)
+from dynamo_dist.sharding import collectives, fallback, writes
 from dynamo_dist.sharding import rows as layout
-from dynamo_dist.sharding.rules import (
-    as_strided,
-    attention,
-    convolution,
-    elementwise,
-    embedding,
-    indexing,
-    lists,
-    masked_gather,
-    nll_loss,
-    partial,
-    reduction,
-    views,
-)
+from dynamo_dist.sharding.rules import attention, elementwise, indexing, lists, reduction, views
 from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_strategies
 from dynamo_dist.torch_compat.dtensor_dispatch import one_decision_for_numbers
 from dynamo_dist.torch_compat.patching import Change
 
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     attention.ROWS,
-    convolution.ROWS,
+    attention.ROWS,
     elementwise.BESIDE,
     elementwise.POINTWISE,
     elementwise.ROWS,
-    embedding.ROWS,
+    indexing.ROWS,
     indexing.BESIDE,
     indexing.ROWS,
-    nll_loss.ROWS,
-    partial.ROWS,
+    reduction.ROWS,
+    elementwise.ROWS,
     reduction.BESIDE,
     reduction.ROWS,
     views.ROWS,
@@ -51,15 +31,15 @@ OF_ANY_PART = (
     elementwise.BESIDE,
     elementwise.POINTWISE,
     indexing.BESIDE,
-    partial.ROWS,
+    elementwise.ROWS,
     reduction.BESIDE,
     views.ROWS,
 )
 WRAPPED = (
-    embedding.WRAPPED,
-    masked_gather.WRAPPED,
-    nll_loss.WRAPPED,
-    partial.WRAPPED,
+    indexing.WRAPPED,
+    indexing.WRAPPED,
+    reduction.WRAPPED,
+    elementwise.WRAPPED,
     reduction.WRAPPED,
     views.WRAPPED,
 )
@@ -77,7 +57,7 @@ def changes(config: DistConfig) -> list[Change]:
             for op in dtensor_dispatch.overloads(name)
             for change in dtensor_strategies.on_strategy(
                 op,
-                failures.of_ours(layout.strategy(rows, family in OF_ANY_PART)),
+                fallback.of_ours(layout.strategy(rows, family in OF_ANY_PART)),
                 dtensor_strategies.schema_info(op),
             )
         ),
@@ -89,14 +69,14 @@ def changes(config: DistConfig) -> list[Change]:
             if (stock := dtensor_strategies.stock_strategy(op)) is not None
             for change in dtensor_strategies.on_strategy(
                 op,
-                failures.of_ours(wrap(failures.of_torch(stock))),
+                fallback.of_ours(wrap(fallback.of_torch(stock))),
                 dtensor_strategies.schema_info(op),
             )
         ),
-        *as_strided.changes(),
+        *views.changes(),
         *attention.changes(),
         *collectives.changes(),
-        *in_place.changes(),
+        *writes.changes(),
         *lists.changes(),
         *writes.changes(),
         *aot_gradients.replicas_in_backward(),
@@ -104,7 +84,7 @@ def changes(config: DistConfig) -> list[Change]:
         *dtensor_strategies.whole_numbers_in_parts(),
         *dtensor_strategies.track_symbolic_results(),
         *dtensor_strategies.on_failed_propagation(fallback.instead),
-        *aot_gradients.on_writes_to_plain_tensors(gathered.run),
+        *aot_gradients.on_writes_to_plain_tensors(fallback.run),
         *one_decision_for_numbers(),
         dtensor_strategies.ClearCaches(),
     ]

@@ -71,10 +71,10 @@ def unchecked(rows):
 
 @pytest.mark.parametrize(("rows", "placement"), [(doubling, Partial()), (misplaced, Shard(0))])
 def test_planted_wrong_strategies_are_found(monkeypatch, rows, placement):
-    from dynamo_dist.sharding import checks
+    from dynamo_dist.sharding import registration
 
     # Without the check of shapes that a registration makes, which finds one of them before.
-    monkeypatch.setattr(checks, "_check_shapes", lambda *args: None)
+    monkeypatch.setattr(registration, "_check_shapes", lambda *args: None)
     register_strategy(torch.ops.aten.sin.default)(unchecked(rows))
     with all_ranks(4) as mesh, dynamo_dist.enabled():
         x = split(torch.arange(8.0).view(4, 2), mesh, [placement], True)
