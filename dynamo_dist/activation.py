@@ -60,7 +60,7 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
 
     from dynamo_dist import plugins
     from dynamo_dist.torch_compat import dynamo_compiler
-    from dynamo_dist.trace.trackers import registry
+    from dynamo_dist.tracing import trackers
 
     with dynamo_compiler.compile_lock:
         if is_enabled():
@@ -69,7 +69,7 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
             return
         plugins.read_plugins()
         switch.apply(changes(config, options))
-        log.info("enabled: trackers %s", [entry.name for entry in registry.active(config)])
+        log.info("enabled: trackers %s", [entry.name for entry in trackers.active(config)])
 
 
 def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Change]:
@@ -84,14 +84,13 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
-    from dynamo_dist.trace.dtensor import registry as dtensor
-    from dynamo_dist.trace.lowering import registry as lowering
-    from dynamo_dist.trace.modules import registry as modules
-    from dynamo_dist.trace.trackers import hooks, registry
+    from dynamo_dist.tracing import c10d as lowering
+    from dynamo_dist.tracing import dtensor_patches as dtensor
+    from dynamo_dist.tracing import hooks, modules, trackers
 
     return [
         dynamo_compiler.BackendEntryPoint(BACKEND),
-        *registry.changes(config),
+        *trackers.changes(config),
         *lowering.changes(config),
         *dtensor.changes(config),
         *modules.changes(config),

@@ -37,7 +37,7 @@ def _use(plugin: Any) -> None:
 
 def _save() -> Callable[[], None]:
     from dynamo_dist.sharding import registration
-    from dynamo_dist.trace.trackers import hooks
+    from dynamo_dist.tracing import hooks
 
     tables: list[dict[Any, Any]] = [registration.registered, hooks.hooked]
     before = [dict(table) for table in tables]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat import aot_runtime, dtensor_dispatch, inductor_code
 from dynamo_dist.torch_compat.patching import Change, OwnState
-from dynamo_dist.trace.lowering.ops import NAMESPACE
+from dynamo_dist.tracing.operators import NAMESPACE
 from inductor_passes.inductor.session_in_work import has_trait
 
 # A trait of a compile; in option ``disable``: operators keep autograd's kernels.

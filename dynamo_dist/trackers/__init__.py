@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_dist.trace.trackers.hooks import trace_instead
+    from dynamo_dist.tracing.hooks import trace_instead
 
 __all__ = ["trace_instead"]
 
@@ -14,4 +14,4 @@ __all__ = ["trace_instead"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("dynamo_dist.trace.trackers.hooks").trace_instead
+    return importlib.import_module("dynamo_dist.tracing.hooks").trace_instead

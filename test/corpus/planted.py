@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 
 import dynamo_dist
-from dynamo_dist.trace.lowering import reduce, registry
-from dynamo_dist.trace.lowering.groups import member
-from dynamo_dist.trace.lowering.work import copy_back, end, payload, plain
+from dynamo_dist.tracing import collectives, c10d
+from dynamo_dist.tracing.functional import member
+from dynamo_dist.tracing.work import copy_back, end, payload, plain
 
 LIBRARY = torch.library.Library("planted", "FRAGMENT")
 LIBRARY.define("add_up(Tensor input, str group_name) -> Tensor")
@@ -30,29 +30,29 @@ def drop(tensor, op="sum", group=None, async_op=False):
 
 
 def double(tensor, op="sum", group=None, async_op=False):
-    once = torch.ops._c10d_functional.wait_tensor(reduce.launch_all_reduce(payload(tensor), op, member(group).group_name))
-    return end(copy_back, [reduce.launch_all_reduce(once, op, member(group).group_name)], [tensor], async_op)
+    once = torch.ops._c10d_functional.wait_tensor(collectives.launch_all_reduce(payload(tensor), op, member(group).group_name))
+    return end(copy_back, [collectives.launch_all_reduce(once, op, member(group).group_name)], [tensor], async_op)
 
 
 def other_group(tensor, op="sum", group=None, async_op=False):
-    return reduce.all_reduce(tensor, op, None, async_op)
+    return collectives.all_reduce(tensor, op, None, async_op)
 
 
 def other_op(tensor, op="sum", group=None, async_op=False):
-    return reduce.all_reduce(tensor, "max", group, async_op)
+    return collectives.all_reduce(tensor, "max", group, async_op)
 
 
 def half(tensor, op="sum", group=None, async_op=False):
-    launched = reduce.launch_all_reduce(payload(tensor).to(torch.float16), op, member(group).group_name)
+    launched = collectives.launch_all_reduce(payload(tensor).to(torch.float16), op, member(group).group_name)
     return end(copy_back, [launched], [tensor], async_op)
 
 
 def part(tensor, op="sum", group=None, async_op=False):
-    return reduce.all_reduce(tensor[:1], op, group, async_op)
+    return collectives.all_reduce(tensor[:1], op, group, async_op)
 
 
 def unwaited(tensor, op="sum", group=None, async_op=False):
-    plain(tensor).copy_(reduce.launch_all_reduce(payload(tensor), op, member(group).group_name))
+    plain(tensor).copy_(collectives.launch_all_reduce(payload(tensor), op, member(group).group_name))
 
 
 def hidden(tensor, op="sum", group=None, async_op=False):
@@ -60,5 +60,5 @@ def hidden(tensor, op="sum", group=None, async_op=False):
 
 
 def enable():
-    registry.C10D["all_reduce"] = globals()[os.environ["PLANTED"]]
+    c10d.C10D["all_reduce"] = globals()[os.environ["PLANTED"]]
     dynamo_dist.enable()

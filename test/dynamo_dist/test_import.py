@@ -49,7 +49,7 @@ before = tables["snapshot"]()
 import dynamo_dist, inductor_passes
 imported = tables["difference"](before, tables["snapshot"]())
 dynamo_dist.enable
-import dynamo_dist.backend, dynamo_dist.cli.doctor, dynamo_dist.torch_compat.dynamo_compiler, dynamo_dist.trace.trackers.registry
+import dynamo_dist.backend, dynamo_dist.cli.doctor, dynamo_dist.torch_compat.dynamo_compiler, dynamo_dist.tracing.trackers
 loaded = tables["difference"](before, tables["snapshot"]())
 dynamo_dist.enable()
 enabled = tables["difference"](before, tables["snapshot"]())

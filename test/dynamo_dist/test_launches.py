@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import dynamo_dist
-from dynamo_dist.trace.lowering import registry
+from dynamo_dist.tracing import c10d as registry
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 FAULTS = {

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamo_dist.runtime import recompiles
-from dynamo_dist.trace.modules import whole_parameters
+from dynamo_dist.tracing import unsharded_parameters
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +100,15 @@ def fully_sharded(mesh):
 @pytest.mark.parametrize("make", [averaged, fully_sharded])
 def test_a_forward_given_up_and_run_in_eager_mode_is_so_on_all_ranks(mesh, monkeypatch, make):
     told = []
-    monkeypatch.setattr(whole_parameters.one_way, "is_whole", lambda *said: told.append(said))
+    monkeypatch.setattr(unsharded_parameters.one_way, "is_whole", lambda *said: told.append(said))
     model, wrapper = make(mesh)
     model(torch.ones(2, 4))
-    assert not whole_parameters.is_broken(wrapper)
-    whole_parameters._begun.add(
+    assert not unsharded_parameters.is_broken(wrapper)
+    unsharded_parameters._begun.add(
         wrapper
     )  # a trace has gone in, and Dynamo runs the function in Python
     model(torch.ones(2, 4))
-    assert whole_parameters.is_broken(wrapper)
+    assert unsharded_parameters.is_broken(wrapper)
     assert told == [(wrapper, False)]
 
 

@@ -75,7 +75,7 @@ def test_a_launch_of_several_tensors_is_one_in_flight():
 
 
 def exchanged(x, y):
-    from dynamo_dist.trace.lowering import ops  # noqa: F401  (defines the operators)
+    from dynamo_dist.tracing import operators  # noqa: F401  (defines the operators)
 
     torch.ops.dynamo_dist.wait_tensor(torch.ops.dynamo_dist.isend(x, 1, 0, "0", 1), 2)
     return c10d.wait_tensor(torch.ops.dynamo_dist.irecv(y, 1, 0, "0", 3))

@@ -6,12 +6,12 @@ from torch.distributed.tensor._op_schema import OpSpec, OpStrategy
 
 def tracker():
     """A traced all_reduce takes the largest value in place of the sum."""
-    from dynamo_dist.trace.lowering import reduce, registry
+    from dynamo_dist.tracing import c10d, collectives
 
     def all_reduce(tensor, op="sum", group=None, async_op=False):
-        return reduce.all_reduce(tensor, "max", group, async_op)
+        return collectives.all_reduce(tensor, "max", group, async_op)
 
-    registry.C10D["all_reduce"] = all_reduce
+    c10d.C10D["all_reduce"] = all_reduce
 
 
 def strategy():

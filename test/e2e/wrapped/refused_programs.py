@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.trace.modules import stale_optimizers
+from dynamo_dist.tracing import stale_optimizers
 
 
 def refused(model, *said, around=False):

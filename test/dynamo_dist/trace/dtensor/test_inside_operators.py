@@ -10,7 +10,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat import dtensor_dispatch
-from dynamo_dist.trace.dtensor import inside_operators
+from dynamo_dist.tracing import dtensor
 from inductor_passes.testing import fake_group
 
 pytestmark = pytest.mark.usefixtures("enabled")
@@ -70,7 +70,7 @@ def test_a_plain_tensor_that_was_given_is_refused_as_in_eager_mode(mesh):
     x = placed(mesh, IMAGE)
     with pytest.raises(Exception, match="mixed"):
         torch.compile(lambda x, y: x + y, backend="aot_eager")(x, IMAGE)
-    assert not inside_operators.are_distributed((x, {"other": IMAGE}))
+    assert not dtensor.are_distributed((x, {"other": IMAGE}))
 
 
 def test_numbers_drawn_inside_are_refused(mesh):
@@ -80,12 +80,12 @@ def test_numbers_drawn_inside_are_refused(mesh):
         return x + torch.rand(4, 3)
 
     with pytest.raises(StrategyError, match="makes inside"):
-        inside_operators.once_more(noisy, (x,))
+        dtensor.once_more(noisy, (x,))
 
 
 def test_the_switch_is_as_it_was(mesh):
     x = placed(mesh, torch.ones(4, 3), Replicate())
-    inside_operators.once_more(lambda: x + torch.ones(4, 3), (x,))
+    dtensor.once_more(lambda: x + torch.ones(4, 3), (x,))
     with pytest.raises(RuntimeError, match="mixed"):
         x + torch.ones(4, 3)
 

@@ -10,7 +10,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from dynamo_dist.errors import DTensorError
-from dynamo_dist.trace.dtensor import views
+from dynamo_dist.tracing import dtensor_views
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -193,14 +193,16 @@ def test_outputs_that_share_what_was_made_inside(mesh, name, requires_grad):
 
 
 def test_what_is_recorded_can_be_cached():
-    way = views.Views((views.ViewStep("aten::select", "int", (1, 0), (), None),), (16, 8, 16, 4, 8))
+    way = dtensor_views.Views(
+        (dtensor_views.ViewStep("aten::select", "int", (1, 0), (), None),), (16, 8, 16, 4, 8)
+    )
     assert pickle.loads(pickle.dumps(way)) == way
 
 
 def test_an_unknown_way_says_so(mesh):
     d = tensor(mesh)
     with pytest.raises(DTensorError, match=r"Return a copy instead, y\.clone\(\)"):
-        views.replay(None, d, d[:, 1], False)
+        dtensor_views.replay(None, d, d[:, 1], False)
 
 
 def test_a_compiled_function_keeps_its_views_after_disable(mesh):
@@ -220,14 +222,18 @@ def unsafe_view(d):
 @pytest.mark.parametrize("made", [unsafe_view, lambda d: (d * 2).t()])
 def test_sizes_that_torch_pickles_wrong_are_not_kept(mesh, made, monkeypatch):
     """torch 2.13 writes freed memory where an ``_unsafe_view`` of a local tensor is pickled."""
-    found, stock = [], views._way
-    monkeypatch.setattr(views, "_way", lambda *given: found.append(stock(*given)) or found[-1])
+    found, stock = [], dtensor_views._way
+    monkeypatch.setattr(
+        dtensor_views, "_way", lambda *given: found.append(stock(*given)) or found[-1]
+    )
     with torch.no_grad():
         given = tensor(mesh, (Replicate(), Replicate()))
         # AOTAutograd's program on local tensors: views as functionalization records them.
         got = torch.compile(made, backend=aot_autograd(fw_compiler=make_boxed))(given)
     torch.testing.assert_close(got.to_local(), made(given).to_local())
-    assert found and all(way is None or not isinstance(way, views.LocalViews) for way in found)
+    assert found and all(
+        way is None or not isinstance(way, dtensor_views.LocalViews) for way in found
+    )
 
 
 def make_boxed(module, example_inputs):

@@ -57,7 +57,7 @@ copy_""",
             dist.all_reduce(x, async_op=True)
             return w @ w
 
-        with self.assertLogs("dynamo_dist.trace.lowering.work_tracker", "WARNING") as logs:
+        with self.assertLogs("dynamo_dist.tracing.work", "WARNING") as logs:
             text = launches(program, torch.ones(4, 4), torch.ones(4, 4))
         self.assertExpectedInline(
             text,

@@ -9,7 +9,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dynamo_dist
 from dynamo_dist.testing import fake_mesh
-from dynamo_dist.trace.trackers.creation import BREAK, MEMORY, group_key
+from dynamo_dist.tracing.creation import BREAK, MEMORY, group_key
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import torch
 import dynamo_dist
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.testing import count_graph_breaks
-from dynamo_dist.trace.trackers import hooks
+from dynamo_dist.tracing import hooks
 from dynamo_dist.trackers import trace_instead
 
 

@@ -4,22 +4,22 @@ import pytest
 import torch
 
 from dynamo_dist.config import TRACKER_NAMES, DistConfig
-from dynamo_dist.trace.trackers import registry
+from dynamo_dist.tracing import trackers
 
 
 def test_the_registry_and_the_config_name_the_same_trackers():
-    assert tuple(entry.name for entry in registry.TRACKERS) == TRACKER_NAMES
+    assert tuple(entry.name for entry in trackers.TRACKERS) == TRACKER_NAMES
 
 
 def test_changes_are_listed_not_made(torch_tables):
     torch_tables.settle()
     before = torch_tables.snapshot()
-    assert registry.changes(DistConfig())
+    assert trackers.changes(DistConfig())
     assert torch_tables.difference(before, torch_tables.snapshot()) == []
 
 
 def test_nothing_changes_without_trackers():
-    assert registry.changes(DistConfig(frozenset(TRACKER_NAMES))) == []
+    assert trackers.changes(DistConfig(frozenset(TRACKER_NAMES))) == []
 
 
 @pytest.mark.parametrize("off", TRACKER_NAMES)

@@ -102,7 +102,7 @@ def test_a_launch_reads_until_its_wait():
 
 
 def test_no_launch_moves_behind_a_wait_that_it_preceded_beside_sends():
-    from dynamo_dist.trace.lowering import ops  # noqa: F401  (defines the operators)
+    from dynamo_dist.tracing import operators  # noqa: F401  (defines the operators)
 
     p2p = torch.ops.dynamo_dist
 

@@ -1,0 +1,297 @@
+"""``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.hooks import BackwardHook
+
+from dynamo_dist.torch_compat import (
+    dynamo_building,
+    dynamo_calls,
+    dynamo_gradients,
+    dynamo_guards,
+    dynamo_modules,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.tracing import attributes, unsharded_parameters
+
+
+def refuse() -> NoReturn:
+    """Break the graph at the call."""
+    dynamo_building.graph_break(
+        "backward() inside a compiled function",
+        "Tensor.backward",
+        "The compiled forward brings its own backward graph, and eager's engine, with the hooks of "
+        "parameters, runs outside of graphs.",
+        "Return the loss and call backward outside, where it runs the compiled backward graph:\n"
+        "    loss = compiled(x)\n"
+        "    loss.backward()",
+    )
+
+
+def backward_changes() -> list[Change]:
+    """List the changes that enabling makes for ``backward()`` inside a compiled function."""
+    return dynamo_modules.on_backward(refuse)
+
+
+BACKEND = "dynamo_dist"
+_SIGNATURE = inspect.signature(torch.autograd.grad)
+
+
+def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = _SIGNATURE.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    wanted = [*dynamo_gradients.tensors_among(given["inputs"])]
+    if dynamo_gradients.is_asked_for() or not _is_ours(
+        tx, [*wanted, *dynamo_gradients.tensors_among(given["outputs"])]
+    ):
+        return None
+    if unsharded_parameters.is_any_whole(tx):
+        _refuse(
+            "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which eager's "
+            "gradients do not go through."
+        )
+    _guard(tx, wanted)
+    try:
+        return dynamo_gradients.traced_gradients(tx, args, kwargs)
+    except dynamo_gradients.CannotTrace as error:
+        _refuse(f"It raises an error on what the graph knows: {' '.join(str(error).split())[:300]}")
+
+
+def _is_ours(tx: Any, tensors: list[Any]) -> bool:
+    return dynamo_gradients.backend_name(tx) == BACKEND or any(
+        map(dynamo_gradients.is_dtensor, tensors)
+    )
+
+
+def _guard(tx: Any, wanted: list[Any]) -> None:
+    """Guard what of its inputs a graph does not see, and eager's engine does."""
+    asked = {id(each) for each in wanted}
+    for tracker in dynamo_gradients.tensor_inputs(tx):
+        if not tracker.requires_grad:
+            continue
+        try:
+            tensor = dynamo_gradients.real_tensor(tx, tracker)
+        except Exception:
+            _refuse("An input of the graph cannot be looked at while tracing.")
+        if id(tracker) in asked and tensor._backward_hooks:
+            _refuse(
+                "A hook stands on a tensor whose gradient is asked for; a graph would not run it."
+            )
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("history", _history))
+
+
+def _history(tensor: torch.Tensor) -> tuple[bool, bool]:
+    return tensor.grad_fn is None, bool(tensor._backward_hooks)
+
+
+def _refuse(why: str) -> NoReturn:
+    dynamo_building.graph_break(
+        "torch.autograd.grad inside a compiled function",
+        "torch.autograd.grad",
+        why,
+        "Compile what computes the outputs, and call torch.autograd.grad outside.",
+    )
+
+
+def gradients_changes() -> list[Change]:
+    """List the changes that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
+    return [
+        *dynamo_trackers.on_function(torch.autograd.grad, _answer),
+        *dynamo_gradients.see_histories_of_subclasses(),
+    ]
+
+
+FIX = (
+    "torch._dynamo.config.compiled_autograd = True  # before the first call: hooks run as they are\n"
+    "    # or hook the tensor instead of the module: y = self.inner(x); y.register_hook(hook)"
+)
+
+
+# --- In the graph ---------------------------------------------------------------------------------
+
+
+def new_hooks() -> BackwardHook:
+    """In the graph: torch's hooks of one module call, with no hooks yet."""
+    return BackwardHook(None, [], [])
+
+
+def through_input(hooks: BackwardHook, size: int, at: tuple[int, ...], *tensors: Any) -> Any:
+    """In the graph: the tensors among a module's ``size`` arguments, those at ``at``, hooked."""
+    return _through(hooks.setup_input_hook, size, at, tensors)
+
+
+def through_output(hooks: BackwardHook, size: int, at: tuple[int, ...], *tensors: Any) -> Any:
+    """In the graph: the tensors among a module's ``size`` results, those at ``at``, hooked."""
+    return _through(hooks.setup_output_hook, size, at, tensors)
+
+
+def _through(
+    setup: Callable[[Any], Any], size: int, at: tuple[int, ...], tensors: tuple[Any, ...]
+) -> Any:
+    args: list[Any] = [None] * size
+    for position, tensor in zip(at, tensors, strict=True):
+        args[position] = tensor
+    hooked = setup(tuple(args))
+    return tuple(hooked[position] for position in at)
+
+
+def with_hook(
+    hooks: BackwardHook,
+    is_pre: bool,
+    taken: tuple[tuple[bool, ...], ...],
+    given: tuple[int | None, ...],
+    body: Callable[..., Any],
+    *free: Any,
+) -> BackwardHook:
+    """In the graph: the same hooks and one more, which computes ``body``.
+
+    ``taken`` says for each of the hook's tuples of gradients which it reads, and ``given`` which result
+    of ``body`` stands at each place of the tuple that the hook returns, if it returns one.
+    """
+
+    def hook(module: None, *gradients: tuple[Any, ...]) -> Any:
+        flat = [
+            grad
+            for grads, reads in zip(gradients, taken, strict=True)
+            for grad, is_read in zip(grads, reads, strict=True)
+            if is_read
+        ]
+        results = body(*flat, *free)
+        return tuple(None if at is None else results[at] for at in given) or None
+
+    (hooks.user_pre_hooks if is_pre else hooks.user_hooks).append(hook)
+    return hooks
+
+
+# --- While tracing --------------------------------------------------------------------------------
+
+
+def replaced(args: Any, at: tuple[int, ...], tensors: Any) -> Any:
+    """Traced: a tuple with the items at ``at`` replaced."""
+    items = list(args)
+    for position, tensor in zip(at, tensors, strict=True):
+        items[position] = tensor
+    return tuple(items) if type(args) is tuple else type(args)(*items)
+
+
+class ModuleHooksVariable(dynamo_calls.ObjectTracker):
+    """The hooks of one call of a module: an object of the graph that is passed from node to node."""
+
+    def __init__(self, module: Any, hooks: Any, pre_hooks: Any, proxy: Any) -> None:
+        super().__init__()
+        self.module, self.user_hooks, self.user_pre_hooks = module, hooks, pre_hooks
+        self.proxy = proxy
+        self.inputs: list[Any] = []
+
+    def as_proxy(self) -> Any:
+        return self.proxy
+
+    def traced_type(self) -> type:
+        return BackwardHook
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        return attributes.bound_method(self, tx, name)
+
+    def method(self, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        (value,) = args
+        if name == "setup_input_hook":
+            self.inputs = dynamo_building.items_of(tx, value)
+            return self._pass(tx, through_input, value, self.inputs)
+        is_tuple = issubclass(value.python_type(), tuple)
+        outputs = (
+            dynamo_building.items_of(tx, value) if is_tuple else [dynamo_building.realized(value)]
+        )
+        if not is_tuple:
+            value = dynamo_modules.build_tuple(tx, outputs)
+        self._trace_hooks(tx, outputs)
+        result = self._pass(tx, through_output, value, outputs)
+        return result if is_tuple else dynamo_building.items_of(tx, result)[0]
+
+    def _pass(self, tx: Any, through: Any, value: Any, items: list[Any]) -> Any:
+        """The value with its tensors passed through a node of the graph."""
+        at = tuple(i for i, item in enumerate(items) if dynamo_modules.is_tensor(item))
+        if not any(dynamo_modules.is_tensor_with_gradient(items[i]) for i in at):
+            return value
+        tensors = dynamo_modules.node_of_tensors(
+            tx, through, (self.proxy, len(items), at, *[items[i].as_proxy() for i in at])
+        )
+        return dynamo_building.call_traced(
+            tx, replaced, [value, dynamo_building.build(tx, at), tensors], {}
+        )
+
+    def _trace_hooks(self, tx: Any, outputs: list[Any]) -> None:
+        if not any(map(dynamo_modules.is_tensor_with_gradient, outputs)):
+            return
+        grad_outputs = [_gradient(tx, each) for each in outputs]
+        grad_inputs = [_gradient(tx, each) for each in self.inputs]
+        for hook in dynamo_building.items_of(tx, self.user_pre_hooks):
+            self._trace(tx, hook, True, [grad_outputs])
+        for hook in dynamo_building.items_of(tx, self.user_hooks):
+            self._trace(tx, hook, False, [grad_inputs, grad_outputs])
+
+    def _trace(self, tx: Any, hook: Any, is_pre: bool, gradients: list[list[Any]]) -> None:
+        taken = tuple(tuple(grad is not None for grad in grads) for grads in gradients)
+        given: list[int | None] = []
+
+        def call(*flat: Any) -> Any:
+            rest = iter(flat)
+            tuples = [
+                dynamo_modules.build_tuple(
+                    tx, [next(rest) if is_read else _none(tx) for is_read in reads]
+                )
+                for reads in taken
+            ]
+            result = dynamo_building.realized(hook.call_function(tx, [self.module, *tuples], {}))
+            given.clear()
+            tensors: list[Any] = []
+            if not result.is_constant_none():
+                for item in dynamo_building.items_of(tx, result):
+                    is_tensor = dynamo_modules.is_tensor(item)
+                    given.append(len(tensors) if is_tensor else None)
+                    tensors += [item] if is_tensor else []
+            return dynamo_modules.build_tuple(tx, tensors)
+
+        flat = [grad for grads in gradients for grad in grads if grad is not None]
+        graph, free = dynamo_modules.traced_apart(tx, call, flat, _BREAK, _WHY, FIX)
+        if not given and dynamo_modules.computes_nothing(graph):
+            return
+        body = dynamo_modules.graph_as_argument(tx, graph)
+        self.proxy = dynamo_modules.node_of_constant(
+            tx, with_hook, (self.proxy, is_pre, taken, tuple(given), body, *free)
+        )
+
+
+_BREAK = "Module backward hook that is no plain computation"
+_WHY = (
+    "The backward graph is compiled once, so a backward hook may compute new gradients from those it is "
+    "given and do nothing else."
+)
+
+
+def _none(tx: Any) -> Any:
+    return dynamo_building.build(tx, None)
+
+
+def _gradient(tx: Any, of: Any) -> Any:
+    """A tensor like the gradient of a traced one, as an example for hooks; None where there will be none."""
+    has_gradient = dynamo_modules.is_tensor_with_gradient(of)
+    return dynamo_building.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
+
+
+def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> ModuleHooksVariable:
+    """``BackwardHook(module, hooks, pre_hooks)`` while tracing, without compiled autograd."""
+    proxy = dynamo_modules.node_of_constant(tx, new_hooks, ())
+    return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
+
+
+def backward_hooks_changes() -> list[Change]:
+    """List the changes that enabling makes for module hooks; under compiled autograd they stay stock's."""
+    return dynamo_modules.on_module_backward_hooks(create)

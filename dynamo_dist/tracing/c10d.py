@@ -1,0 +1,282 @@
+"""The functions of torch.distributed and what each is lowered to, and the patches for this."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import (
+    aot_partition,
+    aot_tracing,
+    c10d,
+    dynamo_building,
+    dynamo_guards,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat import dynamo_calls as calls_compat
+from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.tracing import (
+    coalescing,
+    collectives,
+    functional,
+    in_place_collectives,
+    nn_functional,
+    operators,
+    point_to_point,
+    work,
+)
+from dynamo_dist.tracing import work as tracker
+
+# c10d's name -> ours, with the same parameters. Names that a torch lacks are left out.
+C10D: Mapping[str, Callable[..., Any]] = {
+    "all_reduce": collectives.all_reduce,
+    "all_reduce_coalesced": collectives.all_reduce_coalesced,
+    "reduce": collectives.reduce,
+    "reduce_scatter": collectives.reduce_scatter,
+    "reduce_scatter_single": collectives.reduce_scatter_tensor,
+    "reduce_scatter_tensor": collectives.reduce_scatter_tensor,
+    "_reduce_scatter_base": collectives.reduce_scatter_tensor,
+    "all_gather": collectives.all_gather,
+    "all_gather_single": collectives.all_gather_into_tensor,
+    "all_gather_into_tensor": collectives.all_gather_into_tensor,
+    "_all_gather_base": collectives.all_gather_into_tensor,
+    "all_gather_coalesced": collectives.all_gather_coalesced,
+    "gather": collectives.gather,
+    "scatter": collectives.scatter,
+    "broadcast": collectives.broadcast,
+    "all_to_all": collectives.all_to_all,
+    "all_to_all_single": collectives.all_to_all_single,
+    "isend": point_to_point.isend,
+    "irecv": point_to_point.irecv,
+    "send": point_to_point.send,
+    "recv": point_to_point.recv,
+    "batch_isend_irecv": point_to_point.batch_isend_irecv,
+    "barrier": collectives.barrier,
+    "monitored_barrier": collectives.monitored_barrier,
+    "_coalescing_manager": coalescing.coalescing_manager,
+}
+
+NN_FUNCTIONAL: Mapping[str, Callable[..., Any]] = {
+    "broadcast": nn_functional.broadcast,
+    "gather": nn_functional.gather,
+    "scatter": nn_functional.scatter,
+    "reduce": nn_functional.reduce,
+    "reduce_scatter": nn_functional.reduce_scatter,
+    "all_gather": nn_functional.all_gather,
+    "_all_gather_base": nn_functional.all_gather_base,
+    "all_to_all": nn_functional.all_to_all,
+    "all_to_all_single": nn_functional.all_to_all_single,
+    "all_reduce": nn_functional.all_reduce,
+}
+
+# Collectives that an open coalescing manager collects -> their kind, and their input and output.
+COLLECTED = {
+    "all_reduce": ("all_reduce", "tensor", "tensor"),
+    "all_gather_single": ("all_gather", "input_tensor", "output_tensor"),
+    "all_gather_into_tensor": ("all_gather", "input_tensor", "output_tensor"),
+    "_all_gather_base": ("all_gather", "input_tensor", "output_tensor"),
+    "reduce_scatter_single": ("reduce_scatter", "input", "output"),
+    "reduce_scatter_tensor": ("reduce_scatter", "input", "output"),
+    "_reduce_scatter_base": ("reduce_scatter", "input", "output"),
+}
+
+
+def lowered(name: str) -> Callable[..., Any]:
+    """An answer to calls of c10d's ``name``: trace ours instead."""
+    function = C10D[name]
+    signature = inspect.signature(function)
+
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return None  # stock raises what eager raises
+        if any(map(calls_compat.is_subclass_instance, bound.values())):
+            return None
+        if name != "_coalescing_manager" and _is_outside(bound.get("group")):
+            return dynamo_building.build(tx, -1 if name == "recv" else None)
+        if "op" in bound:
+            bound["op"] = dynamo_building.build(tx, _reduce_op(name, bound["op"]))
+        if name == "recv" and "src" not in bound and "group_src" not in bound:
+            _refuse_any_source()
+        found = tracker.traced(tx)
+        found.has_launched = True
+        if found.managers and name in COLLECTED:
+            calls = found.managers.get(_group_name(bound.get("group")))
+            if calls is not None:
+                calls.append((name, bound))
+                return dynamo_building.build(tx, None)
+        return dynamo_building.call_traced(tx, function, [], dict(bound))
+
+    return answer
+
+
+def _is_outside(group: Any) -> bool:
+    """Return whether the group argument says that this rank is no member; the call then gives None."""
+    if group is None:
+        return False
+    try:
+        return dynamo_building.python_object(group) == dist.GroupMember.NON_GROUP_MEMBER
+    except NotImplementedError:
+        return False
+
+
+def _group_name(group: Any) -> str:
+    value = None if group is None else dynamo_building.python_object(group)
+    found: Any = dist.group.WORLD if value is None else value
+    return found.group_name
+
+
+def _reduce_op(function: str, op: Any) -> str:
+    """The reduce op's name, guarded."""
+    value = dynamo_building.python_object(op)
+    name = operators.reduce_op_name(value)
+    if name is None:
+        dynamo_building.graph_break(
+            "Reduce op that cannot be written in a graph",
+            f"{function}(op={value!r})",
+            "A graph holds the op as text. A premultiplied sum whose factor is a tensor has none.",
+            "Multiply first: x.mul_(factor); dist.all_reduce(x)",
+        )
+    dynamo_guards.guard_source(getattr(op, "source", None), _REDUCE_OP)
+    return name
+
+
+_REDUCE_OP = dynamo_guards.value_guard("reduce op", operators.reduce_op_name, hold=True)
+
+
+def _refuse_any_source() -> None:
+    dynamo_building.graph_break(
+        "Receive from any rank that returns the sender",
+        "torch.distributed.recv(tensor)",
+        "recv without src returns the sender's rank, which is known only when the graph runs.",
+        "Name the sender, dist.recv(tensor, src=rank), or use dist.irecv(tensor).wait().",
+    )
+
+
+def _open_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    tracker.traced(tx).managers[_group_name(args[0])] = []
+    return dynamo_building.build(tx, None)
+
+
+def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    group, async_op = args
+    calls = tracker.traced(tx).managers.pop(_group_name(group))
+    if not calls:
+        return dynamo_building.build(tx, None)
+    kind, input_name, output_name = COLLECTED[calls[0][0]]
+    if any(COLLECTED[name][0] != kind for name, _ in calls):
+        dynamo_building.graph_break(
+            "Collectives of several kinds in one coalescing manager",
+            ", ".join(name for name, _ in calls),
+            "A coalescing manager makes one launch of what is called inside.",
+            "Use one coalescing manager for each kind of collective.",
+        )
+    pairs = [
+        dynamo_building.build_list(tx, [bound[input_name], bound[output_name]])
+        for _, bound in calls
+    ]
+    op = calls[0][1].get("op", dynamo_building.build(tx, "sum"))
+    return dynamo_building.call_traced(
+        tx,
+        coalescing.launch_together,
+        [
+            dynamo_building.build(tx, kind),
+            dynamo_building.build_list(tx, pairs),
+            op,
+            group,
+            async_op,
+        ],
+        {},
+    )
+
+
+def _next_serial(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    found = tracker.traced(tx)
+    found.serials += 1
+    return dynamo_building.build(tx, found.serials)
+
+
+def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer that calls ``function`` while tracing, on the arguments' objects."""
+
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return dynamo_building.build(
+            tx, function(*[dynamo_building.python_object(arg) for arg in args])
+        )
+
+    return answer
+
+
+class ReduceOpNames(calls_compat.ObjectTracker):
+    """The deprecated ``dist.reduce_op``: its members are those of ``ReduceOp``; no warning is traced."""
+
+    def traced_type(self) -> type:
+        return type(dist.reduce_op)
+
+    def attribute(self, tx: Any, name: str) -> Any:
+        source = dynamo_building.imported_source(tx, "torch.distributed", "ReduceOp", name)
+        return dynamo_building.build(tx, getattr(dist.ReduceOp, name), source)
+
+
+def changes(config: DistConfig) -> list[Change]:
+    """Everything to apply, in order; nothing is applied here."""
+    found: list[Change] = [*tracker.changes(), *calls_compat.allow_point_to_point()]
+    for name in C10D:
+        if (function := c10d.c10d_function(name)) is not None:
+            found += dynamo_trackers.on_function(function, lowered(name))
+    for name in collectives.FIXES:
+        if (function := c10d.c10d_function(name)) is not None:
+            found += dynamo_trackers.on_function(function, collectives.refuse(name))
+    for name, ours in NN_FUNCTIONAL.items():
+        if (function := getattr(c10d.nn_functional_module, name, None)) is not None:
+            found += dynamo_trackers.on_function(function, _traced_instead(ours))
+    for name, ours in IN_PLACE_OPS.items():
+        found += _on_op(name, _traced_instead(ours))
+    return [
+        *found,
+        *aot_partition.keep_in_its_pass(operators.NAMESPACE),
+        *aot_partition.drop_dead_chains(),
+        *aot_tracing.pass_context(),
+        *aot_tracing.gradients_are_apart(),
+        *functional.changes(),
+        *_on_op("wait_tensor", tracker.traced_wait_tensor),
+        *dynamo_trackers.on_function(work.start, tracker.traced_start),
+        *dynamo_trackers.on_function(functional.next_serial, _next_serial),
+        *dynamo_trackers.on_function(functional.seconds, _constant(functional.seconds)),
+        *dynamo_trackers.on_function(
+            functional.barrier_device, _constant(functional.barrier_device)
+        ),
+        *dynamo_trackers.on_function(functional.coalesces, _constant(functional.coalesces)),
+        *dynamo_trackers.on_function(coalescing.open_manager, _open_manager),
+        *dynamo_trackers.on_function(coalescing.close_manager, _close_manager),
+        dynamo_trackers.on_object(
+            dist.reduce_op, lambda builder, _: ReduceOpNames(source=builder.source)
+        ),
+    ]
+
+
+# torch.ops._c10d_functional's ops that write to an argument -> ours.
+IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
+    "all_reduce_": in_place_collectives.all_reduce_,
+    "all_reduce_coalesced_": in_place_collectives.all_reduce_coalesced_,
+    "broadcast_": in_place_collectives.broadcast_,
+    "all_gather_into_tensor_out": in_place_collectives.all_gather_into_tensor_out,
+    "reduce_scatter_tensor_out": in_place_collectives.reduce_scatter_tensor_out,
+}
+
+
+def _on_op(name: str, answer: Callable[..., Any]) -> list[Change]:
+    return [
+        change
+        for op in c10d.functional_op(name)
+        for change in dynamo_trackers.on_function(op, answer)
+    ]
+
+
+def _traced_instead(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda tx, args, kwargs: dynamo_building.call_traced(tx, function, args, kwargs)

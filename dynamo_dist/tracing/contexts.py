@@ -1,0 +1,166 @@
+"""Context managers of DTensor while tracing: implicit replication, loss_parallel, CommDebugMode."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
+
+from dynamo_dist.torch_compat import (
+    dtensor_strategies,
+    dynamo_building,
+    dynamo_dtensors,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
+
+
+def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
+    """Break the graph where the program makes the mode."""
+    dynamo_building.graph_break(
+        "CommDebugMode inside a compiled function",
+        "CommDebugMode()",
+        "It counts what runs inside it, and a graph runs later, without it.",
+        'Count in eager mode, around the call: with torch.compiler.set_stance("force_eager"), '
+        "CommDebugMode() as mode: compiled(x)",
+    )
+
+
+def debug_changes() -> list[Change]:
+    """List the changes that enabling makes for the mode."""
+    return dynamo_trackers.on_construction(CommDebugMode, refuse)
+
+
+@torch.fx.has_side_effect
+def turn(on: bool) -> None:
+    """In the graph: turn the switch. Nothing is left of it once AOTAutograd has run the graph."""
+    dynamo_dtensors.set_implicit_replication(on)
+
+
+@contextlib.contextmanager
+def _context() -> Iterator[None]:
+    """Stand in for the context while tracing."""
+    try:
+        turn(True)
+        yield
+    finally:
+        turn(False)
+
+
+def _enter(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return dynamo_building.call_traced(tx, _context, args, kwargs)
+
+
+def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    dynamo_dtensors.restore_implicit_replication(tx)
+    dynamo_dtensors.call_for_effect(tx, turn, args[0].as_python_constant())
+    return dynamo_building.build(tx, None)
+
+
+def implicit_replication_changes() -> list[Change]:
+    """List the changes that enabling makes for the context."""
+    return [
+        *dynamo_trackers.on_function(implicit_replication, _enter),
+        *dynamo_trackers.on_function(turn, _turn),
+        *dynamo_dtensors.keep_implicit_replication(),
+    ]
+
+
+@contextlib.contextmanager
+def _loss_ops() -> Iterator[None]:
+    """Have the handlers in the table; those of a context around the compiled function stay."""
+    table = dtensor_strategies.dtensor_op_handlers()
+    before = dict(table)
+    dtensor_strategies.enable_loss_ops()
+    try:
+        yield
+    finally:
+        table.clear()
+        table.update(before)
+
+
+class _WithLossOps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[Any], Any], logits: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad(), _loss_ops():
+            ctx.logits = logits.detach().requires_grad_()
+            ctx.loss = call(ctx.logits)
+        return ctx.loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        with _loss_ops():
+            (found,) = torch.autograd.grad(ctx.loss, ctx.logits, grad)
+        del ctx.loss, ctx.logits
+        return None, found
+
+
+def _run(function: Any, logits: torch.Tensor, args: Any, kwargs: Any) -> Any:
+    if logits.requires_grad and torch.is_grad_enabled():
+        return _WithLossOps.apply(lambda x: function(x, *args, **kwargs), logits)
+    with _loss_ops():
+        return function(logits, *args, **kwargs)
+
+
+def cross_entropy(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In the graph: the loss of logits sharded over classes; parameters as those of torch's."""
+    return _run(F.cross_entropy, input, args, kwargs)
+
+
+def nll_loss(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In the graph: the loss of logarithms of probabilities sharded over classes."""
+    return _run(F.nll_loss, input, args, kwargs)
+
+
+def log_softmax(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """In the graph: the logarithm of softmax over the sharded classes."""
+    return _run(F.log_softmax, input, args, kwargs)
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    F.cross_entropy: cross_entropy,
+    F.nll_loss: nll_loss,
+    F.log_softmax: log_softmax,
+}
+
+_KEY = "loss_parallel"
+
+
+def _set(inside: bool) -> Callable[..., Any]:
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        dynamo_dtensors.dtensor_state(tx)[_KEY] = inside
+        return dynamo_building.build(tx, None)
+
+    return answer
+
+
+def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if not dynamo_dtensors.dtensor_state(tx).get(_KEY):
+            return None
+        logits = args[0] if args else kwargs.get("input")
+        if not dynamo_dtensors.is_tensor_of(logits, DTensor):
+            return None
+        return dynamo_dtensors.call_in_graph(tx, ours, args, kwargs)
+
+    return answer
+
+
+def loss_parallel_changes() -> list[Change]:
+    """List the changes that enabling makes for the context."""
+    return [
+        *dynamo_trackers.on_function(dtensor_strategies.enable_loss_ops, _set(True)),
+        *dynamo_trackers.on_function(dtensor_strategies.disable_loss_ops, _set(False)),
+        *(
+            change
+            for function, ours in REPLACED.items()
+            for change in dynamo_trackers.on_function(function, _inside(ours))
+        ),
+    ]

@@ -1,0 +1,277 @@
+"""DTensors while tracing: construction, attributes, copies, subclasses."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dynamo_dist.torch_compat import (
+    dtensor_dispatch,
+    dtensor_specs,
+    dynamo_building,
+    dynamo_dtensors,
+    dynamo_trackers,
+)
+from dynamo_dist.torch_compat.patching import Change
+
+
+def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
+    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to stock.
+
+    No guard: stock guards a DTensor's type, and what a class has does not change.
+    """
+    if not issubclass(cls, DTensor):
+        return None
+    found = inspect.getattr_static(cls, name, None)
+    return True if found is not None and not isinstance(found, property) else None
+
+
+def attribute(tx: Any, tracker: Any, name: str) -> Any:
+    """Return an attribute that stock gets wrong, see below; None leaves the rest to stock.
+
+    ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
+    that the program made cannot be built by stock. A gradient's layout breaks.
+    """
+    if name not in ("_local_tensor", "_spec", "placements"):
+        return None
+    if not isinstance(dynamo_building.fake_tensor(tracker), DTensor):
+        return None
+    if name == "_local_tensor":
+        return dynamo_building.call_traced(tx, traced_local, [tracker], {})
+    if tracker.source is not None:
+        return None
+    if dynamo_dtensors.is_in_backward_hook(tx):
+        dynamo_building.graph_break(
+            "Layout of a gradient in a backward hook",
+            name,
+            "How a gradient is laid out is decided when the backward graph is made, after this trace.",
+            "Give the gradient a layout first: grad = grad.redistribute(mesh, [Replicate()])",
+        )
+    if name == "placements":
+        return None
+    return dynamo_building.call_traced(tx, traced_spec, [tracker], {})
+
+
+def traced_local(tensor: DTensor) -> torch.Tensor:
+    """Traced: the local tensor, which is outside of autograd."""
+    detached: Any = tensor.detach()
+    return detached.to_local()
+
+
+def traced_spec(tensor: DTensor) -> Any:
+    """Traced: a spec equal to ``tensor._spec``, with the global shape and stride."""
+    meta = dtensor_specs.TensorMeta(tensor.shape, tensor.stride(), tensor.dtype)
+    return dtensor_specs.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
+
+
+def attributes_changes() -> list[Change]:
+    """List the changes that enabling makes for attributes."""
+    return dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute)
+
+
+def deep(tensor: DTensor) -> Any:
+    """Traced: a copy with memory of its own."""
+    return tensor.detach().clone()
+
+
+def shallow(tensor: DTensor) -> Any:
+    """Traced: another DTensor of the same memory."""
+    return tensor.detach()
+
+
+def _answer(function: Callable[[DTensor], Any]) -> Callable[..., Any]:
+    def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or not dynamo_dtensors.is_tensor_of(args[0], DTensor):
+            return None
+        if dynamo_dtensors.requires_grad(args[0]):
+            dynamo_building.graph_break(
+                "Copy of a DTensor that requires gradients",
+                "copy.deepcopy(x)",
+                "The copy would be a leaf that collects gradients, which a compiled function cannot make.",
+                "Copy it outside the compiled function, or copy x.detach().",
+            )
+        return dynamo_building.call_traced(tx, function, args, {})
+
+    return answer
+
+
+def copies_changes() -> list[Change]:
+    """List the changes that enabling makes for copies."""
+    return [
+        *dynamo_trackers.on_function(copy.deepcopy, _answer(deep)),
+        *dynamo_trackers.on_function(copy.copy, _answer(shallow)),
+    ]
+
+
+def is_of_a_subclass(value: object) -> bool:
+    """Return whether it is a DTensor of a class of its own."""
+    return isinstance(value, DTensor) and type(value) is not DTensor
+
+
+def _refuse_subclasses(tx: Any, value: Any, source: Any) -> Any:
+    dynamo_building.graph_break(
+        "Tensor of a subclass of DTensor",
+        type(value).__name__,
+        "A graph makes DTensors and knows nothing of a class that derives from it.",
+        "Give the function a DTensor: DTensor.from_local(x.to_local(), x.device_mesh, x.placements)",
+    )
+
+
+def subclasses_changes() -> list[Change]:
+    """List the changes that enabling makes for subclasses."""
+    return dynamo_trackers.on_values(DTensor, is_of_a_subclass, _refuse_subclasses)
+
+
+def _refuse_data_sizes(operation: str) -> None:
+    dynamo_building.graph_break(
+        "Operation on DTensors whose result is as large as the data says",
+        operation,
+        "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How large this result is, "
+        "only the data tells.",
+        "Use a form of a fixed size, such as torch.where(mask, x, 0) or torch.nonzero_static(x, size=n), or run the "
+        "operation on x.full_tensor() or x.to_local().",
+    )
+
+
+def data_sizes_changes() -> list[Change]:
+    """List the changes that enabling makes for sizes that only data tells."""
+    return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)
+
+
+_MIXED = "got mixed torch.Tensor and DTensor"
+
+
+def once_more(run: Callable[[], Any], arguments: Any) -> Any:
+    """``run()``, a call with these arguments; a second time where it mixes what it makes with DTensors."""
+    try:
+        return run()
+    except Exception as error:
+        if _MIXED not in str(error) or not are_distributed(arguments):
+            raise
+    with dtensor_dispatch.made_tensors_are_replicas():
+        return run()
+
+
+def are_distributed(arguments: Any) -> bool:
+    """Return whether there are tensors, all of them DTensors."""
+    tensors = [
+        each for each in dtensor_dispatch.tree_leaves(arguments) if isinstance(each, torch.Tensor)
+    ]
+    return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
+
+
+def inside_operators_changes() -> list[Change]:
+    """List the changes that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
+    return dtensor_dispatch.around_traced_calls(once_more)
+
+
+log = logging.getLogger(__name__)
+
+
+def construct(local: torch.Tensor, spec: Any) -> DTensor:
+    """Traced: the DTensor of the local tensor, without its autograd history, as the class makes it."""
+    meta = spec.tensor_meta
+    return DTensor.from_local(
+        local.detach(),
+        spec.mesh,
+        spec.placements,
+        run_check=False,
+        shape=meta.shape,
+        stride=meta.stride,
+    )
+
+
+_SIGNATURE = inspect.signature(lambda local_tensor, spec, *, requires_grad: None)
+
+
+def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of the constructor; a new leaf that requires gradients breaks the graph."""
+    try:
+        bound = _SIGNATURE.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    wanted = dynamo_building.constants([bound["requires_grad"]], {})
+    if wanted is None or wanted[0][0]:
+        dynamo_building.graph_break(
+            "New DTensor that requires gradients",
+            "DTensor(..., requires_grad=True)",
+            "A tensor made inside a compiled function cannot be a leaf that collects gradients.",
+            "Make it outside the compiled function, or make it without requires_grad and let an "
+            "input that requires gradients take part: y = distribute_tensor(x.detach(), mesh, ...)",
+        )
+    return dynamo_building.call_traced(tx, construct, [bound["local_tensor"], bound["spec"]], {})
+
+
+_FROM_LOCAL = inspect.signature(
+    lambda local_tensor, device_mesh=None, placements=None, *, run_check=False, **others: None
+)
+
+
+def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the graph."""
+    try:
+        given = _FROM_LOCAL.bind(*args, **kwargs).arguments
+    except TypeError:
+        return None  # stock raises what eager raises
+    if "run_check" in given and dynamo_building.constants([given["run_check"]], {}) != (
+        [False],
+        {},
+    ):
+        dynamo_building.graph_break(
+            "DTensor.from_local with run_check",
+            "DTensor.from_local(..., run_check=True)",
+            "The check compares Python objects that all ranks send, which no graph can hold.",
+            "Check once outside the compiled function, and inside it use "
+            "DTensor.from_local(x, mesh, placements, run_check=False)",
+        )
+    _warn_of_another_cut(given)
+    mesh = given.get("device_mesh")
+    if mesh is not None and dynamo_building.constants([mesh], {}) != ([None], {}):
+        return None
+    kwargs = {name: value for name, value in kwargs.items() if name != "device_mesh"}
+    mesh = dynamo_building.call_traced(tx, dynamo_dtensors.current_mesh, [], {})
+    return dynamo_building.call_traced(tx, DTensor.from_local, [args[0], mesh, *args[2:]], kwargs)
+
+
+def _warn_of_another_cut(given: dict[str, Any]) -> None:
+    """Say where a local tensor is not this rank's part of the shape that is given with it, as torch cuts it.
+
+    Not raised: no other rank would know of it.
+    """
+    local = given["local_tensor"]
+    cut = [given.get("others", {}).get("shape"), given.get("device_mesh"), given.get("placements")]
+    if None in cut or not dynamo_dtensors.is_tensor_of(local, torch.Tensor):
+        return
+    known = dynamo_building.constants(cut, {})
+    if known is None or None in known[0]:
+        return
+    whole, mesh, placements = known[0]
+    found = tuple(dynamo_building.fake_tensor(local).shape)
+    if mesh.get_coordinate() is None or not all(isinstance(size, int) for size in found):
+        return  # a rank that has no part, or sizes that are known when the graph runs
+    part = dtensor_specs.own_shape(whole, mesh, placements)
+    if found != part:
+        log.warning(
+            "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on %s, of which this "
+            "rank's part is %s as torch cuts it: results are wrong where the DTensor is gathered or cut again. Cut as "
+            "torch.chunk does, or pad the shards.",
+            found,
+            tuple(whole),
+            tuple(placements),
+            mesh,
+            part,
+        )
+
+
+def construction_changes() -> list[Change]:
+    """List the changes that enabling makes for ``DTensor(...)`` and ``from_local``."""
+    return [
+        *dynamo_trackers.on_construction(DTensor, answer),
+        *dynamo_trackers.on_function(DTensor.from_local, from_local),
+    ]

@@ -1,0 +1,421 @@
+"""FSDP2 in a compiled function: its gathers and reductions are operations of the graph.
+
+``fully_shard`` gathers in hooks around a module's forward, into storages that grow and shrink, and reduces in hooks
+of autograd. Here those hooks do nothing while a call is traced; a parameter reads as its gather, whose
+backward reduces into the registered shard. FSDP2's own runtime is not entered, and goes on from where it was
+in the next eager call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_map_only
+
+from dynamo_dist.torch_compat import (
+    aot_gradients,
+    dynamo_building,
+    dynamo_calls,
+    dynamo_guards,
+    dynamo_modules,
+    fsdp,
+)
+from dynamo_dist.torch_compat.dynamo_gradients import is_asked_for
+from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
+from dynamo_dist.tracing.fsdp2_gather import (
+    KEEPERS,
+    PARTIAL,
+    WHOLE,
+    Gather,
+    Ranks,
+    TensorParallel,
+    cast_floating,
+)
+from dynamo_dist.tracing.stale_optimizers import warn_of_stale_optimizers
+from dynamo_dist.tracing.unsharded_parameters import Place, Read
+
+_WHY = (
+    "FSDP2 gathers a module's parameters before its forward and frees them after it, in storages that "
+    "grow and shrink: it runs around a graph, not in one."
+)
+_FIX = (
+    "Compile the sharded blocks instead of what calls them:\n"
+    "    for block in model.layers:\n"
+    "        block.compile()\n"
+    "        fully_shard(block)"
+)
+
+
+class _Sharded:
+    """Leaves that graphs read for one state of FSDP2, beside its parameters.
+
+    ``kept`` take gradients that are not reduced yet, each with the storage of one number; ``unhooked`` stand for
+    parameters with hooks, which FSDP2 never calls: it sets their gradients, and does not accumulate them.
+    """
+
+    def __init__(self, state: Any, key: str) -> None:
+        self.state: Callable[[], Any] = ref(state)
+        self.key = key
+        self.kept: list[torch.Tensor] = []
+        self.unhooked: list[torch.Tensor] = []
+        self._places: dict[Any, int] = {}
+        inside = [each for owner in fsdp.modules(state) for each in owner.modules()]
+        self.hooks = unsharded_parameters.HookVersions(inside)
+        self._left: dict[
+            tuple[int, int], Any
+        ] = {}  # weak references to what ``unsharded`` registered
+        KEEPERS[key] = self
+
+    def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:
+        """Where in ``kept`` the leaf is that takes what ``gather`` keeps of a parameter's gradient."""
+        shard = fsdp.sharded(self.state(), param.path)
+        size, dtype = gather.kept_like(param.size, shard.dtype)
+        kind = param.path, gather.keeps, dtype
+        if kind not in self._places:
+            leaf = torch.zeros(1, dtype=dtype, device=shard.device).expand(size).detach()
+            keep = fsdp.keep_whole if gather.keeps == WHOLE else fsdp.keep_partial
+            leaf.requires_grad_().register_post_accumulate_grad_hook(
+                functools.partial(_keep, self.key, param.path, keep)
+            )
+            self._places[kind] = len(self.kept)
+            self.kept.append(leaf)
+        return self._places[kind]
+
+    def place_of_unhooked(self, path: tuple[int, int]) -> int:
+        """Where in ``unhooked`` the leaf is that a parameter with hooks is read as."""
+        shard = fsdp.sharded(self.state(), path)
+        kind = path, aot_gradients.local_of(shard).data_ptr()
+        if kind not in self._places:
+            leaf = shard.detach().requires_grad_()
+            leaf.register_post_accumulate_grad_hook(functools.partial(_hand_over, ref(shard)))
+            self._places[kind] = len(self.unhooked)
+            self.unhooked.append(leaf)
+        return self._places[kind]
+
+    @property
+    def unsharded(self) -> list[torch.Tensor]:
+        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set behind the graph.
+
+        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those accumulate waits for
+        the reduction of the graph's backward.
+        """
+        raise AttributeError("unsharded")
+
+    @unsharded.setter
+    def unsharded(self, wholes: list[torch.Tensor]) -> None:
+        state = self.state()
+        for param, whole in zip(left_unsharded(state), wholes, strict=True):
+            leaf = fsdp.leave_unsharded(state, param.path, whole)
+            self._left[param.path] = ref(leaf)
+            if leaf.requires_grad:
+                keep = functools.partial(_keep, self.key, param.path, fsdp.keep_whole)
+                leaf.register_post_accumulate_grad_hook(keep)
+
+    def reshard_after_backward(self) -> None:
+        """``reshard`` when the backward has run that is under way."""
+        if self._left:
+            aot_gradients.call_after_backward(self.reshard)
+
+    def reshard(self) -> None:
+        """Free what a graph has left unsharded."""
+        state = self.state()
+        if any(fsdp.is_registered(state, path, leaf()) for path, leaf in self._left.items()):
+            fsdp.reshard(state)
+        self._left.clear()
+
+    def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
+        """What was kept of a parameter's gradient in former backwards, or by uses outside of the forward."""
+        state = self.state()
+        self.reshard_after_backward()
+        if what == WHOLE:
+            return fsdp.take_whole(state, path)
+        aot_gradients.call_after_backward(functools.partial(fsdp.drop_partial, state, path))
+        return fsdp.partial(state, path)
+
+
+def _keep(key: str, path: tuple[int, int], keep: Callable[..., None], leaf: torch.Tensor) -> None:
+    owner: Any = KEEPERS[key]
+    if any(
+        leaf is each for each in owner.kept
+    ):  # by a graph's backward, not by a use outside of it
+        owner.reshard_after_backward()
+    if leaf.grad is not None:
+        grad, leaf.grad = leaf.grad, None
+        keep(owner.state(), path, grad)
+
+
+def _hand_over(param: Any, leaf: torch.Tensor) -> None:
+    grad, leaf.grad = leaf.grad, None
+    owner = param()
+    if grad is None or owner is None:
+        return
+    owner.grad = grad if owner.grad is None else owner.grad + grad
+    for hook in tuple((owner._post_accumulate_grad_hooks or {}).values()):
+        hook(owner)
+
+
+_known: WeakKeyDictionary[Any, _Sharded] = WeakKeyDictionary()
+
+
+def shards_in_graph(module: nn.Module) -> bool:
+    """Return whether a module is sharded by FSDP2, and in ways that a graph can hold."""
+    state = dynamo_modules.module_state(module)
+    return isinstance(state, fsdp.FSDPState) and not fsdp.custom_sharding(state)
+
+
+def is_called_eagerly(module: nn.Module) -> bool:
+    """Return whether the module is called by one that FSDP2 runs in eager mode."""
+    state = dynamo_modules.module_state(module)
+    return isinstance(state, fsdp.FSDPState) and fsdp.runs_eagerly(state)
+
+
+def _pre_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+    receiver, module, inputs, keywords = args
+    state: Any = dynamo_building.python_object(receiver)
+    known = unsharded_parameters.reads(tx)
+    if state not in known.inside:
+        outermost = not known.inside
+        _refuse(state, outermost)
+        fsdp.decide_root(state)
+        if outermost:
+            warn_of_stale_optimizers(state, dynamo_building.python_object(module))
+        _guard(tx, state, outermost)
+        unsharded_parameters.enter(tx, state, _table(tx, state), fsdp.ranks(state))
+    device, dtype, _ = fsdp.sharded_moves(state)
+    if device is None and dtype is None:
+        return dynamo_modules.build_tuple(tx, [inputs, keywords])
+    call = [dynamo_building.build(tx, device), dynamo_building.build(tx, dtype), inputs, keywords]
+    return dynamo_building.call_traced(tx, _given, call, {})
+
+
+def _post_forward(tx: Any, args: list[Any], kwargs: Any) -> Any:
+    receiver, module, _, output = args
+    state: Any = dynamo_building.python_object(receiver)
+    known = unsharded_parameters.reads(tx)
+    run = known.run.setdefault(id(state), set())
+    run.add(id(dynamo_building.python_object(module)))
+    if len(run) >= len(fsdp.modules(state)):  # of a list of modules, all have
+        run.clear()
+        unsharded_parameters.leave(tx, state, _table(tx, state))
+        _refuse_unread(tx, state)
+        _leave_unsharded(tx, state)
+    _, _, dtype = fsdp.sharded_moves(state)
+    if dtype is None:
+        return output
+    return dynamo_building.call_traced(
+        tx, cast_floating, [dynamo_building.build(tx, dtype), output], {}
+    )
+
+
+def _refuse_unread(tx: Any, state: Any) -> None:
+    """Break where FSDP2 does something about a parameter that the graph has not read."""
+    read = unsharded_parameters.reads(tx).read
+    for param in fsdp.sharded_parameters(state):
+        if (id(state), param.path) in read:
+            continue
+        if any(fsdp.kept(fsdp.groups(state)[param.path[0]])) and _gather(param, state).takes:
+            why = "waits for the reduction of its gradient"
+        elif param.kept and fsdp.is_root(state):
+            why = "stays gathered behind the forward, for uses outside of it"
+        else:
+            continue
+        dynamo_building.graph_break(
+            "FSDP2 module called in a compiled function",
+            "fully_shard",
+            f"Its parameter {param.owners[0][1]!r} {why}, and the forward does not read it.",
+            _FIX,
+        )
+
+
+def left_unsharded(state: Any) -> list[fsdp.ShardedParameter]:
+    """The parameters that FSDP2 leaves unsharded behind the root's forward."""
+    if not fsdp.is_root(state):
+        return []
+    return [param for param in fsdp.sharded_parameters(state) if param.kept]
+
+
+def _leave_unsharded(tx: Any, state: Any) -> None:
+    params = left_unsharded(state)
+    trained = [param for param in params if fsdp.sharded(state, param.path).requires_grad]
+    # The backward of one that is trained reshards: what no backward frees stays as it is, a shard.
+    if not params or is_asked_for() or (torch.is_grad_enabled() and not trained):
+        return
+    gathered, tracer = unsharded_parameters.reads(tx).gathered, dynamo_calls.current_tracer(tx)
+    wholes = [gathered.get(((id(state), param.path), tracer)) for param in params]
+    if any(each is None for each in wholes):  # read in a graph inside alone, such as a checkpoint's
+        return
+    detached = dynamo_building.call_traced(
+        tx, _detached, [dynamo_building.build_list(tx, wholes)], {}
+    )
+    tracker = dynamo_building.build_by_weakref(tx, _sharded(state))
+    dynamo_building.set_after_graph(tx, tracker, "unsharded", detached)
+
+
+def _detached(wholes: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [each.detach() for each in wholes]
+
+
+def _given(
+    device: torch.device | None, dtype: torch.dtype | None, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
+    """The arguments as forward gets them: on the root's device, in the policy's dtype."""
+    given = (args, kwargs)
+    if device is not None:
+        given = tree_map_only(torch.Tensor, lambda each: each.to(device), given)
+    if dtype is not None:
+        given = cast_floating(dtype, given)
+    return given
+
+
+def _refuse(state: Any, outermost: bool) -> None:
+    """Break where a graph cannot hold what the state asks for."""
+    if custom := fsdp.custom_sharding(state):
+        why, fix = f"A graph has no counterpart of its {custom}. {_WHY}", _FIX
+    elif unsharded_parameters.is_broken(state):
+        why, fix = f"{unsharded_parameters.BROKEN} {_WHY}", "Mend that break first."
+    elif outermost and fsdp.runs_eagerly(state):
+        why, fix = _WHY, _FIX
+    else:
+        return
+    dynamo_building.graph_break(
+        "FSDP2 module called in a compiled function", "fully_shard", why, fix
+    )
+
+
+def _guard(tx: Any, state: Any, outermost: bool) -> None:
+    """What was read of the state is read again before each call; before the graph it is settled."""
+    tracker = dynamo_building.build_by_weakref(tx, state)
+    dynamo_guards.guard(tracker, dynamo_guards.value_guard("settings", fsdp.sharding_settings))
+    if outermost:
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("eager forward", fsdp.runs_eagerly))
+        dynamo_guards.guard(tracker, dynamo_guards.value_guard("hooks of modules", _hooks_version))
+        dynamo_calls.call_before_graph(tx, tracker.source, fsdp.settle_sharded)
+
+
+def _table(tx: Any, state: Any) -> Iterator[tuple[Place, Read]]:
+    source = dynamo_building.build_by_weakref(tx, state).source
+    sharded = _sharded(state)
+    for param in fsdp.sharded_parameters(state):
+        key = id(state), param.path
+        gather = _gather(param, state)
+        registered = _registered(state, source, param.path)
+        if fsdp.sharded(state, param.path)._backward_hooks:
+            registered = _leaf(sharded, "unhooked", sharded.place_of_unhooked(param.path))
+        kept = None
+        if gather.keeps:
+            kept = _leaf(sharded, "kept", sharded.place_of_kept(param, gather))
+        read = Read(key, gather, registered, param.kept, leaf=kept)
+        for owner, name in param.owners:
+            yield (id(owner), name), read
+
+
+def _leaf(sharded: _Sharded, name: str, place: int) -> Callable[[Any], Any]:
+    def build(tx: Any) -> Any:
+        source = dynamo_building.build_by_weakref(tx, sharded).source
+        value = getattr(sharded, name)[place]
+        return dynamo_building.build(tx, value, dynamo_building.member_source(source, name, place))
+
+    return build
+
+
+def _sharded(state: Any) -> _Sharded:
+    if state not in _known:
+        params = [
+            (name, param.dim, None if param.shard is None else param.shard.size())
+            for param in fsdp.sharded_parameters(state)
+            for _, name in param.owners
+        ]
+        _known[state] = _Sharded(state, wrapper_agreement.name(state, params, fsdp.ranks(state)))
+    return _known[state]
+
+
+def _hooks_version(state: Any) -> int:
+    return _sharded(state).hooks.version()
+
+
+def _registered(state: Any, source: Any, path: tuple[int, int]) -> Callable[[Any], Any]:
+    """The registered shard, from the state: modules may hold a gathered one just now."""
+    steps = dynamo_building.member_source(source, *fsdp.steps(path))
+    return lambda tx: dynamo_building.build(tx, fsdp.sharded(state, path), steps)
+
+
+def _gather(param: fsdp.ShardedParameter, state: Any) -> Gather:
+    keeps, takes = "", ""
+    group = fsdp.groups(state)[param.path[0]]
+    if torch.is_grad_enabled() and fsdp.sharded(state, param.path).requires_grad:
+        reduces, all_reduces = fsdp.reductions(group)
+        keeps = PARTIAL if reduces and not all_reduces else "" if reduces else WHOLE
+        words = zip((WHOLE, PARTIAL), fsdp.kept(group), strict=True)
+        # What is left as it is adds up where it is kept; only what goes further is taken.
+        waits = [each for each, is_kept in words if is_kept]
+        if WHOLE not in waits and param.kept and fsdp.is_root(state) and not is_asked_for():
+            waits.append(WHOLE)  # of uses behind the forward
+        takes = " ".join(each for each in waits if _is_behind(keeps, each))
+    return Gather(
+        rows=param.size[param.dim],
+        # FSDP2 launches nothing in a group of one rank.
+        shard=_ranks(param.shard),
+        replicate=_ranks(param.replicate),
+        param_dtype=param.dtype,
+        reduce_dtype=param.reduce_dtype,
+        reshard_after_forward=not param.kept,
+        tensor_parallel=None if param.before is None else TensorParallel(*param.before),
+        dim=param.dim,
+        divide=param.divide,
+        keeps=keeps,
+        takes=takes,
+        key="/".join(map(str, (_sharded(state).key, *param.path))) if takes else "",
+        group=f"{_sharded(state).key}/{param.path[0]}",
+    )
+
+
+def _is_behind(keeps: str, kept: str) -> bool:
+    """Return whether a backward that keeps so much reduces what was kept of former ones further."""
+    return not keeps or (keeps == PARTIAL and kept == WHOLE)
+
+
+def _ranks(group: Any) -> Ranks | None:
+    return None if group is None or group.size() == 1 else Ranks(group.group_name, group.size())
+
+
+def _refuse_method(name: str) -> Callable[..., Any]:
+    """Break the graph where the program gathers or frees parameters itself."""
+
+    def refuse(tx: Any, args: list[Any], kwargs: Any) -> Any:
+        dynamo_building.graph_break(
+            "Parameters of an FSDP2 module gathered or freed in a compiled function",
+            f"FSDPModule.{name}",
+            _WHY,
+            f"Call it around the compiled function: model.{name}(); y = compiled(x)",
+        )
+
+    return refuse
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _ran_eagerly(state: Any) -> None:
+    unsharded_parameters.ran_eagerly(state)
+    if state in _known:
+        _known[state].reshard()
+
+
+def fsdp_answers() -> dict[Any, Callable[..., Any]]:
+    """What is traced in place of FSDP2's hooks and methods, by function."""
+    return {
+        fsdp.PRE_FORWARD: _pre_forward,
+        fsdp.POST_FORWARD: _post_forward,
+        FSDPModule.unshard: _refuse_method("unshard"),
+        FSDPModule.reshard: _refuse_method("reshard"),
+    }
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes for sharding, and for eager calls of sharded modules."""
+    return fsdp.on_eager_forward(_ran_eagerly)

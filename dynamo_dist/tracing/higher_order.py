@@ -1,0 +1,104 @@
+"""``torch.cond``, ``while_loop`` and nested compiled regions over DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_dtensors, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
+
+
+def in_line(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of the region's function, traced here; None leaves it to stock."""
+    function, *given = args
+    inputs = [*given, *kwargs.values()]
+    if _holds_dtensors(dynamo_building.realized(function)) or any(
+        dynamo_dtensors.holds_tensor_of(each, DTensor) for each in inputs
+    ):
+        return function.call_function(tx, given, kwargs)
+    return None
+
+
+def _holds_dtensors(function: Any) -> bool:
+    module = dynamo_building.value_of(function)
+    return isinstance(module, nn.Module) and any(
+        isinstance(each, DTensor) for each in [*module.parameters(), *module.buffers()]
+    )
+
+
+def regions_changes() -> list[Change]:
+    """List the changes that enabling makes for regions."""
+    return (
+        dynamo_trackers.on_function(dynamo_calls.CALL, in_line)
+        if dynamo_calls.CALL is not None
+        else []
+    )
+
+
+def both(
+    condition: Any, one: Callable[..., Any], other: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    """Traced: what ``torch.cond`` gives."""
+    if isinstance(condition, DTensor):
+        condition = condition.full_tensor()
+    return pytree.tree_map(lambda a, b: taken(condition, a, b), one(*operands), other(*operands))
+
+
+def taken(condition: Any, one: Any, other: Any) -> Any:
+    """Traced: one of two results, laid out as the first."""
+    if not isinstance(one, DTensor):
+        return torch.where(condition, one, other)
+    if other.placements != one.placements:
+        other = other.redistribute(one.device_mesh, one.placements)
+    local = torch.where(condition, one.to_local(), other.to_local())
+    return DTensor.from_local(
+        local,
+        one.device_mesh,
+        one.placements,
+        run_check=False,
+        shape=one.shape,
+        stride=one.stride(),
+    )
+
+
+def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 4 or kwargs:
+        return None
+    condition, operands = args[0], args[3]
+    if not any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in (condition, operands)):
+        return None
+    if not dynamo_dtensors.is_tensor_of(condition, torch.Tensor):
+        return None  # a number or a bool, which stock decides while tracing
+    if torch.is_grad_enabled() and dynamo_dtensors.holds_gradients(operands):
+        dynamo_building.graph_break(
+            "torch.cond over DTensors that require gradients",
+            "torch.cond",
+            "Both branches are computed and one result is taken: what is infinite in the other would make gradients NaN.",
+            "Give it local tensors, x.to_local(), or compute under torch.no_grad().",
+        )
+    return dynamo_building.call_traced(tx, both, args, {})
+
+
+def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in [*args, *kwargs.values()]):
+        dynamo_building.graph_break(
+            "while_loop over DTensors",
+            "torch.while_loop",
+            "How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
+            "Give it local tensors, x.to_local().",
+        )
+    return None
+
+
+def branches_changes() -> list[Change]:
+    """List the changes that enabling makes for branches and loops."""
+    return [
+        *dynamo_trackers.on_function(torch.ops.higher_order.cond, _cond),
+        *dynamo_trackers.on_function(torch.ops.higher_order.while_loop, _while),
+    ]

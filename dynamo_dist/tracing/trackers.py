@@ -1,0 +1,73 @@
+"""Trackers of groups, meshes and placements, and their place in Dynamo's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement
+
+from dynamo_dist.config import DistConfig
+from dynamo_dist.torch_compat import dynamo_guards, dynamo_meshes, dynamo_trackers
+from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.tracing import creation, device_mesh, placement, process_group
+
+TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
+
+
+def has_class_attribute(cls: Any, name: str) -> bool | None:
+    """``hasattr(cls, name)`` of a tracked class; None for others, whose attributes may change."""
+    if isinstance(cls, type) and issubclass(cls, TRACKED):
+        return hasattr(cls, name)
+    return None
+
+
+def classes_changes() -> list[Change]:
+    """List the changes that enabling any tracker makes for the classes."""
+    return dynamo_trackers.extend_class_tracker(has_class_attribute)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One tracker: the type it tracks, its class, and what else it changes."""
+
+    name: str
+    traced: type
+    tracker: type
+    changes: Callable[[], list[Change]]
+
+
+TRACKERS = (
+    Registration(
+        "process_group",
+        dist.ProcessGroup,
+        process_group.ProcessGroupVariable,
+        process_group.changes,
+    ),
+    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, device_mesh.changes),
+    Registration("placement", Placement, placement.PlacementVariable, placement.changes),
+)
+
+
+def active(config: DistConfig) -> tuple[Registration, ...]:
+    """The trackers that ``config`` leaves on, in the order of ``TRACKERS``."""
+    return tuple(entry for entry in TRACKERS if entry.name not in config.trackers_off)
+
+
+def changes(config: DistConfig) -> list[Change]:
+    """Everything to apply, in order, for the trackers that are on; nothing is applied here."""
+    entries = active(config)
+    if not entries:
+        return []
+    return [
+        *dynamo_trackers.retrack({entry.traced: entry.tracker for entry in entries}),
+        *dynamo_guards.register_guards(),
+        *dynamo_trackers.extend_builtins(),
+        *changes(),
+        *creation.changes(),
+        *dynamo_meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
+        *(change for entry in entries for change in entry.changes()),
+    ]

@@ -1,0 +1,250 @@
+"""Parameters that are read whole while a wrapper's forward is traced, and stay sharded everywhere else.
+
+Nothing of the module changes: only what Dynamo is told of ``module.weight`` between the wrapper's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import nn
+
+from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
+from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.tracing import wrapper_agreement
+from dynamo_dist.tracing.fsdp2_gather import Gather
+
+Place = tuple[int, str]  # id of the module that a parameter is registered in, and its name there
+
+
+@dataclass(frozen=True)
+class Read:
+    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``; or as ``whole``, a tracker.
+
+    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
+    """
+
+    key: object
+    gather: Gather | None = None
+    build: Callable[[Any], Any] | None = None
+    kept: bool = False
+    whole: Any = None
+    leaf: Callable[[Any], Any] | None = None
+
+
+@dataclass
+class Reads:
+    """What one trace knows: the parameters that are whole now, and those gathered in each graph of it.
+
+    ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and graph.
+    ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced, outermost first; ``entered``: all that were,
+    ``outermost``: those of them that no other wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for several modules, by id, those that have run since.
+    """
+
+    whole: dict[Place, Read] = field(default_factory=dict)
+    gathered: dict[tuple[object, Any], Any] = field(default_factory=dict)
+    tables: dict[tuple[int, Any], Any] = field(default_factory=dict)
+    read: set[object] = field(default_factory=set)
+    inside: list[Any] = field(default_factory=list)
+    entered: list[Any] = field(default_factory=list)
+    outermost: list[Any] = field(default_factory=list)
+    quiet: set[int] = field(default_factory=set)
+    run: dict[int, set[int]] = field(default_factory=dict)
+
+
+def reads(tx: Any) -> Reads:
+    """What the trace that ``tx`` belongs to knows."""
+    found: Reads = dynamo_calls.trace_state(tx, Reads, "_dynamo_dist_reads")
+    return found
+
+
+def enter(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]], ranks: Sequence[int]) -> None:
+    """Read these parameters whole from here on; ``ranks`` launch with this one for it."""
+    known = reads(tx)
+    if wrapper in known.inside:
+        return
+    new = dict(table)
+    if not known.inside:
+        _begun.add(wrapper)
+        if ranks:
+            known.outermost.append(wrapper)
+    if not ranks:
+        known.quiet.add(id(wrapper))
+    known.inside.append(wrapper)
+    known.entered.append(wrapper)
+    known.whole.update(new)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class HookVersions:
+    """The hooks of modules inside a wrapper: a program may add some after the first step, which stock does not guard."""
+
+    def __init__(self, inside: Iterable[nn.Module]) -> None:
+        self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
+        self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def version(self) -> int:
+        """Return a number that is the same for the same hooks; the first that were seen have 0, in every process."""
+        # Handles have numbers, of which torch never gives one twice.
+        found = tuple([tuple(table) for table in self._tables if table])
+        return self._seen.setdefault(found, len(self._seen))
+
+
+def leave(tx: Any, wrapper: Any, table: Iterable[tuple[Place, Read]]) -> None:
+    """Read them sharded again, those that are not kept."""
+    known = reads(tx)
+    known.inside.remove(wrapper)
+    _begun.discard(wrapper)
+    for place, read in table:
+        known.tables.pop((place[0], dynamo_calls.current_tracer(tx)), None)
+        if not read.kept:
+            known.whole.pop(place, None)
+
+
+def is_any_whole(tx: Any) -> bool:
+    """Return whether a parameter has been read whole in the graph that is traced."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    return known is not None and bool(known.read)
+
+
+def answer(tx: Any, tracker: Any, name: str) -> Any:
+    """``module.name`` while tracing; None leaves it to stock."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None or not known.whole:
+        return None
+    module = tracker.value
+    read = known.whole.get((id(module), name))
+    if name == "_parameters":
+        return _table(tx, known, tracker)
+    if (
+        read is not None
+        and (table := known.tables.get((id(module), dynamo_calls.current_tracer(tx)))) is not None
+    ):
+        return table.call_method(tx, "__getitem__", [dynamo_building.build(tx, name)], {})
+    if name == "_flat_weights" and isinstance(module, nn.RNNBase):
+        found = [known.whole.get((id(module), each)) for each in module._flat_weights_names]
+        if all(found):
+            return dynamo_building.build_list(tx, [_gathered(tx, each) for each in found])
+    return None if read is None else _gathered(tx, read)
+
+
+def _table(tx: Any, known: Reads, tracker: Any) -> Any:
+    """``module._parameters``, if some of them are whole: a dictionary that holds them as such."""
+    module = tracker.value
+    key = id(module), dynamo_calls.current_tracer(tx)
+    if key not in known.tables:
+        reads = {name: known.whole.get((id(module), name)) for name in vars(module)["_parameters"]}
+        if not any(reads.values()):
+            return None
+        found = {
+            name: dynamo_building.build_item(tx, tracker, "_parameters", name)
+            if read is None
+            else _gathered(tx, read)
+            for name, read in reads.items()
+        }
+        known.tables[key] = dynamo_building.build_dict(tx, found)
+    return known.tables[key]
+
+
+def _gathered(tx: Any, read: Read) -> Any:
+    """One gather, and so one reduction, a parameter and graph: of tied weights too."""
+    known = reads(tx)
+    known.read.add(read.key)
+    key = read.key, dynamo_calls.current_tracer(tx)
+    if read.whole is not None:
+        known.gathered[key] = read.whole
+    if key not in known.gathered:
+        assert read.gather is not None and read.build is not None
+        gather = dynamo_building.build_unchanging(tx, read.gather)
+        args = [read.build(tx), *([] if read.leaf is None else [read.leaf(tx)])]
+        known.gathered[key] = gather.call_function(tx, args, {})
+    return known.gathered[key]
+
+
+# A forward that holds a graph break runs in eager mode as a whole: no graph may end between its hooks. Where it launches
+# collectives it does so on all ranks; one that launches none (DDP's, in evaluation and under ``no_sync()``) is this rank's
+# own affair, and says nothing of those that launch.
+_broken: WeakKeyDictionary[Any, set[bool]] = WeakKeyDictionary()  # by whether the forward launches
+_begun: WeakSet[Any] = WeakSet()  # whose forward a trace has entered and not left
+BROKEN = "A graph break lies inside its forward, on this rank or another."
+
+
+def is_broken(wrapper: Any, launches: bool = True) -> bool:
+    """Return whether the forward of a wrapper runs in eager mode, because of a graph break inside."""
+    return launches in _broken.get(wrapper, ())
+
+
+def _mark_broken(wrapper: Any, launches: bool = True) -> None:
+    _broken.setdefault(wrapper, set()).add(launches)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # with all that it calls
+def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
+    """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all ranks."""
+    given_up = wrapper in _begun
+    _begun.discard(wrapper)
+    if given_up:
+        _mark_broken(wrapper, launches)
+    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it traces no other either,
+    # and ranks that do would wait. Once they have chosen this is a plain eager call.
+    elif launches and is_broken(wrapper, False) and wrapper_agreement.is_open(wrapper):
+        given_up = True
+        _mark_broken(wrapper)
+    if given_up and launches:
+        wrapper_agreement.is_whole(wrapper, False)
+
+
+def _ends(tx: Any, breaks: bool) -> bool:
+    """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to eager mode."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None:
+        return False
+    dynamo_calls.forget_in_dictionaries(tx, {id(each) for each in known.gathered.values()})
+    cannot = known.inside if breaks else []
+    whole = wrapper_agreement.are_whole(known.outermost, cannot)
+    left = [each for each, is_whole in zip(known.outermost, whole, strict=True) if not is_whole]
+    for each in [*left, *cannot]:
+        _mark_broken(each, id(each) not in known.quiet)
+    return bool(left or cannot)
+
+
+def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
+    """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of the whole."""
+    known = vars(tx.output).get("_dynamo_dist_reads")
+    if known is None or not any(tensor is each for each in known.gathered.values()):
+        return None
+    hook = dynamo_building.call_traced(tx, _on_gradient, args, {})
+    return tensor.call_method(tx, "register_hook", [hook], {})
+
+
+class _Accumulated:
+    """A parameter, as far as a hook that runs behind its accumulated gradient sees it."""
+
+    def __init__(self, grad: torch.Tensor) -> None:
+        self.grad = grad
+
+
+def _on_gradient(hook: Callable[[Any], None]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def run(grad: torch.Tensor) -> torch.Tensor:
+        param = _Accumulated(grad.clone())
+        hook(param)
+        return param.grad
+
+    return run
+
+
+def changes() -> list[Change]:
+    """List the changes that enabling makes for parameters that are read whole."""
+    return [
+        *dynamo_modules.on_reads(answer),
+        *dynamo_modules.on_tensor_method(
+            "register_post_accumulate_grad_hook", _hook_after_accumulation
+        ),
+        *dynamo_calls.on_end(_ends),
+    ]
