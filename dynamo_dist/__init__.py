@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dynamo_dist.activation import disable, enable, enabled
+    from dynamo_dist.diagnostics import explain
     from dynamo_dist.numerics import compare, verify
-    from dynamo_dist.reporting import explain
     from dynamo_dist.switch import is_enabled
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _HOME = {
     "enabled": "dynamo_dist.activation",
     "is_enabled": "dynamo_dist.switch",
     "compare": "dynamo_dist.numerics",
-    "explain": "dynamo_dist.reporting",
+    "explain": "dynamo_dist.diagnostics",
     "verify": "dynamo_dist.numerics",
 }
 

@@ -78,8 +78,8 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
     """
     from dynamo_dist import compiling
-    from dynamo_dist.reporting import placements
-    from dynamo_dist.reporting.live import Listen
+    from dynamo_dist.diagnostics import live
+    from dynamo_dist.diagnostics.live import Listen
     from dynamo_dist.runtime import gradients, guards, outputs, recompiles
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
@@ -103,7 +103,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *registration.changes(),
         *gradients.changes(),  # around what sharding sets there
         *hooks.changes(),
-        *placements.changes(),
+        *live.changes(),
         Listen(),
         dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
         *inductor_cpp.probed_once_a_host(),

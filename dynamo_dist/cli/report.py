@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dynamo_dist.cli.explain import output
 
 if TYPE_CHECKING:
-    from dynamo_dist.reporting import RunReport
+    from dynamo_dist.diagnostics import RunReport
 
 _NOTHING = 2
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show them; 0, or 2 if nothing can be read."""
-    from dynamo_dist.reporting import merge_ranks
+    from dynamo_dist.diagnostics import merge_ranks
 
     try:
         merged = merge_ranks([report for path in arguments.paths for report in _reports(path)])
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _reports(path: Path) -> Iterator[RunReport]:
-    from dynamo_dist.reporting.read import read_reports
+    from dynamo_dist.diagnostics.records import read_reports
 
     files = sorted(path.glob("report*.json")) if path.is_dir() else [path]
     if not files:

@@ -17,11 +17,11 @@ from typing import Any
 
 from filelock import FileLock
 
+from dynamo_dist.diagnostics.records import PlannedStep, PlanRecord
 from dynamo_dist.errors import PlanError
 from dynamo_dist.planning.planner import Plan
 from dynamo_dist.planning.trace import Line
 from dynamo_dist.program import Spec
-from dynamo_dist.reporting.records import PlannedStep, PlanRecord
 from inductor_passes import files
 from inductor_passes.files import write_whole
 

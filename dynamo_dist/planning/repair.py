@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed.tensor import DTensor
 
+from dynamo_dist.diagnostics import collect
 from dynamo_dist.errors import PlanError
 from dynamo_dist.planning import file
 from dynamo_dist.planning.cost import Prices
 from dynamo_dist.planning.planner import plan, record
 from dynamo_dist.planning.trace import Session, bracketed
-from dynamo_dist.reporting import plans
 from dynamo_dist.torch_compat import dtensor_placements, dtensor_planning, inductor_code
 from dynamo_dist.torch_compat.dynamo_compiler import CacheKeyTag
 
@@ -51,7 +51,7 @@ def compile_repaired(
     name = fingerprint(gm, inputs)
     stored = find_plan(gm, inputs, name, prices, rules, path)
     if stored is not None:
-        plans.publish(stored.record(name))
+        collect.publish_plan(stored.record(name))
     if stored is None or not stored.changes:
         return compile_(gm, inputs)
     script = stored.script()

@@ -21,7 +21,7 @@ def explained(case):
     R.torch.compiler.reset(); R.clear_dtensor()
     setup = R.build(case)
     report, error = None, ""
-    from dynamo_dist.reporting import collect
+    from dynamo_dist.diagnostics import collect
     with collect() as seen:
         try:
             with contextlib.redirect_stdout(io.StringIO()):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dynamo_dist import autoload
-from dynamo_dist.reporting import logs
+from dynamo_dist.diagnostics import live
 from inductor_passes.report import logs as passes_logs
 
 INSTALLED = any(p.name == "dynamo_dist" for p in metadata.entry_points(group="torch.backends"))
@@ -42,8 +42,8 @@ def test_names_are_registered(registered):
 
 
 def test_every_artifact_has_a_module():
-    assert autoload.ARTIFACTS.keys() == {*passes_logs.MODULES, *logs.MODULES}
-    for module in (*passes_logs.MODULES.values(), *logs.MODULES.values()):
+    assert autoload.ARTIFACTS.keys() == {*passes_logs.MODULES, *live.MODULES}
+    for module in (*passes_logs.MODULES.values(), *live.MODULES.values()):
         assert importlib.util.find_spec(module) is not None
 
 

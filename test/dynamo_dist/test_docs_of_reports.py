@@ -8,7 +8,7 @@ from pathlib import Path
 import inductor_passes
 from dynamo_dist import autoload, plugins
 from dynamo_dist.cli.explain import command
-from dynamo_dist.reporting import logs
+from dynamo_dist.diagnostics import live
 from dynamo_dist.sharding import register_rows, register_strategy
 from dynamo_dist.trackers import trace_instead
 from inductor_passes.plugins import OFF
@@ -44,7 +44,7 @@ def test_reasons():
 
 def test_names_of_logs():
     found = {row[0].strip("`"): row[2].strip("`") for row in rows(REPORT, "TORCH_LOGS")}
-    modules = {**passes_logs.MODULES, **logs.MODULES}
+    modules = {**passes_logs.MODULES, **live.MODULES}
     assert found.pop("+dist") == ",".join(f"+{name}" for name in autoload.LOG_NAMES["dist"])
     assert found == {artifact: f"+{module}" for artifact, module in modules.items()}
 

@@ -50,10 +50,10 @@ def cold(folder):
 
 
 def modules():
-    from dynamo_dist.reporting import logs
+    from dynamo_dist.diagnostics import live
     from inductor_passes.report import logs as passes_logs
 
-    return ",".join(f"+{m}" for m in (*logs.MODULES.values(), *passes_logs.MODULES.values()))
+    return ",".join(f"+{m}" for m in (*live.MODULES.values(), *passes_logs.MODULES.values()))
 
 
 def check(logged):

@@ -23,8 +23,8 @@ import torch.distributed._functional_collectives as funcol
 from own_machine import agreed_ms, write_topology
 from progress import Progress
 
+from dynamo_dist.diagnostics import collect
 from dynamo_dist.numerics.comparison import compiled, plugin_for
-from dynamo_dist.reporting import collect
 from dynamo_dist.torch_compat.dynamo_compiler import unique_graphs
 from inductor_passes.records import GraphRecord
 from inductor_passes.testing import leave_process

@@ -24,8 +24,8 @@ from own_machine import Alone, write_topology
 from progress import Progress
 from torch.distributed.device_mesh import DeviceMesh
 
+from dynamo_dist.diagnostics import Fact, RunReport, collect
 from dynamo_dist.numerics.comparison import TITLES, compiled, launches_counted, plugin_for
-from dynamo_dist.reporting import Fact, RunReport, collect
 from dynamo_dist.torch_compat.dynamo_compiler import unique_graphs
 from inductor_passes.report.figures import totals
 from inductor_passes.testing import leave_process

@@ -16,9 +16,9 @@ import show
 from data import PARALLEL, Sizes, environment, write_checkpoint
 from own_machine import Alone
 
-from dynamo_dist.reporting.merge import merge_ranks
-from dynamo_dist.reporting.records import RunReport
-from dynamo_dist.reporting.write import write_report
+from dynamo_dist.diagnostics.merge import merge_ranks
+from dynamo_dist.diagnostics.records import RunReport
+from dynamo_dist.diagnostics.render import write_report
 
 HERE = Path(__file__).resolve().parent
 MEASURED = "real, CPU, gloo"

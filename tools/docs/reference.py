@@ -27,7 +27,7 @@ import inductor_passes.__main__ as of_inductor_passes
 import inductor_passes.errors
 from dynamo_dist import config
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
-from dynamo_dist.reporting.breaks.catalog import CATALOG
+from dynamo_dist.diagnostics.breaks import CATALOG
 from inductor_passes import order_pinning, plugins, registry
 from inductor_passes.cost import topology_file
 from inductor_passes.fused.kernels import availability

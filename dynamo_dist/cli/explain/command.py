@@ -1,7 +1,7 @@
 """The command: run the script, gather what its processes saw, print one report.
 
 ``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``, as
-``dynamo_dist.reporting.schema`` describes it, or ``{"error": why}`` where there is no report; what the script
+``dynamo_dist.diagnostics.records`` describes it, or ``{"error": why}`` where there is no report; what the script
 prints goes to standard error then. The exit status is the script's own.
 """
 
@@ -48,7 +48,7 @@ class _PrintSchema(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **how)
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: Any) -> None:
-        from dynamo_dist.reporting.schema import json_schema
+        from dynamo_dist.diagnostics.records import json_schema
 
         print(json.dumps(json_schema(), indent=2))
         parser.exit()
@@ -92,7 +92,7 @@ def _refusal(arguments: argparse.Namespace) -> str:
 def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
     """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank 0."""
     from dynamo_dist.cli.explain import journal, ranks
-    from dynamo_dist.reporting import Fact, RunReport, merge_ranks
+    from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks
 
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     found = journal.read(folder, (rank, world_size)) or [RunReport(rank, world_size)]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dynamo_dist.reporting.records import PARTS, Part, RunReport
+from dynamo_dist.diagnostics.records import PARTS, Part, RunReport
 from inductor_passes.records import GraphRecord, restored
 
 _PROCESS = ("rank", "world_size", "torch_version", "plugin_version")

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 import dynamo_dist
 from dynamo_dist.cli.explain.journal import Journal
-from dynamo_dist.reporting import placements
-from dynamo_dist.reporting.collect import collect
-from dynamo_dist.reporting.records import Fact, Part
+from dynamo_dist.diagnostics import live
+from dynamo_dist.diagnostics.collect import collect
+from dynamo_dist.diagnostics.records import Fact, Part
 from dynamo_dist.torch_compat import dynamo_compiler
 from dynamo_dist.torch_compat.dynamo_watching import SeenCompile, watch_dynamo
 from inductor_passes.report import recorder
@@ -36,7 +36,7 @@ class Listener:
         """Listen from now on until the process ends."""
         self._listening.enter_context(collect(on_change=self._on_change))
         self._listening.enter_context(watch_dynamo(lambda seen: None, self._on_compile))
-        for change in placements.changes():
+        for change in live.changes():
             change.apply()
         self._say_who()
         atexit.register(self._finish)

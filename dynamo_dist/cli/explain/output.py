@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dynamo_dist.reporting import MergedReport, RunReport
+    from dynamo_dist.diagnostics import MergedReport, RunReport
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +31,16 @@ def fail(arguments: argparse.Namespace, why: str) -> None:
 
 def show(arguments: argparse.Namespace, merged: MergedReport, infix: str = "") -> None:
     """Files and text. ``infix`` tells the files of ranks apart that nobody brings together."""
-    from dynamo_dist.reporting import render_html, render_text
-    from dynamo_dist.reporting.write import trace
+    from dynamo_dist.diagnostics import render
+    from dynamo_dist.diagnostics.render import trace
 
     report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
     if arguments.json:
         print(json.dumps(merged.to_json(), indent=2))
     else:
-        render_text(report)
+        render(report)
     if arguments.html:
-        _write(arguments.html, infix, render_html(report))
+        _write(arguments.html, infix, render(report))
     if arguments.trace:
         _write(arguments.trace, infix, json.dumps(trace(merged)))
 

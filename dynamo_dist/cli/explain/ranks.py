@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from dynamo_dist.reporting.records import RunReport
+from dynamo_dist.diagnostics.records import RunReport
 from inductor_passes.torch_compat.c10d import Store
 
 _POLL_S = 0.1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dynamo_dist.__main__ import main
-from dynamo_dist.reporting import RunReport, write_report
+from dynamo_dist.diagnostics import RunReport, write_report
 
 
 @pytest.fixture

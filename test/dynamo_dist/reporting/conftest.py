@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from dynamo_dist.reporting import BreakRecord, Fact, RecompileRecord, RunReport
+from dynamo_dist.diagnostics import BreakRecord, Fact, RecompileRecord, RunReport
 
 
 def make_report(graph, **changes):

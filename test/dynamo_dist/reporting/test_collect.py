@@ -9,8 +9,8 @@ import torch._dynamo.symbolic_convert as symbolic_convert
 import torch._dynamo.utils as dynamo_utils
 import torch.distributed as dist
 
-from dynamo_dist.reporting import collect, explain
-from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause
+from dynamo_dist.diagnostics import collect, explain
+from dynamo_dist.diagnostics.breaks import CATALOG, Cause
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.report import recorder
 

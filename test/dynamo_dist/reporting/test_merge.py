@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from dynamo_dist.reporting import merge_ranks
+from dynamo_dist.diagnostics import merge_ranks
 
 
 def ranks(report, *changes):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dynamo_dist.reporting import RunReport
+from dynamo_dist.diagnostics import RunReport
 from inductor_passes.report.figures import GraphsReport
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_dist.reporting import RunReport, merge_ranks
-from dynamo_dist.reporting.records import PlannedStep, PlanRecord
-from dynamo_dist.reporting.schema import json_schema
+from dynamo_dist.diagnostics import RunReport, merge_ranks
+from dynamo_dist.diagnostics.records import PlannedStep, PlanRecord, json_schema
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is in the extra 'test'")
 DOCS = Path(__file__).parents[3] / "docs"

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from dynamo_dist.reporting import merge_ranks, read_report, write_report
+from dynamo_dist.diagnostics import merge_ranks, read_report, write_report
 from inductor_passes.report import report as write_module
 
 

@@ -7,8 +7,8 @@ import pytest
 from fuzzing.file_examples import examples
 from fuzzing.file_mutants import mutant
 
+from dynamo_dist.diagnostics.records import schema_of_rank
 from dynamo_dist.planning import file as plan_file
-from dynamo_dist.reporting.schema import schema_of_rank
 from inductor_passes import files
 from inductor_passes.cost import import_kineto
 from inductor_passes.errors import ProblemError

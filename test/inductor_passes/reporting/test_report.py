@@ -29,7 +29,7 @@ def step(x):
 
 with fake_group(4), torch.no_grad():
     torch.compile(step, options=inductor_passes.options(report=sys.argv[1]))(torch.ones(8, 8))
-assert not [name for name in sys.modules if name.startswith("dynamo_dist.reporting")]
+assert not [name for name in sys.modules if name.startswith("dynamo_dist.diagnostics")]
 """
 
 

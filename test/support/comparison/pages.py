@@ -14,8 +14,7 @@ from comparison.outcome import End
 from comparison.parts import PARTS
 from comparison.row import known, titles
 
-from dynamo_dist.reporting.breaks.catalog import advise
-from dynamo_dist.reporting.breaks.messages import parse
+from dynamo_dist.diagnostics.breaks import advise, parse
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "tools" / "bench" / "results" / "dtensor_in_graphs.json"

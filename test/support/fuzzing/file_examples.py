@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dynamo_dist import __main__ as dist_command
+from dynamo_dist.diagnostics.records import BreakRecord, Fact, PlannedStep, PlanRecord, RunReport
 from dynamo_dist.planning import file as plan_file
-from dynamo_dist.reporting.records import BreakRecord, Fact, PlannedStep, PlanRecord, RunReport
 from inductor_passes import __main__ as passes_command
 from inductor_passes import records as r
 from inductor_passes.cost.topology import load_topology, topology_text
@@ -239,7 +239,7 @@ def _report(rank: int = 0, world_size: int = 1) -> RunReport:
 
 
 def _merged() -> str:
-    from dynamo_dist.reporting import merge_ranks
+    from dynamo_dist.diagnostics import merge_ranks
 
     return json.dumps(merge_ranks([_report(0, 2), _report(1, 2)]).to_json())
 

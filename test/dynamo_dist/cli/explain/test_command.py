@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_dist.reporting.schema import json_schema
+from dynamo_dist.diagnostics.records import json_schema
 
 HERE = Path(__file__).parent
 INSTALLED = bool(metadata.entry_points(group="torch.backends", name="dynamo_dist"))

@@ -4,8 +4,8 @@ import dataclasses
 import os
 
 from dynamo_dist.cli.explain.journal import Journal, read
-from dynamo_dist.reporting import BreakRecord, Fact, RecompileRecord
-from dynamo_dist.reporting.records import PlannedStep, PlanRecord
+from dynamo_dist.diagnostics import BreakRecord, Fact, RecompileRecord
+from dynamo_dist.diagnostics.records import PlannedStep, PlanRecord
 
 BREAK = BreakRecord("kind", "reason", "a.py:1: x", "why", "fix", hints=("one", "two"))
 PLAN = PlanRecord(

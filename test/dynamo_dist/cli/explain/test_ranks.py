@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from dynamo_dist.cli.explain import ranks
-from dynamo_dist.reporting import RunReport
+from dynamo_dist.diagnostics import RunReport
 
 
 @pytest.fixture

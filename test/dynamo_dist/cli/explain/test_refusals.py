@@ -6,7 +6,7 @@ import json
 import pytest
 
 from dynamo_dist.cli.explain import command, journal
-from dynamo_dist.reporting.schema import json_schema
+from dynamo_dist.diagnostics.records import json_schema
 
 
 def parsed(*arguments):

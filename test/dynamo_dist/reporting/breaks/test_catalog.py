@@ -6,9 +6,8 @@ import textwrap
 
 import pytest
 
-from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause, advise
-from dynamo_dist.reporting.breaks.messages import BreakMessage
-from dynamo_dist.reporting.breaks.own_causes import OWN
+from dynamo_dist.diagnostics.breaks import CATALOG, BreakMessage, Cause, advise
+from dynamo_dist.diagnostics.own_break_causes import OWN
 
 SKIPPED = "Attempted to call function marked as skipped"
 METHOD = "Unsupported method call"

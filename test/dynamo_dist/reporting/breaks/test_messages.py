@@ -1,6 +1,6 @@
 """Dynamo's messages, taken apart."""
 
-from dynamo_dist.reporting.breaks.messages import parse
+from dynamo_dist.diagnostics.breaks import parse
 
 ASYNC = """async_op=True for distributed collectives
   Explanation: `torch.compile` doesn't support `async_op=True for <function all_reduce at 0x7f70795b32e0>

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 import dynamo_dist
-from dynamo_dist.reporting.breaks.catalog import advise
-from dynamo_dist.reporting.breaks.messages import BreakMessage
-from dynamo_dist.reporting.breaks.own_causes import OWN
+from dynamo_dist.diagnostics.breaks import BreakMessage, advise
+from dynamo_dist.diagnostics.own_break_causes import OWN
 
 SOURCES = Path(dynamo_dist.__file__).parent
 

@@ -5,7 +5,7 @@ import traceback
 
 import torch
 
-from dynamo_dist.reporting.breaks import stacks
+from dynamo_dist.diagnostics import breaks
 
 TORCH = os.path.dirname(torch.__file__)
 
@@ -20,7 +20,7 @@ def test_the_innermost_users_frame_is_named():
         frame("/src/model.py", 7, code="dist.barrier()"),
         frame(TORCH + "/distributed/distributed_c10d.py", 99),
     ]
-    assert stacks.user_line(stack) == "/src/model.py:7: dist.barrier()"
+    assert breaks.user_line(stack) == "/src/model.py:7: dist.barrier()"
 
 
 def test_wrappers_of_the_standard_library_are_not_the_users():
@@ -29,16 +29,16 @@ def test_wrappers_of_the_standard_library_are_not_the_users():
         frame(os.__file__.replace("os.py", "contextlib.py")),
         frame("/env/lib/python3.11/site-packages/typing_extensions.py"),
     ]
-    assert stacks.user_line(stack) == "/src/model.py:7: x()"
+    assert breaks.user_line(stack) == "/src/model.py:7: x()"
 
 
 def test_an_installed_library_is_the_users():
     library = os.__file__.replace("os.py", "site-packages/transformers/llama.py")
-    assert stacks.user_line([frame("/src/a.py"), frame(library, 5)]) == f"{library}:5: x()"
+    assert breaks.user_line([frame("/src/a.py"), frame(library, 5)]) == f"{library}:5: x()"
 
 
 def test_with_torch_alone_on_the_stack_the_caller_is_named():
-    line = stacks.user_line([frame(TORCH + "/nn/modules/module.py")])
+    line = breaks.user_line([frame(TORCH + "/nn/modules/module.py")])
     assert line.startswith(f"{__file__}:")
     assert "stacks.user_line" in line
 
@@ -49,8 +49,8 @@ def test_the_call_path_starts_at_the_user():
         frame("/src/model.py", name="forward", code="dist.barrier()"),
         frame(TORCH + "/distributed/c10d_logger.py", name="wrapper", code="func()"),
     ]
-    assert stacks.call_path(stack) == (
+    assert breaks.call_path(stack) == (
         "model.py: forward: dist.barrier()",
         "torch/distributed/c10d_logger.py: wrapper: func()",
     )
-    assert stacks.call_path([]) == ()
+    assert breaks.call_path([]) == ()

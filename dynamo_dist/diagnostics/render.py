@@ -1,19 +1,18 @@
-"""A report of a run for the terminal: where ranks differ, breaks, plans, and the graphs."""
+"""Render a report of a run as text or HTML, and write it to disk."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dynamo_dist.reporting.merge import MergedReport
-from dynamo_dist.reporting.records import BreakRecord, Fact, PlanRecord, RunReport
-from dynamo_dist.reporting.summary import (
-    EFFECTS,
-    ONLY_OBSERVED,
-    WHY_RANKS_ARE_MISSING,
-    is_only_observed,
-    why_no_graph,
-)
+from dynamo_dist.diagnostics.merge import MergedReport
+from dynamo_dist.diagnostics.records import BreakRecord, Fact, PlanRecord, RunReport
 from inductor_passes.report import figures
+from inductor_passes.report import report as of_graphs
+from inductor_passes.report.figures import rank_list
+from inductor_passes.report.render_html import page
 from inductor_passes.report.render_text import (
     MOST_NOTES,
     ascii_only,
@@ -24,9 +23,43 @@ from inductor_passes.report.render_text import (
     terminal,
     us_text,
 )
+from inductor_passes.simulate import joined_traces
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+ONLY_OBSERVED = (
+    'Stock Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", '
+    "or explain with --backend dynamo_dist."
+)
+WHY_RANKS_ARE_MISSING = (
+    "Ranks of a fake group have no process, so none. Others: start all of them in the same way, and see "
+    "whether they ended early."
+)
+EFFECTS = {
+    "split": "splits the graph",
+    "eager": "the rest runs eagerly",
+    "error": "the compile failed",
+}
+
+
+def why_no_graph(report: RunReport) -> str:
+    """Return the reason why a report has no graph; "" if it has one."""
+    if report.graphs:
+        return ""
+    if not report.torch_version:
+        return "No process of this run called torch.compile."
+    if any(item.effect == "error" for item in report.breaks):
+        return "No graph was compiled: see the failed compile."
+    return (
+        "No graph came to Inductor: what torch.compile returned was never called, computes nothing with "
+        "tensors, or has another backend than inductor and dynamo_dist, whose graphs are recorded."
+    )
+
+
+def is_only_observed(report: RunReport) -> bool:
+    """Return whether stock Inductor compiled all graphs: they were looked at, and before and after are one."""
+    return bool(report.graphs) and not any(graph.passes for graph in report.graphs)
 
 
 def render_text(report: RunReport | MergedReport, console: Console | None = None) -> None:
@@ -117,3 +150,52 @@ def _plan(console: Console, plan: PlanRecord) -> None:
         line(console, f"  and {len(plan.changes) - MOST_NOTES} more", "dim")
     if plan.source:
         line(console, f"  read from {plan.source}")
+
+
+def render_html(report: RunReport | MergedReport) -> str:
+    """The whole page. A merged report shows where ranks differ, then the lowest rank's graphs."""
+    merged = report if isinstance(report, MergedReport) else None
+    run = report.first if isinstance(report, MergedReport) else report
+    return page(
+        run,
+        "report.html.j2",
+        __package__,
+        merged=merged,
+        why_no_graph=why_no_graph(run),
+        only_observed=ONLY_OBSERVED if is_only_observed(run) else "",
+        why_ranks_are_missing=WHY_RANKS_ARE_MISSING,
+        effects=EFFECTS,
+        rank_list=rank_list,
+        sparkline=_sparkline,
+    )
+
+
+def _sparkline(values: Sequence[float], width: int = 120, height: int = 24) -> str:
+    """Points of a polyline through ``values``, scaled to the box; numbers only."""
+    finite = [v for v in values if abs(v) != float("inf") and v == v]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    spread = (high - low) or 1.0
+    return " ".join(
+        f"{i * width / (len(finite) - 1):.1f},{height - 2 - (v - low) / spread * (height - 4):.1f}"
+        for i, v in enumerate(finite)
+    )
+
+
+def write_report(
+    report: RunReport | MergedReport, directory: str | os.PathLike[str]
+) -> tuple[Path, ...]:
+    """Write ``report.html``, ``report.json`` and ``trace.json``; the paths written.
+
+    Names carry the rank (``report.rank3.html``) where the run has several and ``report`` is one
+    rank's. If the folder cannot be written, warns and returns ().
+    """
+    return of_graphs.write_graphs(report, directory, render_html, trace)
+
+
+def trace(report: RunReport | MergedReport) -> dict[str, Any]:
+    """The timelines of all graphs, before and after, as one Chrome trace; of every rank there is."""
+    if isinstance(report, MergedReport):
+        return joined_traces([of_graphs.trace(of_rank) for of_rank in report.reports])
+    return of_graphs.trace(report)

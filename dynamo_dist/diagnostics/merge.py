@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_dist.reporting.records import RunReport
+from dynamo_dist.diagnostics.records import RunReport
 from inductor_passes.records import GraphRecord
 from inductor_passes.report.figures import SCHEMA_VERSION, count_of, split_line, titled
 

@@ -1,9 +1,8 @@
-"""The causes of breaks that distributed programs meet: a table, first match first."""
+"""The causes of breaks that distributed programs meet, and what to write instead."""
 
 from __future__ import annotations
 
-from dynamo_dist.reporting.breaks.cause import Cause
-from dynamo_dist.reporting.breaks.own_causes import OWN
+from dynamo_dist.diagnostics.own_break_causes import OWN, Cause
 
 _GROUP_MAKERS = r"new_group|new_subgroups\w*|split_group|_new_group_with_tag|shrink_group"
 _MESH_MAKERS = r"init_device_mesh|from_group|_unflatten|_flatten|DeviceMesh\("

@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from dynamo_dist.reporting import plans
-from dynamo_dist.reporting.breaks import stacks
-from dynamo_dist.reporting.breaks.catalog import CATALOG, Cause, advise
-from dynamo_dist.reporting.breaks.messages import parse, without_addresses
-from dynamo_dist.reporting.records import (
+from dynamo_dist.diagnostics import breaks as stacks
+from dynamo_dist.diagnostics.breaks import CATALOG, Cause, advise, parse, without_addresses
+from dynamo_dist.diagnostics.records import (
     BreakRecord,
     Effect,
     Fact,
@@ -26,7 +24,13 @@ from dynamo_dist.reporting.records import (
 )
 from dynamo_dist.torch_compat.dynamo_watching import SeenBreak, SeenCompile, watch_dynamo
 from inductor_passes.report import recorder
+from inductor_passes.report.recorder import Subscribers
 from inductor_passes.report.report import GraphCollector
+
+_subscribers: Subscribers[PlanRecord] = Subscribers()
+# The one takes callbacks for every later plan, made or found again; the other hands a plan to them.
+subscribe_to_plans, publish_plan = _subscribers.add, _subscribers.call
+
 
 # Dynamo leaves such frames to Python on purpose: nothing was lost.
 _NOT_FAILURES = re.compile(r"^Skip|Restart")
@@ -147,7 +151,7 @@ def collect(
     collector = Collector(catalog, on_change)
     with watch_dynamo(collector.on_break, collector.on_compile):
         unsubscribe = recorder.subscribe(collector.take)
-        unsubscribe_plans = plans.subscribe(collector.take)
+        unsubscribe_plans = subscribe_to_plans(collector.take)
         try:
             yield collector
         finally:
