@@ -11,7 +11,7 @@ from inductor_passes import cli
 # Command -> its module, and its help.
 COMMANDS = {
     "explain": (
-        "dynamo_dist.cli.explain.command",
+        "dynamo_dist.cli.explain",
         "run a script as it is, and report its graph breaks, recompiles and collectives",
     ),
     "report": (

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo_dist import inductor as inductor_backend
-from dynamo_dist import switch, versions
-from dynamo_dist.config import DistConfig
-from dynamo_dist.config import digest as digest
+from dynamo_dist import settings, switch
 from dynamo_dist.errors import ActivationError
+from dynamo_dist.settings import DistConfig
+from dynamo_dist.settings import digest as digest
 from dynamo_dist.switch import is_enabled
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
     UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown option, and
     ActivationError if a change fails, after undoing the others.
     """
-    versions.check()
+    settings.check()
     config = DistConfig.from_env()
     options = inductor_backend.checked(inductor if isinstance(inductor, Mapping) else {})
     if inductor is not False:
@@ -77,7 +77,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 
     ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
     """
-    from dynamo_dist import compiling
+    from dynamo_dist import graph_compile
     from dynamo_dist.diagnostics import live
     from dynamo_dist.diagnostics.live import Listen
     from dynamo_dist.runtime import gradients, guards, outputs, recompiles
@@ -108,7 +108,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
         *inductor_cpp.probed_once_a_host(),
         *inductor_cpp.few_libraries(),
-        *compiling.changes(),
+        *graph_compile.changes(),
         dynamo_frames.SkippedFrames(),
         dynamo_frames.frames_left_alone(_runs_in_eager, _dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),

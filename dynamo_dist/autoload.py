@@ -59,9 +59,9 @@ def register_log_names() -> None:
 
 def _explain() -> None:
     try:
-        from dynamo_dist.cli.explain import child
+        from dynamo_dist.cli import explained_process
 
-        child.install()
+        explained_process.install()
     except Exception as error:
         log.warning("this process is not explained: %r", error)
 

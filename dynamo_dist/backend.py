@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from dynamo_dist import activation, compiling
+from dynamo_dist import activation, graph_compile
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def compile_graph(
     """
     from inductor_passes.pass_options import split
 
-    compiling.register_switches()
+    graph_compile.register_switches()
     # An unknown option is an error before anything is done.
     own, inductor = split(options or {}, mode)
-    return compiling.compile_frame(gm, example_inputs, own, inductor)
+    return graph_compile.compile_frame(gm, example_inputs, own, inductor)

@@ -15,10 +15,10 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not ours, TopologyError."""
     if not options:
         return {}
-    from dynamo_dist import compiling
+    from dynamo_dist import graph_compile
     from inductor_passes.inductor import installed
 
-    compiling.register_switches()
+    graph_compile.register_switches()
     return installed.checked(options, "enable(inductor=...)")
 
 
@@ -57,10 +57,10 @@ class _Taking(Made):
 
 def _take(options: Mapping[str, Any] | None) -> None:
     global _taken  # noqa: PLW0603 - what is taken is one thing of the process
-    from dynamo_dist import compiling
+    from dynamo_dist import graph_compile
     from inductor_passes.inductor import installed
 
-    compiling.register_switches()
-    part = None if options is None else installed.Part(options, compiling.compile_frame)
+    graph_compile.register_switches()
+    part = None if options is None else installed.Part(options, graph_compile.compile_frame)
     installed.put(_OWNER, part)
     _taken = options

@@ -34,9 +34,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from dynamo_dist import activation, switch, versions
-from dynamo_dist.config import TRACKER_NAMES, TRACKERS_OFF, DistConfig
+from dynamo_dist import activation, switch
+from dynamo_dist import settings as versions
 from dynamo_dist.errors import ConfigError
+from dynamo_dist.settings import TRACKER_NAMES, TRACKERS_OFF, DistConfig
 from inductor_passes.cli import print_entries
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dynamo_dist.changes import Kind, Listed
+    from dynamo_dist.patches import Kind, Listed
 
 PROBE_MEANINGS = {
     "custom_class_names": "opaque objects are called custom classes (torch 2.14)",
@@ -264,7 +265,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_changes(as_json: bool, is_all: bool) -> int:
     from rich.console import Console
 
-    from dynamo_dist import changes
+    from dynamo_dist import patches as changes
 
     kinds, places = changes.kinds(), changes.listed() if is_all else []
     if as_json:

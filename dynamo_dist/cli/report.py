@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dynamo_dist.cli.explain import output
+from dynamo_dist.cli import explain
 
 if TYPE_CHECKING:
     from dynamo_dist.diagnostics import RunReport
@@ -22,7 +22,7 @@ _NOTHING = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of ``report``."""
-    output.add_arguments(parser)
+    explain.add_output_arguments(parser)
     parser.add_argument("paths", nargs="+", metavar="PATH", type=Path, help="folders or JSON files")
 
 
@@ -33,9 +33,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         merged = merge_ranks([report for path in arguments.paths for report in _reports(path)])
     except (OSError, ValueError) as error:
-        output.fail(arguments, str(error))
+        explain.fail(arguments, str(error))
         return _NOTHING
-    output.show(arguments, merged)
+    explain.show(arguments, merged)
     return 0
 
 

@@ -24,8 +24,13 @@ from torch.utils import _pytree as pytree
 from dynamo_dist import activation
 from dynamo_dist.diagnostics import collect
 from dynamo_dist.errors import CompareError
-from dynamo_dist.numerics.differences import difference
-from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
+from dynamo_dist.numerics.differences import (
+    difference,
+    new_leaf,
+    parameters_of,
+    run_step,
+    tensors_of,
+)
 from dynamo_dist.torch_compat import dynamo_compiler
 from dynamo_dist.torch_compat.dynamo_modules import uncompiled
 from inductor_passes.inductor.installed import uninstalled

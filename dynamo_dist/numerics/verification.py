@@ -12,10 +12,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dynamo_dist.errors import VerifyError
-from dynamo_dist.numerics.differences import difference_from_one_device, tolerance_of
+from dynamo_dist.numerics.differences import (
+    difference_from_one_device,
+    new_leaf,
+    parameters_of,
+    run_step,
+    tensors_of,
+    tolerance_of,
+)
 from dynamo_dist.numerics.operators import Checked, Operators
 from dynamo_dist.numerics.ranks import LayoutError, whole_tensor
-from dynamo_dist.numerics.step import new_leaf, parameters_of, run_step, tensors_of
 from dynamo_dist.torch_compat import dtensor_ranks
 
 Outputs = Any

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dynamo_dist.config import DistConfig
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import (
     aot_partition,
     aot_tracing,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_dist.config import DistConfig
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import (
     aot_partition,
     aot_runtime,

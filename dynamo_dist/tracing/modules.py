@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.config import DistConfig
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import (
     dynamo_building,
     dynamo_guards,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement
 
-from dynamo_dist.config import DistConfig
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import dynamo_guards, dynamo_meshes, dynamo_trackers
 from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.tracing import creation, device_mesh, placement, process_group

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import CannotFollowError
 from dynamo_dist.job.votes import ALL, DIFFERENT, all_can, vote
+from dynamo_dist.settings import agreement_seconds
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch.distributed as dist
 import dynamo_dist
 from dynamo_dist import activation, switch
 from dynamo_dist.cli import doctor
-from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ActivationError, ConfigError, UnsupportedTorchError
+from dynamo_dist.settings import DistConfig
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from dynamo_dist import __main__, changes, switch
-from dynamo_dist import losses as losses_of
-from dynamo_dist.config import DistConfig
+from dynamo_dist import __main__, switch
+from dynamo_dist import patches as changes
+from dynamo_dist import patches as losses_of
+from dynamo_dist.settings import DistConfig
 
 
 @pytest.fixture(scope="module")

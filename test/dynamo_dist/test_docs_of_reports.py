@@ -7,7 +7,7 @@ from pathlib import Path
 
 import inductor_passes
 from dynamo_dist import autoload, plugins
-from dynamo_dist.cli.explain import command
+from dynamo_dist.cli import explain
 from dynamo_dist.diagnostics import live
 from dynamo_dist.sharding import register_rows, register_strategy
 from dynamo_dist.trackers import trace_instead
@@ -31,7 +31,7 @@ def rows(text, first):
 
 def test_options_of_explain():
     parser = argparse.ArgumentParser(add_help=False)
-    command.add_arguments(parser)
+    explain.add_arguments(parser)
     known = {o for action in parser._actions for o in action.option_strings}
     assert {re.match(r"`(-\S+?)[ `]", row[0])[1] for row in rows(REPORT, "option")} == known
 

@@ -6,11 +6,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import dynamo_dist
 import inductor_passes
-from dynamo_dist import autoload, changes, switch
+from dynamo_dist import autoload, patches, switch
 from dynamo_dist import inductor as inductor_backend
-from dynamo_dist.config import DistConfig
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.numerics import comparison
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import dynamo_compiler
 from inductor_passes.errors import OptionError
 
@@ -156,12 +156,12 @@ def test_what_cannot_be_enabled_says_so_at_each_compile():
 
 
 def test_it_is_listed_with_the_changes():
-    listed = changes.listed(DistConfig(inductor=True))
+    listed = patches.listed(DistConfig(inductor=True))
     assert "torch._TorchCompileInductorWrapper.__call__" in listed[-1].places[0]
     assert listed[-1].versions == "2.13 to 2.15"
     assert listed[-1].why.startswith("``enable(inductor=True)``")
     with dynamo_dist.enabled(inductor=True):
-        assert changes._place(switch._applied[-1]) == ", ".join(listed[-1].places)
+        assert patches._place(switch._applied[-1]) == ", ".join(listed[-1].places)
 
 
 def test_stock_is_stock_in_a_comparison(stock):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo_dist.config import DistConfig
+from dynamo_dist.settings import DistConfig
 from dynamo_dist.sharding import collectives, fallback, writes
 from dynamo_dist.sharding import rows as layout
 from dynamo_dist.sharding.rules import attention, elementwise, indexing, lists, reduction, views

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.debug import CommDebugMode
 
 import dynamo_dist
-from dynamo_dist import compiling
+from dynamo_dist import graph_compile
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.ranks import split, whole_tensor
 from dynamo_dist.planning import repair
@@ -122,7 +122,9 @@ def test_a_plan_is_not_found_again_under_other_rows(mesh, monkeypatch):
         dynamo_dist.disable()
         register_rows(OP, listed)
         dynamo_dist.enable()
-        compiling._compile_repaired(None, [], None, PassOptions(plan="repair", topology="h100x8"))
+        graph_compile._compile_repaired(
+            None, [], None, PassOptions(plan="repair", topology="h100x8")
+        )
     first, again, other = asked
     assert first == again != other
 

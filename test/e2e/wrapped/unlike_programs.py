@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.config import agreement_seconds
 from dynamo_dist.errors import CannotFollowError
+from dynamo_dist.settings import agreement_seconds
 
 
 class Logging(nn.Module):

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 
-from dynamo_dist.cli.explain.journal import Journal, read
+from dynamo_dist.cli.explained_process import Journal, read
 from dynamo_dist.diagnostics import BreakRecord, Fact, RecompileRecord
 from dynamo_dist.diagnostics.records import PlannedStep, PlanRecord
 

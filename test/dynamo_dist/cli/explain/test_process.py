@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dynamo_dist.cli.explain.process import running
+from dynamo_dist.cli.explain import running
 
 WAITS = "import sys, time; print('ready', flush=True); time.sleep(60)"
 COUNTS = """
@@ -47,7 +47,7 @@ def launcher(code, *, tail=""):
     """A process that runs ``code`` as we run a script, says its exit status, and then runs ``tail``."""
     body = f"""
 import os, signal, sys, time
-from dynamo_dist.cli.explain.process import end_like, running
+from dynamo_dist.cli.explain import end_like, running
 with running([sys.executable, "-c", {code!r}], os.environ) as wait:
     status = wait()
     print("status", status, flush=True)

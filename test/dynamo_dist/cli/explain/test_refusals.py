@@ -5,36 +5,36 @@ import json
 
 import pytest
 
-from dynamo_dist.cli.explain import command, journal
+from dynamo_dist.cli import explain, explained_process
 from dynamo_dist.diagnostics.records import json_schema
 
 
 def parsed(*arguments):
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    explain.add_arguments(parser)
     return parser.parse_args(arguments)
 
 
 def test_there_is_no_such_script(capsys):
-    assert command.run(parsed("no_such.py")) == 2
+    assert explain.run(parsed("no_such.py")) == 2
     assert capsys.readouterr().err == "error: There is no script 'no_such.py'.\n"
 
 
 def test_torch_loads_no_extension(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ("ours",))
+    monkeypatch.setattr(explain.importlib.metadata, "entry_points", lambda **which: ("ours",))
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    assert command.run(parsed(__file__)) == 2
+    assert explain.run(parsed(__file__)) == 2
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD is off" in capsys.readouterr().err
 
 
 def test_not_installed(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ())
-    assert command.run(parsed(__file__)) == 2
+    monkeypatch.setattr(explain.importlib.metadata, "entry_points", lambda **which: ())
+    assert explain.run(parsed(__file__)) == 2
     assert "dynamo-dist is not installed" in capsys.readouterr().err
 
 
 def test_json_is_on_standard_output(capsys):
-    assert command.run(parsed("--json", "no_such.py")) == 2
+    assert explain.run(parsed("--json", "no_such.py")) == 2
     assert json.loads(capsys.readouterr().out) == {"error": "There is no script 'no_such.py'."}
 
 
@@ -42,11 +42,11 @@ def test_the_script_s_status_is_kept_where_no_report_can_be_made(monkeypatch, tm
     def fail(*args):
         raise KeyError("no journal")
 
-    monkeypatch.setattr(command.importlib.metadata, "entry_points", lambda **which: ("ours",))
-    monkeypatch.setattr(journal, "read", fail)
+    monkeypatch.setattr(explain.importlib.metadata, "entry_points", lambda **which: ("ours",))
+    monkeypatch.setattr(explained_process, "read", fail)
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit(5)")
-    assert command.run(parsed(str(script))) == 5
+    assert explain.run(parsed(str(script))) == 5
     assert capsys.readouterr().err == "error: there is no report: KeyError: 'no journal'\n"
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamo_dist.config import TRACKER_NAMES, DistConfig
+from dynamo_dist.settings import TRACKER_NAMES, DistConfig
 from dynamo_dist.tracing import trackers
 
 

@@ -8,7 +8,7 @@ from fuzzing.unlike.launches import first_difference
 from fuzzing.unlike.pool import Answers
 from fuzzing.unlike.program import Program
 
-from dynamo_dist.config import agreement_seconds
+from dynamo_dist.settings import agreement_seconds
 
 CLASSES = (
     "ok",

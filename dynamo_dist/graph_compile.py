@@ -1,4 +1,4 @@
-"""Compile one Dynamo graph: Inductor with our passes, and what goes around the code that it makes."""
+"""Compile one Dynamo graph: trace it on DTensors, plan it, and give it to Inductor with our passes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from dynamo_dist.config import DistConfig, digest
+from dynamo_dist.settings import DistConfig, digest
 
 if TYPE_CHECKING:
     from dynamo_dist.torch_compat.patching import Change
