@@ -96,12 +96,12 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *modules.changes(config),
         *guards.changes(),
         *recompiles.changes(),
-        *outputs.changes(),
-        *gradients.changes(),
-        *outputs.changes(),
+        *outputs.wrapping_changes(),
+        *gradients.gradients_changes(),
+        *outputs.below_autograd_changes(),
         *sharding.changes(config),
         *registration.changes(),
-        *gradients.changes(),  # around what sharding sets there
+        *gradients.double_backward_changes(),  # around what sharding sets there
         *hooks.changes(),
         *live.changes(),
         Listen(),

@@ -48,16 +48,15 @@ def fail(arguments: argparse.Namespace, why: str) -> None:
 
 def show(arguments: argparse.Namespace, merged: MergedReport, infix: str = "") -> None:
     """Files and text. ``infix`` tells the files of ranks apart that nobody brings together."""
-    from dynamo_dist.diagnostics import render
-    from dynamo_dist.diagnostics.render import trace
+    from dynamo_dist.diagnostics.render import render_html, render_text, trace
 
     report: RunReport | MergedReport = merged if merged.first.world_size > 1 else merged.first
     if arguments.json:
         print(json.dumps(merged.to_json(), indent=2))
     else:
-        render(report)
+        render_text(report)
     if arguments.html:
-        _write(arguments.html, infix, render(report))
+        _write(arguments.html, infix, render_html(report))
     if arguments.trace:
         _write(arguments.trace, infix, json.dumps(trace(merged)))
 

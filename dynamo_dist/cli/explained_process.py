@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import dynamo_dist
 from dynamo_dist.diagnostics import live
-from dynamo_dist.diagnostics.collect import collect
+from dynamo_dist.diagnostics.collector import collect
 from dynamo_dist.diagnostics.records import PARTS, Fact, Part, RunReport
 from dynamo_dist.torch_compat import dynamo_compiler
 from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile

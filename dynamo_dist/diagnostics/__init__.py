@@ -1,6 +1,6 @@
 """From records of breaks, recompiles and graphs to text, JSON, HTML and a trace."""
 
-from dynamo_dist.diagnostics.collect import Collector, collect, explain
+from dynamo_dist.diagnostics.collector import Collector, collect, explain
 from dynamo_dist.diagnostics.merge import MergedReport, RankDifference, merge_ranks
 from dynamo_dist.diagnostics.records import (
     BreakRecord,

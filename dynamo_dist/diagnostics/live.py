@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_dist.diagnostics import collect
-from dynamo_dist.diagnostics.collect import Collector
+from dynamo_dist.diagnostics import collector
+from dynamo_dist.diagnostics.collector import Collector
 from dynamo_dist.diagnostics.records import BreakRecord, Part, PlanRecord
 from dynamo_dist.diagnostics.render import write_report
 from dynamo_dist.torch_compat import dtensor_placements
@@ -106,7 +106,7 @@ class Listen:
         self._listening = contextlib.ExitStack()
         seen = process_run()
         self._listening.enter_context(watch_dynamo(seen.on_break, seen.on_compile))
-        self._listening.callback(collect.subscribe_to_plans(seen.take))
+        self._listening.callback(collector.subscribe_to_plans(seen.take))
         self._listening.callback(report.use, report.use(live_report))
         atexit.register(self._listening.close)  # while there still is something to close it with
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed.tensor import DTensor
 
-from dynamo_dist.diagnostics import collect
+from dynamo_dist.diagnostics import collector
 from dynamo_dist.errors import PlanError
 from dynamo_dist.planning import file
 from dynamo_dist.planning.cost import Prices
@@ -51,7 +51,7 @@ def compile_repaired(
     name = fingerprint(gm, inputs)
     stored = find_plan(gm, inputs, name, prices, rules, path)
     if stored is not None:
-        collect.publish_plan(stored.record(name))
+        collector.publish_plan(stored.record(name))
     if stored is None or not stored.changes:
         return compile_(gm, inputs)
     script = stored.script()

@@ -17,7 +17,6 @@ from torch._C import _get_dispatch_mode
 from torch._C import _TorchDispatchModeKey as _ModeKey
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes

@@ -129,10 +129,10 @@ def calls_changes() -> list[Change]:
 def changes(config: DistConfig) -> list[Change]:
     """Everything to apply, in order; nothing is applied here."""
     return [
-        *changes(),
-        *changes(),
-        *backward.changes(),
-        *backward.changes(),
-        *backward.changes(),
-        *changes(),
+        *calls_changes(),
+        *composable_changes(),
+        *backward.backward_changes(),
+        *backward.backward_hooks_changes(),
+        *backward.gradients_changes(),
+        *parallel_changes(),
     ]

@@ -117,7 +117,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
     return (lambda: type(value)(*args, **kwargs)), True
 
 
-def placement_changes() -> list[Change]:
+def changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *dynamo_trackers.on_codegen(PlacementVariable, load),

@@ -242,10 +242,10 @@ def _is_registered(group: dist.ProcessGroup) -> bool:
 _REGISTERED = functools.partial(dynamo_guards.VALUE_MATCH, what="registration", read=_is_registered)
 
 
-def process_group_changes() -> list[Change]:
+def changes() -> list[Change]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
-        *changes(),
+        *boxed_group_changes(),
         *(
             change
             for query in QUERIES

@@ -66,7 +66,7 @@ def changes(config: DistConfig) -> list[Change]:
         *dynamo_trackers.retrack({entry.traced: entry.tracker for entry in entries}),
         *dynamo_guards.register_guards(),
         *dynamo_trackers.extend_builtins(),
-        *changes(),
+        *classes_changes(),
         *creation.changes(),
         *dynamo_meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
         *(change for entry in entries for change in entry.changes()),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_dist.diagnostics import merge_ranks, render
+from dynamo_dist.diagnostics import merge_ranks, render_html
 
 
 def browser():
@@ -72,7 +72,7 @@ def look(page, folder, *flags):
 def page(report, tmp_path):
     path = tmp_path / "report.html"
     merged = merge_ranks([report(rank=0, world_size=2), report(rank=1, world_size=2, breaks=())])
-    path.write_text(render(merged), encoding="utf-8")
+    path.write_text(render_html(merged), encoding="utf-8")
     return path
 
 

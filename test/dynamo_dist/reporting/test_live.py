@@ -6,8 +6,8 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
 import dynamo_dist
-from dynamo_dist.diagnostics import collect, read_report
 from dynamo_dist.diagnostics import live as live_of_runs
+from dynamo_dist.diagnostics import read_report
 from dynamo_dist.diagnostics.records import PlanRecord
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.report import report as live
@@ -31,7 +31,7 @@ def nothing_seen_yet():
 
 def test_a_break_before_the_first_graph_is_in_it(tmp_path, without_kernels):
     with fake_mesh(4), dynamo_dist.enabled():
-        collect.publish_plan(PLAN)
+        collector.publish_plan(PLAN)
         compiled = torch.compile(split, backend="dynamo_dist", options={"report": str(tmp_path)})
         compiled(torch.ones(4, 4))
     report = read_report(tmp_path / "report.rank0.json")

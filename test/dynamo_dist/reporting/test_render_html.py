@@ -10,7 +10,6 @@ from dynamo_dist.diagnostics import (
     RecompileRecord,
     RunReport,
     merge_ranks,
-    render,
 )
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
@@ -58,11 +57,11 @@ class Page(HTMLParser):
 
 def test_well_formed(report):
     for shown in (report(), RunReport(), merge_ranks([report(), report(rank=0)])):
-        assert Page(render(shown)).problems == []
+        assert Page(render_html(shown)).problems == []
 
 
 def test_nothing_is_fetched(report):
-    text = render(report())
+    text = render_html(report())
     page = Page(text)
     loading = {"src", "href", "srcset", "action", "data", "poster", "background", "xlink:href"}
     assert [a for _, a in page.elements if loading & set(a)] == []
@@ -72,7 +71,7 @@ def test_nothing_is_fetched(report):
 
 
 def test_figures_stand_in_the_page(report):
-    words = Page(render(report())).words
+    words = Page(render_html(report())).words
     for part in (
         "rank 1 of 8",
         "80 µs → 20 µs",
@@ -96,7 +95,7 @@ def test_figures_stand_in_the_page(report):
 
 
 def test_the_picture_shows_both_timelines(report):
-    page = Page(render(report()))
+    page = Page(render_html(report()))
     assert page.count("svg", class_="plot") == 2
     assert page.count("rect", class_="exposed") == 2
     assert page.count("rect", class_="hidden") == 1
@@ -108,13 +107,13 @@ def test_the_picture_shows_both_timelines(report):
 
 
 def test_both_timelines_have_one_scale(report):
-    boxes = [a for _, a in Page(render(report())).elements if a.get("class") == "boxes"]
+    boxes = [a for _, a in Page(render_html(report())).elements if a.get("class") == "boxes"]
     assert [a["viewbox"] for a in boxes] == ["0 0 230.0 53", "0 0 230.0 53"]
 
 
 def test_the_order_of_the_generated_code_is_told(report, graph):
-    assert "NOT kept" in Page(render(report(graphs=(graph(order_kept=False),)))).words
-    assert "not looked at" in Page(render(report(graphs=(graph(order_kept=None),)))).words
+    assert "NOT kept" in Page(render_html(report(graphs=(graph(order_kept=False),)))).words
+    assert "not looked at" in Page(render_html(report(graphs=(graph(order_kept=None),)))).words
 
 
 def test_text_of_users_is_escaped_everywhere(report, graph):
@@ -141,7 +140,7 @@ def test_text_of_users_is_escaped_everywhere(report, graph):
         topology=EVIL,
         torch_version=EVIL,
     )
-    text = render(merge_ranks([evil, dataclasses.replace(report(rank=2), breaks=())]))
+    text = render_html(merge_ranks([evil, dataclasses.replace(report(rank=2), breaks=())]))
     page = Page(text)
     assert page.problems == []
     assert page.count("script") == 1
@@ -152,35 +151,35 @@ def test_text_of_users_is_escaped_everywhere(report, graph):
 
 
 def test_no_graph(report):
-    words = Page(render(RunReport())).words
+    words = Page(render_html(RunReport())).words
     assert words.count("No process of this run called torch.compile.") == 1
     assert "Exposed communication" not in words
     failed = report(graphs=(), breaks=(dataclasses.replace(report().breaks[0], effect="error"),))
-    assert "No graph was compiled: see the failed compile." in Page(render(failed)).words
+    assert "No graph was compiled: see the failed compile." in Page(render_html(failed)).words
     uncalled = RunReport(torch_version="2.13.0")
-    assert "No graph came to Inductor" in Page(render(uncalled)).words
+    assert "No graph came to Inductor" in Page(render_html(uncalled)).words
 
 
 def test_what_stock_compiled_is_shown_once(report, graph):
     same = graph(passes=(), after=graph().before)
-    page = Page(render(report(graphs=(same,))))
+    page = Page(render_html(report(graphs=(same,))))
     assert page.count("svg", class_="plot") == 1
     assert "Stock Inductor compiled these graphs." in page.words
     assert "80 µs → 80 µs" not in page.words
-    assert "Stock Inductor compiled" not in Page(render(report())).words
+    assert "Stock Inductor compiled" not in Page(render_html(report())).words
 
 
 def test_ranks_that_differ_come_first(report):
     merged = merge_ranks([report(rank=0), dataclasses.replace(report(rank=1), breaks=())])
-    words = Page(render(merged)).words
+    words = Page(render_html(merged)).words
     assert words.index("Ranks differ") < words.index("Graph breaks")
     assert "No report from 6 ranks: 2-7. Ranks of a fake group have no process" in words
-    agreed = Page(render(merge_ranks([report(rank=r, world_size=2) for r in (0, 1)]))).words
+    agreed = Page(render_html(merge_ranks([report(rank=r, world_size=2) for r in (0, 1)]))).words
     assert "2 ranks agree" in agreed
 
 
 def test_not_a_number_in_a_series_does_no_harm(report):
     facts = (Fact("loss", (1.0, float("nan"), float("inf"), 2.0)),)
-    page = Page(render(report(facts=facts)))
+    page = Page(render_html(report(facts=facts)))
     (line,) = [a for tag, a in page.elements if tag == "polyline"]
     assert line["points"] == "0.0,22.0 120.0,2.0"

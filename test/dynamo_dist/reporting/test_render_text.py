@@ -7,7 +7,7 @@ from pathlib import Path
 from expecttest import TestCase
 from rich.console import Console
 
-from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks, render
+from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks, render_html, render_text
 from dynamo_dist.diagnostics.records import PlannedStep, PlanRecord
 from inductor_passes.records import PassRecord
 from inductor_passes.report import describe
@@ -17,7 +17,7 @@ from inductor_passes.schedule.solver import evaluate
 
 def printed(report):
     out = io.StringIO()
-    render(report, Console(file=out, width=100, color_system=None))
+    render_text(report, Console(file=out, width=100, color_system=None))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -120,7 +120,7 @@ def test_a_terminal_of_few_letters(report):
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
     item = dataclasses.replace(report().breaks[0], user_line="m.py:1: größe(x)")
-    render(report(breaks=(item,)), Console(file=out, width=100, color_system=None))
+    render_text(report(breaks=(item,)), Console(file=out, width=100, color_system=None))
     out.flush()
     text = raw.getvalue().decode("ascii")
     assert "gr??e(x)" in text
@@ -173,6 +173,6 @@ def test_why_a_launch_is_exposed_is_known_in_words():
 def test_figures_of_a_graph_are_in_text_page_and_json(report):
     made = report()
     assert "busiest group's link: 80 us" in printed(made)
-    assert "busiest group&#39;s link 80 µs" in render(made)
+    assert "busiest group&#39;s link 80 µs" in render_html(made)
     (found,) = RunReport.from_json(made.to_json()).graphs[0].figures
     assert (found.value, found.unit) == (80.0, "us")

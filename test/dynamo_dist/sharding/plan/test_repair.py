@@ -8,7 +8,7 @@ from expecttest import assert_expected_inline
 from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from dynamo_dist.diagnostics import collect
+from dynamo_dist.diagnostics import collector
 from dynamo_dist.planning import file, repair
 from dynamo_dist.planning.cost import prices_of
 from dynamo_dist.testing import fake_mesh
@@ -125,7 +125,7 @@ def test_a_plan_of_ours_that_cannot_be_read_is_made_anew(mesh, tmp_path, caplog)
 def test_reports_say_from_which_file_a_plan_is(mesh, tmp_path):
     path = str(tmp_path / "plan.json")
     records = []
-    unsubscribe = collect.subscribe_to_plans(records.append)
+    unsubscribe = collector.subscribe_to_plans(records.append)
     with torch.no_grad():
         for given in (None, None, path, path):
             planned(mlp, inputs(mesh), *([given] if given else []))

@@ -1,1 +1,0 @@
-"""AOTAutograd: what it traces, cuts, wraps and gives back."""

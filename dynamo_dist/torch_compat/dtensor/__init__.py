@@ -1,1 +1,0 @@
-"""DTensor: its dispatcher, strategies, placements and redistribution."""

@@ -1,1 +1,0 @@
-"""Dynamo: trackers, guards, frames."""

@@ -1,1 +1,0 @@
-"""Inductor: code that it has compiled, and its tables."""

@@ -1,1 +1,0 @@
-"""c10d calls as functional collectives: what a compiled program launches and where it waits."""

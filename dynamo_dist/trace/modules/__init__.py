@@ -1,1 +1,0 @@
-"""Modules and what stands around their forward: hooks, DDP, FSDP2."""
