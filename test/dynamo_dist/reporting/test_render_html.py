@@ -10,6 +10,7 @@ from dynamo_dist.diagnostics import (
     RecompileRecord,
     RunReport,
     merge_ranks,
+    render_html,
 )
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
