@@ -34,7 +34,7 @@ BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dy
 MESHES = Path("torch/distributed/device_mesh.py")
 
 # Where functions are that may be compiled as they are; all others are traced in graphs of their callers, or run around them.
-COMPILED = ("trace/modules/calls.py", "parallel")
+COMPILED = ("tracing/modules.py", "parallel")
 
 # Where functions are that stand in for torch's dispatching, and call nothing of the user's.
 DISPATCHING = ("sharding", "torch_compat/dtensor")

@@ -1,7 +1,7 @@
 """Records of what the passes did to one graph, as plain data that survives JSON.
 
 A warm compile cache runs no pass, so these records are stored beside the cache and read back
-(``reporting/recorder.py``); reports, logs and the demo are made from nothing else.
+(``report/recorder.py``); reports, logs and the demo are made from nothing else.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SplitRecord:
     ``parts``, ``seed`` and ``along`` are of the first of its ``regions``; ``launches``, ``nodes`` and ``joins`` of all.
 
     ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is shorter, nor any
-    cut that was looked at (``schedule/model/limit.py``). These, and what was ``tried``, are of the graph with ``layers_tried``
+    cut that was looked at (``schedule/solver/lower_bound.py``). These, and what was ``tried``, are of the graph with ``layers_tried``
     of its ``layers`` equal layers.
     """
 

@@ -74,7 +74,7 @@ def _dedent(text: str) -> str:
     return "\n".join(re.sub(r"^ {1,6}", "", line) for line in text.strip().splitlines())
 
 
-_PACKAGE_DIR = Path(__file__).resolve().parents[2]
+_PACKAGE_DIR = Path(__file__).resolve().parents[1]
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _NOT_USER = (
     _TORCH,

@@ -190,7 +190,7 @@ class Session:
                 text,
                 inputs,
                 tuple(
-                    dtensor_placements.value_of(o) if isinstance(o, DTensor) else None
+                    dtensor_placements.planned_value(o) if isinstance(o, DTensor) else None
                     for o in outputs
                 ),
                 choice.inputs if choice is not None else here,
@@ -275,7 +275,7 @@ class Session:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
         key = (
             text,
-            tuple((dtensor_placements.value_of(t), t.placements, t.device_mesh) for t in tensors),
+            tuple((dtensor_placements.planned_value(t), t.placements, t.device_mesh) for t in tensors),
         )
         if key not in self.answers:
             schema = dtensor_planning.schema_of(op, args, kwargs)
@@ -355,7 +355,7 @@ class Session:
             kind,
             text,
             inputs,
-            (dtensor_placements.value_of(result),),
+            (dtensor_placements.planned_value(result),),
             (target,),
             (target,),
             self._mesh(tensor.device_mesh),
@@ -369,7 +369,7 @@ class Session:
 
     def _source(self, tensor: Any, *, is_input: bool) -> Ref:
         spec = dtensor_placements.words(tensor.placements)
-        self.program.sources.append(Source(dtensor_placements.value_of(tensor), spec, is_input))
+        self.program.sources.append(Source(dtensor_placements.planned_value(tensor), spec, is_input))
         ref = Ref(-len(self.program.sources))
         self.refs[id(tensor)] = ref, tensor
         return ref

@@ -69,7 +69,7 @@ def words(placements: Sequence[Placement]) -> Spec:
     return tuple(word(p) for p in placements)
 
 
-def value_of(tensor: Any) -> Value:
+def planned_value(tensor: Any) -> Value:
     """Global shape and dtype of a DTensor or of what DTensor keeps as its metadata."""
     return Value(
         tuple(int(size) for size in tensor.shape),

@@ -59,7 +59,7 @@ class BoxedGroupVariable(dynamo_trackers.ConstantTracker):
 _GUARD = functools.partial(dynamo_guards.VALUE_MATCH, what="group", read=_name)
 
 
-def from_outside(tx: Any, value: Any, source: Any) -> Any:
+def _boxed_group_from_outside(tx: Any, value: Any, source: Any) -> Any:
     """The tracker of a box that is an argument, an attribute or an item of something."""
     dynamo_guards.guard_source(source, _GUARD)
     return BoxedGroupVariable(value, source=source)
@@ -67,7 +67,7 @@ def from_outside(tx: Any, value: Any, source: Any) -> Any:
 
 def boxed_group_changes() -> list[Change]:
     """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
-    return dynamo_trackers.on_values(torch.ScriptObject, is_boxed_group, from_outside)
+    return dynamo_trackers.on_values(torch.ScriptObject, is_boxed_group, _boxed_group_from_outside)
 
 
 def _ranks(group: dist.ProcessGroup) -> list[int]:

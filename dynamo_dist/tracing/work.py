@@ -178,7 +178,7 @@ def payload(tensor: torch.Tensor) -> torch.Tensor:
 
 log = logging.getLogger(__name__)
 
-_OURS = str(Path(__file__).parents[2])
+_OURS = str(Path(__file__).parents[1])
 
 # What a program asks of a Work that waits and then gives True; ``exception`` and ``synchronize`` give None.
 _GIVES_TRUE = frozenset({"wait", "is_completed", "is_success"})

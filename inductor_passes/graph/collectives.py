@@ -16,7 +16,7 @@ from inductor_passes.torch_compat.nodes import expect, size_hint
 
 # Of a launch: numbers of the program's launches that it stands for. New nodes inherit it (``rewrite/edit.py``).
 MEMBERS = "dist_launches"
-# Of a launch: what became of the joint graph (``split/joint.py``).
+# Of a launch: what became of the joint graph (``split/decision.py``).
 JOINT = "dist_joint"
 _PART = re.compile(
     r"(?P<launch>[0-9]{1,9}): part [0-9]{1,9} of (?P<parts>[0-9]{1,9}) along (?P<along>.+)"

@@ -312,7 +312,7 @@ PROGRAM = "program"  # a plan's text: the program's own launches in the program'
 class Planned:
     """One launch of the final graph: the program's launches that it stands for, by number, and what it does.
 
-    A part of a launch has a text for its number (``graph/numbers.py``).
+    A part of a launch has a text for its number (``graph/collectives.py``).
     """
 
     members: tuple[int | str, ...]

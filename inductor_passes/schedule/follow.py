@@ -23,7 +23,7 @@ class FollowPlan(GraphPass):
 
     Where compute goes is left to the scheduler, which runs behind and keeps the order of launches.
 
-    Requires: launches that bear the numbers of the program's (``agree/graph.py``).
+    Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``).
     Ensures:  what ``Schedule`` ensures.
     Stats:    ``launches``, ``merged`` (launches in buckets).
     Raises CannotFollowError if the graph has not the launches of the plan, or needs them in another order.

@@ -23,7 +23,7 @@ class FollowSplit(Cutting):
 
     The rank that made the plan may have other rows, so parts may be unequal here, and sizes symbols (``rules/pieces.py``).
 
-    Requires: launches that bear the numbers of the program's (``agree/graph.py``), and what ``SplitRegions`` requires.
+    Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``), and what ``SplitRegions`` requires.
     Ensures:  what ``SplitRegions`` ensures.
     Stats:    ``launches`` (that were cut).
     Raises CannotFollowError if no regions of the graph have just these launches in such parts.

@@ -52,7 +52,7 @@ def test_attributes_named_are_there_while_enabled(found, enabled):
 
 def test_versions_are_read_from_the_docstring(found):
     (hearing,) = [
-        each for each in found if each.made_by == "torch_compat.dynamo.frames.ask_before_giving_up"
+        each for each in found if each.made_by == "torch_compat.dynamo_frames.ask_before_giving_up"
     ]
     assert hearing.versions == "2.13 to 2.15"
     assert hearing.why.startswith("Functions that Dynamo would leave to Python")

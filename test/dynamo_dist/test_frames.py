@@ -100,9 +100,9 @@ PACKAGES = [
 ]
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 # What is traced in the graph of a caller, in place of torch's.
-TRACED = ("trace", "parallel", "torch_compat/dynamo/modules.py")
+TRACED = ("trace", "parallel", "torch_compat/dynamo_modules.py")
 # What runs around a graph, though the files beside it are traced.
-AROUND = ("trace/modules/whole_parameters.py", "trace/modules/one_way.py")
+AROUND = ("tracing/unsharded_parameters.py", "tracing/wrapper_agreement.py")
 
 
 def is_ours(code, places=("",)):

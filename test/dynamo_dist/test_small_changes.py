@@ -63,7 +63,7 @@ class Job:
 
 @pytest.mark.parametrize(("job", "compiles"), [(Job(), 3), (None, 1)])
 def test_a_limit_of_compiles_does_not_part_ranks(monkeypatch, compiled, job, compiles):
-    monkeypatch.setattr(recompiles.orders, "current", lambda: job)
+    monkeypatch.setattr(recompiles.decision, "current", lambda: job)
     with torch._dynamo.config.patch(recompile_limit=1, automatic_dynamic_shapes=False):
         scaled, graphs = compiled(lambda x, factor: x * factor, fullgraph=False)
         for factor in (1.5, 2.5, 3.5):
@@ -100,7 +100,9 @@ def fully_sharded(mesh):
 @pytest.mark.parametrize("make", [averaged, fully_sharded])
 def test_a_forward_given_up_and_run_in_eager_mode_is_so_on_all_ranks(mesh, monkeypatch, make):
     told = []
-    monkeypatch.setattr(unsharded_parameters.one_way, "is_whole", lambda *said: told.append(said))
+    monkeypatch.setattr(
+        unsharded_parameters.wrapper_agreement, "is_whole", lambda *said: told.append(said)
+    )
     model, wrapper = make(mesh)
     model(torch.ones(2, 4))
     assert not unsharded_parameters.is_broken(wrapper)

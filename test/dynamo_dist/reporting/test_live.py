@@ -7,6 +7,7 @@ from torch.distributed import _functional_collectives as funcol
 
 import dynamo_dist
 from dynamo_dist.diagnostics import collector, read_report
+from dynamo_dist.diagnostics import live as live_of_runs
 from dynamo_dist.diagnostics.records import PlanRecord
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.report import report as live

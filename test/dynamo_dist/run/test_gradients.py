@@ -21,7 +21,8 @@ from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS, Gradients
 from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(
-    not gradients.changes(), reason="this torch wraps gradients in code that nothing can replace"
+    not gradients.gradients_changes(),
+    reason="this torch wraps gradients in code that nothing can replace",
 )
 
 X = torch.arange(16.0).reshape(2, 8) / 8
@@ -386,5 +387,5 @@ def test_after_disable_and_where_it_is_not_wanted(model, given):
 
 
 def test_a_torch_without_the_seam_keeps_stocks_way(monkeypatch):
-    monkeypatch.setattr(gradients.gradients, "_hook_owner", None)
-    assert gradients.changes() == []
+    monkeypatch.setattr(gradients.aot_gradients, "_hook_owner", None)
+    assert gradients.gradients_changes() == []

@@ -112,12 +112,12 @@ def test_votes_on_a_graph_of_another_program_are_passed_on(store, joint, monkeyp
     one = sharing(store, 0)
     one.missed(ENTRIES)
     one.ask(joint, HOW)
-    monkeypatch.setattr(shared_trace.shared, "alike", lambda stream: stream)
+    monkeypatch.setattr(shared_trace.shared_compile, "alike", lambda stream: stream)
     for each in one._claims:
         monkeypatch.setattr(each, "offers", lambda stream, offer: published.append(stream) or offer)
     decided = SimpleNamespace(decide=lambda stream, offer: published.append(offer))
     monkeypatch.setattr(shared_trace.shared_compile.decision, "current", lambda: decided)
-    monkeypatch.setattr(shared_trace.shared, "replace", lambda stream, groups: stream)
+    monkeypatch.setattr(shared_trace.shared_compile, "replace", lambda stream, groups: stream)
     shared_trace.shared_compile.vote(one.offers, SimpleNamespace(groups=()), "offer")
     assert len(published) == 3 and published[-1] == "offer"
     one.end()

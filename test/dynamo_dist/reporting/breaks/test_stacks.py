@@ -40,7 +40,7 @@ def test_an_installed_library_is_the_users():
 def test_with_torch_alone_on_the_stack_the_caller_is_named():
     line = breaks.user_line([frame(TORCH + "/nn/modules/module.py")])
     assert line.startswith(f"{__file__}:")
-    assert "stacks.user_line" in line
+    assert "breaks.user_line" in line
 
 
 def test_the_call_path_starts_at_the_user():
