@@ -54,7 +54,10 @@ LOSSES = {
         FAULT,
     ),
     "dtensor_specs.in_context_parallel": ("masks are wrong in context_parallel on the CPU", HOOK),
-    "aot_partition.draw_once": ("a checkpoint on CUDA draws another dropout mask in its backward", FAULT),
+    "aot_partition.draw_once": (
+        "a checkpoint on CUDA draws another dropout mask in its backward",
+        FAULT,
+    ),
     "dynamo_trackers.retrack": ("graphs made for one group or mesh serve another one", HOOK),
     "ddp.on_eager_ddp_forward": ("an eager forward of DDP among compiled ones is not seen", HOOK),
     "fsdp.on_eager_forward": ("an eager forward of FSDP2 among compiled ones is not seen", HOOK),
@@ -106,12 +109,18 @@ LOSSES = {
         HOOK,
     ),
     "fsdp.on_sharding": ("a model that is sharded after its compile is many graphs", HOOK),
-    "dynamo_modules.on_module_backward_hooks": ("full backward hooks of a module break the graph", FAULT),
+    "dynamo_modules.on_module_backward_hooks": (
+        "full backward hooks of a module break the graph",
+        FAULT,
+    ),
     "dynamo_modules.on_tensor_method": (
         "wait(), backward() and hooks of parameters break with another reason",
         HOOK,
     ),
-    "dynamo_gradients.see_histories_of_subclasses": ("autograd.grad of DTensors fails in a graph", FAULT),
+    "dynamo_gradients.see_histories_of_subclasses": (
+        "autograd.grad of DTensors fails in a graph",
+        FAULT,
+    ),
     "dynamo_trackers.on_values": ("a Work or a boxed group from outside breaks the graph", HOOK),
     "dynamo_trackers.extend_builtins": (
         "str() and isinstance() of meshes, groups and placements break",
@@ -122,14 +131,23 @@ LOSSES = {
         FAULT,
     ),
     "dynamo_meshes.mesh_as_context": ("'with mesh:' breaks the graph", HOOK),
-    "dynamo_trackers.on_codegen": ("placements that a function returns or keeps break the graph", HOOK),
+    "dynamo_trackers.on_codegen": (
+        "placements that a function returns or keeps break the graph",
+        HOOK,
+    ),
     "dynamo_dtensors.on_tensor_attributes": (
         "attributes of DTensors and of what collectives return break",
         HOOK,
     ),
-    "dynamo_guards.register_guards": ("nested_compile_region with a mesh or a group is an error", HOOK),
+    "dynamo_guards.register_guards": (
+        "nested_compile_region with a mesh or a group is an error",
+        HOOK,
+    ),
     "dynamo_meshes.derive_by_overload": ("Inductor refuses a slice of a mesh in a graph", FAULT),
-    "aot_aliases.on_output_aliases": ("a view of a DTensor that a function returns is an error", FAULT),
+    "aot_aliases.on_output_aliases": (
+        "a view of a DTensor that a function returns is an error",
+        FAULT,
+    ),
     "aot_runtime.on_plain_tangent": (
         "an output that no loss uses ends the backward with an error",
         FAULT,
@@ -154,12 +172,18 @@ LOSSES = {
         "a backward that reduces its gradient in place does not compile",
         FAULT,
     ),
-    "aot_partition.save_states_before_objects": ("dropout in a checkpoint on DTensors is an error", FAULT),
+    "aot_partition.save_states_before_objects": (
+        "dropout in a checkpoint on DTensors is an error",
+        FAULT,
+    ),
     "dtensor_placements.keep_strided_shards": (
         "results in strided shards are an error; wrapping takes longer",
         FAULT,
     ),
-    "dtensor_placements.count_strided_shards_with_real_tensors": ("strided shards do not trace", FAULT),
+    "dtensor_placements.count_strided_shards_with_real_tensors": (
+        "strided shards do not trace",
+        FAULT,
+    ),
     "dtensor_placements.fix_split_factors": (
         "with dynamic sizes, a view that joins dimensions is refused",
         FAULT,
@@ -172,11 +196,20 @@ LOSSES = {
         "with dynamic sizes, convolutions and products of sizes fail",
         FAULT,
     ),
-    "dtensor_ranks.random_on_cpu": ("torch.distributed.tensor.rand and randn fail on the CPU", FAULT),
+    "dtensor_ranks.random_on_cpu": (
+        "torch.distributed.tensor.rand and randn fail on the CPU",
+        FAULT,
+    ),
     "dynamo_calls.allow_point_to_point": ("P2POp breaks the graph", HOOK),
     "dynamo_compiler.CacheKeyTag": ("torch's caches give graphs of other strategies", HOOK),
-    "inductor_code.meshes_by_content": ("graphs that take meshes are compiled anew in each process", FAULT),
-    "inductor_code.sources_by_name": ("graphs of FSDP2 and DDP are compiled anew in each process", FAULT),
+    "inductor_code.meshes_by_content": (
+        "graphs that take meshes are compiled anew in each process",
+        FAULT,
+    ),
+    "inductor_code.sources_by_name": (
+        "graphs of FSDP2 and DDP are compiled anew in each process",
+        FAULT,
+    ),
     "dynamo_guards.wrap_checks": ("each call compares specs and meshes field by field", HOOK),
     "aot_gradients.wrap_gradients": ("each backward wraps and adds gradients one by one", HOOK),
     "inductor_code.wrap_compiled_code": ("each call runs operators through autograd", HOOK),

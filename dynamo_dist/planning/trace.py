@@ -275,7 +275,9 @@ class Session:
         """The op as DTensor's rules see it, and what they say; asked once for equal ones."""
         key = (
             text,
-            tuple((dtensor_placements.planned_value(t), t.placements, t.device_mesh) for t in tensors),
+            tuple(
+                (dtensor_placements.planned_value(t), t.placements, t.device_mesh) for t in tensors
+            ),
         )
         if key not in self.answers:
             schema = dtensor_planning.schema_of(op, args, kwargs)
@@ -369,7 +371,9 @@ class Session:
 
     def _source(self, tensor: Any, *, is_input: bool) -> Ref:
         spec = dtensor_placements.words(tensor.placements)
-        self.program.sources.append(Source(dtensor_placements.planned_value(tensor), spec, is_input))
+        self.program.sources.append(
+            Source(dtensor_placements.planned_value(tensor), spec, is_input)
+        )
         ref = Ref(-len(self.program.sources))
         self.refs[id(tensor)] = ref, tensor
         return ref
