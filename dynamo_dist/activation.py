@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dynamo_dist import inductor as inductor_backend
+from dynamo_dist import graph_compile as inductor_backend
 from dynamo_dist import settings, switch
 from dynamo_dist.errors import ActivationError
 from dynamo_dist.settings import DistConfig
@@ -80,7 +80,7 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
     from dynamo_dist import graph_compile
     from dynamo_dist.diagnostics import live
     from dynamo_dist.diagnostics.live import Listen
-    from dynamo_dist.runtime import gradients, guards, outputs, recompiles
+    from dynamo_dist.runtime import calls, gradients, guards, recompiles
     from dynamo_dist.sharding import registration
     from dynamo_dist.sharding.rules import registry as sharding
     from dynamo_dist.torch_compat import dynamo_compiler, dynamo_frames, inductor_cpp
@@ -96,9 +96,9 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
         *modules.changes(config),
         *guards.changes(),
         *recompiles.changes(),
-        *outputs.wrapping_changes(),
+        *calls.wrapping_changes(),
         *gradients.gradients_changes(),
-        *outputs.below_autograd_changes(),
+        *calls.below_autograd_changes(),
         *sharding.changes(config),
         *registration.changes(),
         *gradients.double_backward_changes(),  # around what sharding sets there

@@ -1,4 +1,4 @@
-"""Compile one Dynamo graph: trace it on DTensors, plan it, and give it to Inductor with our passes."""
+"""Compile one Dynamo graph, for our backend or for ``enable(inductor=True)``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,72 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dynamo_dist.settings import DistConfig, digest
+from dynamo_dist.torch_compat.patching import Change, Made
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.patching import Change
     from inductor_passes.pass_options import PassOptions
+
+_OWNER = "dynamo_dist"
+_taken: Mapping[str, Any] | None = None
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not ours, TopologyError."""
+    if not options:
+        return {}
+    from inductor_passes.inductor import installed
+
+    register_switches()
+    return installed.checked(options, "enable(inductor=...)")
+
+
+def taken() -> Mapping[str, Any] | None:
+    """Return the options with which compiles by ``backend="inductor"`` are ours; None if they are not."""
+    return _taken
+
+
+def restore(options: Mapping[str, Any] | None) -> None:
+    """Let ``backend="inductor"`` be as ``taken()`` said."""
+    if options != taken():
+        _take(options)
+
+
+def taking(options: Mapping[str, Any]) -> Change:
+    """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are given no other.
+
+    The class and the function behind that name, seen in 2.13 to 2.15, ask us.
+    """
+    return _Taking(options)
+
+
+class _Taking(Made):
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        from inductor_passes.torch_compat.backend import PLACES
+
+        self.options, self.of = options, PLACES
+
+    def apply(self) -> None:
+        self.before = taken()
+        _take(self.options)
+
+    def undo(self) -> None:
+        _take(self.before)
+
+
+def _take(options: Mapping[str, Any] | None) -> None:
+    global _taken  # noqa: PLW0603 - what is taken is one thing of the process
+    from inductor_passes.inductor import installed
+
+    register_switches()
+    part = None if options is None else installed.Part(options, compile_frame)
+    installed.put(_OWNER, part)
+    _taken = options
 
 
 def register_switches() -> None:
     """Let option ``disable`` take what this package does beside the passes."""
+    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
     from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-    from dynamo_dist.runtime.outputs import BELOW_AUTOGRAD
     from inductor_passes.pass_options import register_switch
 
     register_switch(DIRECT_GRADIENTS)
@@ -47,9 +103,9 @@ def compile_frame(
 
     ``region``: the compile's name in torch's logs.
     """
-    from dynamo_dist.runtime import inputs as shared_memory
+    from dynamo_dist.runtime import calls as shared_memory
+    from dynamo_dist.runtime.calls import merge_inputs
     from dynamo_dist.runtime.guards import lighten
-    from dynamo_dist.runtime.inputs import merge_inputs
     from inductor_passes.graph.printing import add_library
     from inductor_passes.inductor.session import CompileSession
 
@@ -68,8 +124,8 @@ def compile_frame(
 
 def _traits(own: PassOptions) -> frozenset[str]:
     """What this package makes code with, unless it is switched off."""
+    from dynamo_dist.runtime.calls import BELOW_AUTOGRAD
     from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS
-    from dynamo_dist.runtime.outputs import BELOW_AUTOGRAD
 
     traits = {BELOW_AUTOGRAD} if own.exact else {BELOW_AUTOGRAD, DIRECT_GRADIENTS}
     return frozenset(traits - set(own.disable))

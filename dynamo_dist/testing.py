@@ -44,14 +44,14 @@ def count_graph_breaks(fn: Callable[..., object], *args: Any, **kwargs: Any) -> 
     The graphs are run as traced, by no compiler. 0 means that all of ``fn`` is in one graph, under
     whatever is enabled at the moment.
     """
-    from dynamo_dist.torch_compat import dynamo_watching
+    from dynamo_dist.torch_compat import dynamo_frames
 
     breaks: list[object] = []
 
     def as_traced(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
         return graph.forward
 
-    with dynamo_watching.watch_dynamo(
+    with dynamo_frames.watch_dynamo(
         breaks.append,
         lambda compiled: (
             breaks.append(compiled) if compiled.failure and not compiled.reported else None

@@ -27,7 +27,7 @@ from inductor_passes.ranks.collective_trace import LaunchPlan
 from inductor_passes.records import GraphRecord, PassRecord
 from inductor_passes.report.describe import describe
 from inductor_passes.report.logs import PassLog
-from inductor_passes.schedule.follow import FollowPlan
+from inductor_passes.schedule.schedule_pass import FollowPlan
 from inductor_passes.schedule_options import ScheduleOptions
 from inductor_passes.simulate import simulate
 

@@ -24,7 +24,7 @@ from dynamo_dist.diagnostics.collector import collect
 from dynamo_dist.diagnostics.records import PARTS, Fact, Part, RunReport
 from dynamo_dist.torch_compat import dynamo_compiler
 from dynamo_dist.torch_compat.dynamo_compiler import before_first_compile
-from dynamo_dist.torch_compat.dynamo_watching import SeenCompile, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_frames import SeenCompile, watch_dynamo
 from inductor_passes.records import GraphRecord, restored
 from inductor_passes.report import recorder
 

@@ -22,7 +22,7 @@ from dynamo_dist.diagnostics.records import (
     RecompileRecord,
     RunReport,
 )
-from dynamo_dist.torch_compat.dynamo_watching import SeenBreak, SeenCompile, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_frames import SeenBreak, SeenCompile, watch_dynamo
 from inductor_passes.report import recorder
 from inductor_passes.report.recorder import Subscribers
 from inductor_passes.report.report import GraphCollector

@@ -15,7 +15,7 @@ from dynamo_dist.diagnostics.collector import Collector
 from dynamo_dist.diagnostics.records import BreakRecord, Part, PlanRecord
 from dynamo_dist.diagnostics.render import write_report
 from dynamo_dist.torch_compat import dtensor_placements
-from dynamo_dist.torch_compat.dynamo_watching import PLACES, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_frames import PLACES, watch_dynamo
 from dynamo_dist.torch_compat.patching import Change
 from inductor_passes.graph.printing import CAUSE
 from inductor_passes.report import recorder, report

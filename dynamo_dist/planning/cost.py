@@ -20,9 +20,15 @@ from dynamo_dist.program import Access, Choice, MeshInfo, Program, Ref, Spec, Va
 from dynamo_dist.torch_compat import dtensor_placements
 from inductor_passes.cost import Topology, default_topology, load_topology
 from inductor_passes.cost.collectives import shape_of_ranks
-from inductor_passes.cost.flops import flops, is_attention, product_shape
+from inductor_passes.cost.compute import (
+    Accesses,
+    flops,
+    graph_accesses,
+    is_attention,
+    product_shape,
+    value_behind,
+)
 from inductor_passes.cost.machine import Machine
-from inductor_passes.cost.memory_traffic import Accesses, graph_accesses, value_behind
 
 
 def accesses_of(program: Program, schemas: Sequence[Any]) -> list[Access | None]:

@@ -12,7 +12,6 @@ from torch.utils.hooks import BackwardHook
 from dynamo_dist.torch_compat import (
     dynamo_building,
     dynamo_calls,
-    dynamo_gradients,
     dynamo_guards,
     dynamo_modules,
     dynamo_trackers,
@@ -48,9 +47,9 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError:
         return None  # stock raises what eager raises
-    wanted = [*dynamo_gradients.tensors_among(given["inputs"])]
-    if dynamo_gradients.is_asked_for() or not _is_ours(
-        tx, [*wanted, *dynamo_gradients.tensors_among(given["outputs"])]
+    wanted = [*dynamo_calls.tensors_among(given["inputs"])]
+    if dynamo_calls.is_asked_for() or not _is_ours(
+        tx, [*wanted, *dynamo_calls.tensors_among(given["outputs"])]
     ):
         return None
     if unsharded_parameters.is_any_whole(tx):
@@ -60,25 +59,23 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         )
     _guard(tx, wanted)
     try:
-        return dynamo_gradients.traced_gradients(tx, args, kwargs)
-    except dynamo_gradients.CannotTrace as error:
+        return dynamo_calls.traced_gradients(tx, args, kwargs)
+    except dynamo_calls.CannotTrace as error:
         _refuse(f"It raises an error on what the graph knows: {' '.join(str(error).split())[:300]}")
 
 
 def _is_ours(tx: Any, tensors: list[Any]) -> bool:
-    return dynamo_gradients.backend_name(tx) == BACKEND or any(
-        map(dynamo_gradients.is_dtensor, tensors)
-    )
+    return dynamo_calls.backend_name(tx) == BACKEND or any(map(dynamo_calls.is_dtensor, tensors))
 
 
 def _guard(tx: Any, wanted: list[Any]) -> None:
     """Guard what of its inputs a graph does not see, and eager's engine does."""
     asked = {id(each) for each in wanted}
-    for tracker in dynamo_gradients.tensor_inputs(tx):
+    for tracker in dynamo_calls.tensor_inputs(tx):
         if not tracker.requires_grad:
             continue
         try:
-            tensor = dynamo_gradients.real_tensor(tx, tracker)
+            tensor = dynamo_calls.real_tensor(tx, tracker)
         except Exception:
             _refuse("An input of the graph cannot be looked at while tracing.")
         if id(tracker) in asked and tensor._backward_hooks:
@@ -105,7 +102,7 @@ def gradients_changes() -> list[Change]:
     """List the changes that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
     return [
         *dynamo_trackers.on_function(torch.autograd.grad, _answer),
-        *dynamo_gradients.see_histories_of_subclasses(),
+        *dynamo_calls.see_histories_of_subclasses(),
     ]
 
 

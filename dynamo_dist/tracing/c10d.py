@@ -20,10 +20,8 @@ from dynamo_dist.torch_compat import (
 from dynamo_dist.torch_compat import dynamo_calls as calls_compat
 from dynamo_dist.torch_compat.patching import Change
 from dynamo_dist.tracing import (
-    coalescing,
     collectives,
     functional,
-    in_place_collectives,
     nn_functional,
     operators,
     point_to_point,
@@ -57,7 +55,7 @@ C10D: Mapping[str, Callable[..., Any]] = {
     "batch_isend_irecv": point_to_point.batch_isend_irecv,
     "barrier": collectives.barrier,
     "monitored_barrier": collectives.monitored_barrier,
-    "_coalescing_manager": coalescing.coalescing_manager,
+    "_coalescing_manager": collectives.coalescing_manager,
 }
 
 NN_FUNCTIONAL: Mapping[str, Callable[..., Any]] = {
@@ -183,7 +181,7 @@ def _close_manager(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     op = calls[0][1].get("op", dynamo_building.build(tx, "sum"))
     return dynamo_building.call_traced(
         tx,
-        coalescing.launch_together,
+        collectives.launch_together,
         [
             dynamo_building.build(tx, kind),
             dynamo_building.build_list(tx, pairs),
@@ -252,8 +250,8 @@ def changes(config: DistConfig) -> list[Change]:
             functional.barrier_device, _constant(functional.barrier_device)
         ),
         *dynamo_trackers.on_function(functional.coalesces, _constant(functional.coalesces)),
-        *dynamo_trackers.on_function(coalescing.open_manager, _open_manager),
-        *dynamo_trackers.on_function(coalescing.close_manager, _close_manager),
+        *dynamo_trackers.on_function(collectives.open_manager, _open_manager),
+        *dynamo_trackers.on_function(collectives.close_manager, _close_manager),
         dynamo_trackers.on_object(
             dist.reduce_op, lambda builder, _: ReduceOpNames(source=builder.source)
         ),
@@ -262,11 +260,11 @@ def changes(config: DistConfig) -> list[Change]:
 
 # torch.ops._c10d_functional's ops that write to an argument -> ours.
 IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
-    "all_reduce_": in_place_collectives.all_reduce_,
-    "all_reduce_coalesced_": in_place_collectives.all_reduce_coalesced_,
-    "broadcast_": in_place_collectives.broadcast_,
-    "all_gather_into_tensor_out": in_place_collectives.all_gather_into_tensor_out,
-    "reduce_scatter_tensor_out": in_place_collectives.reduce_scatter_tensor_out,
+    "all_reduce_": collectives.all_reduce_,
+    "all_reduce_coalesced_": collectives.all_reduce_coalesced_,
+    "broadcast_": collectives.broadcast_,
+    "all_gather_into_tensor_out": collectives.all_gather_into_tensor_out,
+    "reduce_scatter_tensor_out": collectives.reduce_scatter_tensor_out,
 }
 
 

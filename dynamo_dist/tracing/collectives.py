@@ -1,7 +1,9 @@
-"""Lower collectives of c10d to functional ones: gather, reduce, scatter, broadcast, exchange, barrier."""
+"""Lower collectives of c10d to functional ones: gather, reduce, scatter, broadcast, exchange, barrier, coalesced."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +28,52 @@ from dynamo_dist.tracing.work import (
     padded_back,
     payload,
     split_back,
+    start,
 )
+
+
+def all_reduce_(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    """``all_reduce_``: the argument, in flight."""
+    launched = torch.ops._c10d_functional.all_reduce(input, reduce_op, group_name)
+    start(copy_back, [launched], [input])
+    return input
+
+
+def all_reduce_coalesced_(
+    inputs: list[torch.Tensor], reduce_op: str, group_name: str
+) -> list[torch.Tensor]:
+    """``all_reduce_coalesced_``: the arguments, in flight, each with a wait of its own."""
+    launched = torch.ops._c10d_functional.all_reduce_coalesced(inputs, reduce_op, group_name)
+    for each, buffer in zip(launched, inputs):  # noqa: B905
+        start(copy_back, [each], [buffer])
+    return inputs
+
+
+def broadcast_(input: torch.Tensor, src: int, group_name: str) -> torch.Tensor:
+    """``broadcast_``: the argument, in flight. ``src`` is a rank of the group."""
+    launched = torch.ops._c10d_functional.broadcast(input, src, group_name)
+    start(copy_back, [launched], [input])
+    return input
+
+
+def all_gather_into_tensor_out(
+    input: torch.Tensor, group_size: int, group_name: str, *, out: torch.Tensor
+) -> torch.Tensor:
+    """``all_gather_into_tensor_out``: ``out``, in flight."""
+    launched = torch.ops._c10d_functional.all_gather_into_tensor(input, group_size, group_name)
+    start(copy_back, [launched], [out])
+    return out
+
+
+def reduce_scatter_tensor_out(
+    input: torch.Tensor, reduce_op: str, group_size: int, group_name: str, *, out: torch.Tensor
+) -> torch.Tensor:
+    """``reduce_scatter_tensor_out``: ``out``, in flight."""
+    launched = torch.ops._c10d_functional.reduce_scatter_tensor(
+        input, reduce_op, group_size, group_name
+    )
+    start(copy_back, [launched], [out])
+    return out
 
 
 def all_to_all_single(
@@ -380,3 +427,51 @@ def scatter(
         raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
     launched = torch.ops.dynamo_dist.scatter(inputs, payload(tensor), root, here.group_name)
     return end(copy_back, [launched], [tensor], async_op)
+
+
+class Coalesced:
+    """The object that ``with _coalescing_manager() as cm`` gives: the launch's Work if ``async_ops``."""
+
+    def __init__(self) -> None:
+        self.works: list[dist.Work] = []
+
+    def append(self, work: dist.Work | None = None) -> None:
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def open_manager(group: Group) -> None:
+    """From here on collectives of ``group`` are collected; answered while tracing."""
+
+
+def close_manager(group: Group, async_ops: bool) -> dist.Work | None:
+    """Launch what was collected; answered while tracing."""
+    return None
+
+
+@contextlib.contextmanager
+def coalescing_manager(
+    group: Group = None, device: torch.device | None = None, async_ops: bool = False
+) -> Iterator[Coalesced]:
+    """``dist._coalescing_manager``: one launch where the block ends."""
+    open_manager(group)
+    manager = Coalesced()
+    yield manager
+    manager.append(close_manager(group, async_ops))
+
+
+def launch_together(
+    kind: str, calls: list[Any], op: str, group: Group, async_op: bool
+) -> dist.Work | None:
+    """One launch for calls of one kind, each ``(input, output)``."""
+    inputs = [call[0] for call in calls]
+    outputs = [call[1] for call in calls]
+    if kind == "all_reduce":
+        return coalesced_all_reduce(inputs, op, group, async_op)
+    if kind == "all_gather":
+        return coalesced_all_gather(outputs, inputs, group, async_op)
+    return coalesced_reduce_scatter(outputs, inputs, op, group, async_op)

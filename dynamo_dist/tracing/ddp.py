@@ -23,7 +23,6 @@ from dynamo_dist.torch_compat import (
     ddp,
     dynamo_building,
     dynamo_calls,
-    dynamo_gradients,
     dynamo_guards,
     dynamo_modules,
 )
@@ -204,8 +203,8 @@ def _table(
 ) -> Iterator[tuple[Place, Read]]:
     params = averaged.averaging.params
     own = set(map(id, params))
-    for each in dynamo_gradients.tensor_inputs(tx):
-        if id(dynamo_gradients.real_tensor(tx, each)) in own:
+    for each in dynamo_calls.tensor_inputs(tx):
+        if id(dynamo_calls.real_tensor(tx, each)) in own:
             _break("The graph reads one of its parameters before its forward, and so by itself.")
     wholes = _through_operators(tx, averaged, wrapper, tracker)
     for place, owner, name in ddp.averaged_parameters(wrapper, module):
@@ -217,7 +216,7 @@ def _through_operators(tx: Any, averaged: _Averaged, wrapper: Any, tracker: Any)
     """Trackers of the parameters behind the operators that average their gradients, by place."""
     averaging, group = averaged.averaging, wrapper.process_group
     # Where a graph computes gradients itself, they are those of the parameters.
-    in_graph = dynamo_gradients.is_asked_for()
+    in_graph = dynamo_calls.is_asked_for()
     key = "" if in_graph else averaging.key
     source = dynamo_building.build_by_weakref(tx, wrapper).source if in_graph else tracker.source
     values, member = (averaging.params, ddp.PARAMETERS) if in_graph else (averaged.leaves, "leaves")

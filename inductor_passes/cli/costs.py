@@ -19,20 +19,27 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from inductor_passes import files
-from inductor_passes.cost import import_kineto, import_nccl_tests, measuring_ranks
-from inductor_passes.cost.clock import Clock, CpuClock, CudaClock
-from inductor_passes.cost.measure_device import measure_device, part_count
+from inductor_passes.cost import importing as import_kineto
+from inductor_passes.cost import importing as import_nccl_tests
+from inductor_passes.cost import measured_topology
+from inductor_passes.cost.importing import Measurements, add_to, errors_as_text, errors_of
+from inductor_passes.cost.measure_device import (
+    Clock,
+    CpuClock,
+    CudaClock,
+    measure_device,
+    part_count,
+)
 from inductor_passes.cost.measure_links import Layout, layout_of_job, measure_links, table_count
 from inductor_passes.cost.measured_topology import tables_of, topology_of
-from inductor_passes.cost.measurements import Measurements, add_to, errors_as_text, errors_of
 from inductor_passes.cost.topology import (
     Topology,
     built,
     default_topology,
+    dump_topology,
     load_topology,
     topology_text,
 )
-from inductor_passes.cost.topology_file import dump_topology
 from inductor_passes.errors import CalibrationError, PassesError, TopologyError
 
 
@@ -91,13 +98,13 @@ def _run_measure(arguments: argparse.Namespace) -> int:
     try:
         options = _checked(options)
         device = str(options.device)
-        if measuring_ranks.is_launched():
-            with measuring_ranks.inside_job(device, options.timeout):
+        if measured_topology.is_launched():
+            with measured_topology.inside_job(device, options.timeout):
                 _measure(options)
             return 0
-        ranks = measuring_ranks.rank_count(device, options.ranks)
+        ranks = measured_topology.rank_count(device, options.ranks)
         if ranks > 1:
-            return measuring_ranks.run_ranks(
+            return measured_topology.run_ranks(
                 ranks, functools.partial(_measure, options), options.timeout, device
             )
         _measure(options)
@@ -116,7 +123,7 @@ def _checked(options: MeasureOptions) -> MeasureOptions:
         )
     if min(options.seconds, options.timeout, options.ranks or 1) <= 0:
         raise CalibrationError("--seconds, --timeout and --ranks are above zero.")
-    device = measuring_ranks.chosen_device(options.device)
+    device = measured_topology.chosen_device(options.device)
     base = options.base or default_topology(device)
     load_topology(base)
     name = options.name or (Path(options.out).stem if options.out else "measured")
@@ -126,7 +133,9 @@ def _checked(options: MeasureOptions) -> MeasureOptions:
 def _measure(options: MeasureOptions) -> None:
     """Do one rank's part of the measurement, inside the job if there is more than one."""
     device, links = str(options.device), None
-    clock: Clock = CpuClock() if device == "cpu" else CudaClock(measuring_ranks.local_rank(_rank()))
+    clock: Clock = (
+        CpuClock() if device == "cpu" else CudaClock(measured_topology.local_rank(_rank()))
+    )
     layout = layout_of_job() if dist.is_initialized() else Layout(1, 1)
     # All links have tables, all devices parts: rank 0 counts them for everyone.
     with _progress(layout) as bar:
@@ -142,7 +151,7 @@ def _measure(options: MeasureOptions) -> None:
     if _rank() > 0:
         return
     where = (
-        f"{measuring_ranks.machine(device)}, {_ranks_text(layout, device)}, torch {torch.__version__}, "
+        f"{measured_topology.machine(device)}, {_ranks_text(layout, device)}, torch {torch.__version__}, "
         f"{datetime.date.today()}"
     )
     content = topology_of(
@@ -254,11 +263,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _read(path: Path, arguments: argparse.Namespace, base: Topology) -> Measurements:
     text = files.text_of(path, import_kineto.PROFILE)
     if not text.lstrip().startswith(("{", "[")):
-        return import_nccl_tests.parse(
+        return import_nccl_tests.parse_nccl_tests(
             text, path.name, kind=arguments.kind, ranks=arguments.ranks, nodes=arguments.nodes
         )
     trace = files.parsed(text, str(path), import_kineto.PROFILE)
-    found = import_kineto.parse(trace, path.name, ranks_per_node=base.ranks_per_node)
+    found = import_kineto.parse_profile(trace, path.name, ranks_per_node=base.ranks_per_node)
     if not found:
         raise TopologyError(
             f"{str(path)!r} has no collective and no matrix product that can be read.",

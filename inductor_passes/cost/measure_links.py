@@ -13,9 +13,16 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from inductor_passes.cost.clock import LEAST_SAMPLES, WARM_UP, Clock, slowest, typical_us
 from inductor_passes.cost.collectives import GroupShape
-from inductor_passes.cost.measure_device import Note, measure_stretch
+from inductor_passes.cost.measure_device import (
+    LEAST_SAMPLES,
+    WARM_UP,
+    Clock,
+    Note,
+    measure_stretch,
+    slowest,
+    typical_us,
+)
 from inductor_passes.errors import CalibrationError
 
 

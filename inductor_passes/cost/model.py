@@ -12,9 +12,8 @@ import torch
 from torch import fx
 
 from inductor_passes.cost.collectives import GroupShape, shape_of_ranks
-from inductor_passes.cost.flops import flops, is_attention, product_shape
+from inductor_passes.cost.compute import Traffic, flops, graph_traffic, is_attention, product_shape
 from inductor_passes.cost.machine import Machine, node_us
-from inductor_passes.cost.memory_traffic import Traffic, graph_traffic
 from inductor_passes.cost.topology import Topology
 from inductor_passes.graph.collectives import payloads, role
 from inductor_passes.torch_compat.c10d import common_name, known_groups, world_size

@@ -27,16 +27,17 @@ from inductor_passes.graph.collectives import (
 from inductor_passes.graph.dependencies import launches_show_that_ranks_differ
 from inductor_passes.graph.printing import user_line
 from inductor_passes.graph_pass import GraphPass
+from inductor_passes.inductor import cache_keys
 from inductor_passes.inductor.joint_graph import cut_joint, keep_before_writes
 from inductor_passes.inductor.local_graphs import has_uneven_inputs, is_rank_dependent
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import cost_model, run_passes
-from inductor_passes.ranks import carried
+from inductor_passes.ranks import collective_trace
 from inductor_passes.ranks import decision as orders
 from inductor_passes.ranks.collective_trace import LaunchPlan, frame_of_graph, number_launches
 from inductor_passes.ranks.protocol import GraphOffer
 from inductor_passes.records import GraphRecord
-from inductor_passes.report import cache_misses, recorder, report
+from inductor_passes.report import recorder, report
 from inductor_passes.rewrite.narrow_gathers import narrowed_types
 from inductor_passes.split.decision import Joint, half_of
 from inductor_passes.torch_compat import aot, c10d, caches, dynamo, inductor
@@ -146,7 +147,7 @@ class Attachment:
         dynamo.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
         graph_id = f"{self.compile_id()}:{phase}"
-        looked_up = cache_misses.why_missed(graph, self.key(), graph_id) if looks_up else None
+        looked_up = cache_keys.why_missed(graph, self.key(), graph_id) if looks_up else None
         cost = cost_model(graph, self.options)
         record = self._run(graph, phase, graph_id, cost)
         if record is None:
@@ -213,11 +214,11 @@ class Attachment:
             return _told(run(graph, None, False), joint)
         if joint is not None and joint.stream is not None:
             stream = dataclasses.replace(stream, joint=joint.key)
-            carried.count(joint.stream, joint.plan)
+            collective_trace.count(joint.stream, joint.plan)
         offer = GraphOffer(graph, stream, run)
         decision = job.decide(stream, self.session.offer(stream, offer) if self.session else offer)
         log.info("Graph %s: order of launches %s", graph_id, decision.how)
-        carried.count(stream, decision.plan)
+        collective_trace.count(stream, decision.plan)
         return _told(offer.carry_out(decision.plan), joint)
 
     def compile_id(self) -> str:

@@ -37,7 +37,7 @@ from inductor_passes.inductor.session_in_work import in_work
 from inductor_passes.inductor.shared_compile import SharedLowering, share_lowering
 from inductor_passes.inductor.shared_trace import SharedTrace, UntracedProgram, share_trace
 from inductor_passes.pass_options import PassOptions, split
-from inductor_passes.ranks import carried, decision
+from inductor_passes.ranks import collective_trace, decision
 from inductor_passes.ranks.collective_trace import Stream, place_of
 from inductor_passes.ranks.decision import Offer
 from inductor_passes.ranks.protocol import CachedOffer
@@ -227,7 +227,7 @@ class CompileSession:
 
         Code from a cache was made by what ranks had agreed on then; where that is something else now, it is made anew.
         """
-        before = carried.Counts()
+        before = collective_trace.Counts()
         made = make()
         if self.job is None:
             return made

@@ -1,4 +1,4 @@
-"""Read a graph's collectives off its nodes, in program order: what all ranks of one program share."""
+"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ from inductor_passes.graph.collectives import (
 )
 from inductor_passes.graph.printing import frames_of, user_line
 from inductor_passes.records import ONE_SIDED, OWN_SHARES
-from inductor_passes.torch_compat import c10d, dynamo
+from inductor_passes.torch_compat import c10d, caches, dynamo
 
 VERSION = 4
 
@@ -473,3 +476,69 @@ def _agreed_bytes(launch: fx.Node) -> int | None:
         if any(isinstance(size, torch.SymInt) for size in tensor.shape):
             return None
     return payload_bytes(launch)
+
+
+log = logging.getLogger(__name__)
+
+PREFIX = "inductor_passes.order."
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The stream of a graph of compiled code, and the plan by which the code launches."""
+
+    stream: Stream
+    plan: str
+
+
+def count(stream: Stream, plan: str) -> None:
+    """Let the code that is being made carry these."""
+    groups = tuple(Group(c10d.common_name(g.name), g.ranks) for g in stream.groups)
+    data = json.dumps([VERSION, replace(stream, groups=groups).to_json(), plan])
+    name = PREFIX + urlsafe_b64encode(zlib.compress(data.encode())).decode()
+    caches.counters()[name] += 1
+
+
+class Counts:
+    """The counts at one moment, to know by which code came since."""
+
+    def __init__(self) -> None:
+        self._before = _now()
+
+    def since(self) -> list[Carried]:
+        """List streams and plans of code that was made or loaded since, in the order in which ranks settle them.
+
+        That is a joint graph before its halves, a forward graph before its backward one: a cache counts in any order.
+        Damaged counts are left out, with a line.
+        """
+        found = []
+        for name, number in _now().items():
+            if number > self._before.get(name, 0) and (carried := _read(name)) is not None:
+                found.append(carried)
+        return sorted(found, key=lambda each: (bool(each.stream.joint), each.stream.backward))
+
+
+def _now() -> dict[str, int]:
+    return {name: n for name, n in caches.counters().items() if name.startswith(PREFIX)}
+
+
+def _read(name: str) -> Carried | None:
+    try:
+        packed = urlsafe_b64decode(name.removeprefix(PREFIX))
+        version, stream, plan = json.loads(zlib.decompress(packed))
+        if version != VERSION:
+            raise ValueError(f"version {version!r}")
+        return Carried(_with_own_groups(Stream.from_json(stream)), str(plan))
+    except (ValueError, TypeError, zlib.error, RecursionError) as error:
+        log.warning("What a compiled graph from the cache launches cannot be read: %s", error)
+        return None
+
+
+def _with_own_groups(stream: Stream) -> Stream:
+    """The stream with the groups as they are in this process: another rank may have stored it."""
+    names = (c10d.own_name(group.name) for group in stream.groups)
+    groups = tuple(
+        Group(name, c10d.real_group_ranks(name) or group.ranks)
+        for name, group in zip(names, stream.groups, strict=True)
+    )
+    return replace(stream, groups=groups)

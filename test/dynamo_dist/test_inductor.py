@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import dynamo_dist
 import inductor_passes
 from dynamo_dist import autoload, patches, switch
-from dynamo_dist import inductor as inductor_backend
+from dynamo_dist import graph_compile as inductor_backend
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.numerics import comparison
 from dynamo_dist.settings import DistConfig

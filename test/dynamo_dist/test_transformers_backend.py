@@ -3,7 +3,7 @@
 import pytest
 
 import dynamo_dist
-from dynamo_dist import inductor
+from dynamo_dist import graph_compile
 
 pytest.importorskip("transformers", reason="the extra demo brings it")
 utils = pytest.importorskip("accelerate.utils", reason="the extra demo brings it")
@@ -22,4 +22,4 @@ def test_trainer_compiles_with_inductor_which_enabling_makes_ours(tmp_path):
     arguments = TrainingArguments(str(tmp_path), torch_compile=True, use_cpu=True)
     plugin = utils.TorchDynamoPlugin(backend=arguments.torch_compile_backend)
     assert plugin.to_kwargs()["backend"] == "inductor"
-    assert inductor.taken() is not None
+    assert graph_compile.taken() is not None

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from inductor_passes.__main__ import main
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
-from inductor_passes.cost.measure import CudaClock, measure_device
+from inductor_passes.cost.measure_device import CudaClock, measure_device
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
-from inductor_passes.cost.measurements import product_us
+from inductor_passes.cost.importing import product_us
 
 RANKS = 8
 SMALLEST_KIB = 1

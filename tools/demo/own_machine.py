@@ -15,10 +15,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from inductor_passes.cost.measure import CpuClock, layout_of_job, measure_links, topology_of
-from inductor_passes.cost.measured_topology import tables_of
-from inductor_passes.cost.measurements import add_to
-from inductor_passes.cost.topology_file import dump_topology
+from inductor_passes.cost.importing import add_to
+from inductor_passes.cost.measure_device import CpuClock
+from inductor_passes.cost.measure_links import layout_of_job, measure_links
+from inductor_passes.cost.measured_topology import tables_of, topology_of
+from inductor_passes.cost.topology import dump_topology
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from rescale import write_rescaled

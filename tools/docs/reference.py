@@ -29,7 +29,7 @@ from dynamo_dist import settings
 from dynamo_dist.autoload import ARTIFACTS, LOG_NAMES
 from dynamo_dist.diagnostics.breaks import CATALOG
 from inductor_passes import order_pinning, plugins, registry
-from inductor_passes.cost import topology_file
+from inductor_passes.cost import topology as topology_file
 from inductor_passes.fused.kernels import availability
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.schedule_options import ScheduleOptions

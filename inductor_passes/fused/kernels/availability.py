@@ -13,7 +13,7 @@ import os
 import torch
 
 from inductor_passes.cost.collectives import shape_of_ranks
-from inductor_passes.torch_compat import symmetric_memory
+from inductor_passes.torch_compat import c10d
 from inductor_passes.torch_compat.c10d import group_ranks, world_size
 
 MAX_WORLD = 64
@@ -52,7 +52,7 @@ def why_not_here() -> str:
         return "there is no CUDA device"
     if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
         return "the CUDA device is older than capability 8.0"
-    if not symmetric_memory.has_symmetric_memory():
+    if not c10d.has_symmetric_memory():
         return "this torch has no symmetric memory"
     return peer_access_missing()
 

@@ -15,7 +15,7 @@ import torch
 from inductor_passes.errors import KernelError
 from inductor_passes.fused.kernels import device
 from inductor_passes.fused.kernels.availability import MAX_WORLD, SECONDS_VARIABLE, why_not
-from inductor_passes.torch_compat import symmetric_memory
+from inductor_passes.torch_compat import c10d
 from inductor_passes.torch_compat.c10d import group_size_of
 
 FLAG_WORDS = int(device.FLAG_BYTES.value) // 4
@@ -242,7 +242,7 @@ def find_workspace(
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None
     found = _workspaces.get((group_name, family))
-    group = symmetric_memory.process_group(group_name)
+    group = c10d.process_group(group_name)
     if found is not None and not found.serves(group):
         release(group_name)
         found = None
@@ -262,7 +262,7 @@ def find_workspace(
         )
     # A power of two: calls that grow step by step keep at most twice the memory of the largest.
     size = bytes_needed(1 << (data_bytes - 1).bit_length())
-    given, rank, mapping = symmetric_memory.symmetric_buffers(
+    given, rank, mapping = c10d.symmetric_buffers(
         size + own_bytes(group_size_of(group_name)), group_name, place
     )
     made = Workspace(

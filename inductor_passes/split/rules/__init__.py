@@ -7,16 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import fx
 
-from inductor_passes.split.rules import (
-    attention,
-    collectives,
-    elementwise,
-    indexing,
-    products,
-    reductions,
-    routing,
-    views,
-)
+from inductor_passes.split.rules import attention, collectives, dense, indexing, routing, views
 from inductor_passes.split.rules.rows import Addends
 from inductor_passes.split.rules.rule import (
     Cut,
@@ -31,8 +22,8 @@ from inductor_passes.split.rules.rule import (
 
 RULES: dict[object, Rule] = {
     **views.RULES,
-    **products.RULES,
-    **reductions.RULES,
+    **dense.PRODUCT_RULES,
+    **dense.REDUCTION_RULES,
     **indexing.RULES,
     **attention.RULES,
     **collectives.RULES,
@@ -40,12 +31,12 @@ RULES: dict[object, Rule] = {
 # Rules that hold for parts of unequal sizes.
 _UNEQUAL = frozenset(
     (
-        elementwise.elementwise,
-        products.product,
+        dense.elementwise,
+        dense.product,
         indexing.embedding,
         indexing.embedding_backward,
         *views.RULES.values(),
-        *reductions.RULES.values(),
+        *dense.REDUCTION_RULES.values(),
         collectives.wait,
         collectives.all_reduce,
         collectives.all_gather,
@@ -54,7 +45,7 @@ _UNEQUAL = frozenset(
     )
 )
 # What adds a part of a sum to the parts before it, in one kernel.
-ADDING = products.ADDING | indexing.ADDING
+ADDING = dense.ADDING | indexing.ADDING
 
 
 def rule_of(target: object) -> Rule:
@@ -62,8 +53,8 @@ def rule_of(target: object) -> Rule:
     _may_be_cut(target)
     if target in RULES:
         return RULES[target]
-    if elementwise.is_elementwise(target):
-        return elementwise.elementwise
+    if dense.is_elementwise(target):
+        return dense.elementwise
     raise EndsError("it has no rule")
 
 

@@ -11,9 +11,8 @@ from torch import fx
 
 from inductor_passes.graph.collectives import argument
 from inductor_passes.graph.edit import aten, prims
-from inductor_passes.split.rules import products
-from inductor_passes.split.rules.elementwise import is_elementwise
-from inductor_passes.split.rules.reductions import PLUS
+from inductor_passes.split.rules import dense
+from inductor_passes.split.rules.dense import PLUS, is_elementwise
 from inductor_passes.split.rules.rows import Addends, Alike, Base, Routed, Rows, count_of
 from inductor_passes.split.rules.rule import (
     SUM,
@@ -376,7 +375,7 @@ RULES: dict[object, Rule] = {
     **dict.fromkeys(
         (*PLUS, aten.argmax.default, aten.var.correction, aten.var_mean.correction), reduce_rows
     ),
-    **dict.fromkeys(products.ADDING, product_of_rows),
+    **dict.fromkeys(dense.ADDING, product_of_rows),
 }
 
 

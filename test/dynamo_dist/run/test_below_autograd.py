@@ -8,7 +8,7 @@ import torch
 import torch.distributed._functional_collectives as funcol
 from torch._inductor.utils import fresh_cache
 
-from dynamo_dist.runtime.outputs import BELOW_AUTOGRAD, _lower
+from dynamo_dist.runtime.calls import BELOW_AUTOGRAD, _lower
 from dynamo_dist.torch_compat import inductor_code
 from inductor_passes.inductor.session_in_work import in_work
 

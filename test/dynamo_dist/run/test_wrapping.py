@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dynamo_dist
-from dynamo_dist.runtime.outputs import unflatten
+from dynamo_dist.runtime.calls import unflatten
 
 
 def pieces(t):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.tracing import stale_optimizers
+from dynamo_dist.tracing import fsdp2
 
 
 def refused(model, *said, around=False):
@@ -111,7 +111,7 @@ def an_optimizer_made_before_sharding():
     launched = []  # when it was said
     handler = logging.Handler()
     handler.emit = lambda record: launched.append(launches.counts.total())
-    log = logging.getLogger(stale_optimizers.__name__)
+    log = logging.getLogger(fsdp2.__name__)
     log.addHandler(handler)
     with Launches() as launches:
         function(batch(0)).square().mean().backward()

@@ -9,10 +9,11 @@ from torch._functorch import config as functorch_config
 from torch.distributed import _functional_collectives as funcol
 
 import inductor_passes as ip
+from inductor_passes.inductor import cache_keys
 from inductor_passes.inductor.hooks import Attachment
 from inductor_passes.inductor.session import compile_with_passes
 from inductor_passes.records import CacheRecord, GraphRecord
-from inductor_passes.report import cache_misses, recorder
+from inductor_passes.report import recorder
 from inductor_passes.testing import fake_group, trace
 from inductor_passes.torch_compat import caches
 
@@ -67,7 +68,7 @@ def test_a_pass_without_uuid_is_named():
     key = Attachment(ip.PassOptions(), chain_post=lambda graph: None).key()
     with fake_group(4):
         graph = trace(step, [4, 4])
-        found = cache_misses.why_missed(graph, key, "inference")
+        found = cache_keys.why_missed(graph, key, "inference")
     assert found == CacheRecord("off", ("post_grad_custom_post_pass has no uuid()",))
 
 
@@ -75,9 +76,7 @@ def test_a_plugin_that_came_and_another_torch_are_named(monkeypatch):
     def missed():
         with fake_group(4):
             graph = trace(step, [4, 4])
-            return cache_misses.why_missed(
-                graph, Attachment(ip.PassOptions()).key(), "inference"
-            ).why
+            return cache_keys.why_missed(graph, Attachment(ip.PassOptions()).key(), "inference").why
 
     class Nothing(ip.GraphPass):
         name = "nothing"
@@ -85,8 +84,8 @@ def test_a_plugin_that_came_and_another_torch_are_named(monkeypatch):
         def run(self, graph):
             return ip.PassStats(False)
 
-    assert missed() == (cache_misses.FIRST,)
-    assert missed() == (cache_misses.UNKNOWN,)
+    assert missed() == (cache_keys.FIRST,)
+    assert missed() == (cache_keys.UNKNOWN,)
     ip.register(Nothing)
     try:
         assert missed() == ("pass nothing",)

@@ -3,8 +3,8 @@ import logging
 import pytest
 
 import inductor_passes as ip
-from inductor_passes.inductor import order_control
-from inductor_passes.inductor.order_control import STOCK_SCHEDULERS, stock_schedulers_on
+from inductor_passes.inductor import options
+from inductor_passes.inductor.options import STOCK_SCHEDULERS, stock_schedulers_on
 from inductor_passes.torch_compat import inductor
 
 OPT_IN = "reorder_for_compute_comm_overlap"
@@ -12,7 +12,7 @@ OPT_IN = "reorder_for_compute_comm_overlap"
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    order_control._said.clear()
+    options._said.clear()
 
 
 def test_ours_on_means_stocks_off(caplog):

@@ -10,14 +10,14 @@ from fuzzing.file_mutants import mutant
 from dynamo_dist.diagnostics.records import schema_of_rank
 from dynamo_dist.planning import file as plan_file
 from inductor_passes import files
-from inductor_passes.cost import import_kineto
+from inductor_passes.cost import importing
 from inductor_passes.errors import ProblemError
 from inductor_passes.files import MOST
 from inductor_passes.schedule.solver import problem_file
 
 SCHEMAS = {
     "problem": problem_file.PROBLEM.schema,
-    "profile": import_kineto.PROFILE.schema,
+    "profile": importing.PROFILE.schema,
     "plan": plan_file.FORM.schema,
     "report": schema_of_rank(),
 }

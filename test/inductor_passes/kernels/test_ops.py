@@ -14,7 +14,7 @@ from inductor_passes.fused.kernels import all_reduce_add_norm as norm
 from inductor_passes.fused.kernels import matmul_reduce_scatter as scatter
 from inductor_passes.fused.kernels import workspace as spaces
 from inductor_passes.testing import fake_group
-from inductor_passes.torch_compat import symmetric_memory
+from inductor_passes.torch_compat import c10d
 
 ops = torch.ops.inductor_passes
 CHECKS = ("test_schema", "test_faketensor")
@@ -269,8 +269,8 @@ def test_symmetric_memory_is_made_apart_from_what_a_graph_records(monkeypatch):
     def allocate(nbytes, group_name, place):
         return [threading.current_thread()], nbytes, group_name
 
-    monkeypatch.setattr(symmetric_memory, "_allocate", allocate)
-    (thread,), nbytes, name = symmetric_memory.symmetric_buffers(64, "0", torch.device("cpu"))
+    monkeypatch.setattr(c10d, "_allocate", allocate)
+    (thread,), nbytes, name = c10d.symmetric_buffers(64, "0", torch.device("cpu"))
     assert thread is not threading.current_thread()
     assert (nbytes, name) == (64, "0")
 
@@ -297,12 +297,12 @@ class MappedByTensor(Mapped):
 def test_peers_buffers_lie_where_this_ranks_does(kind):
     handle = kind()
     mine = handle.segments[1][64:128]
-    peers = symmetric_memory.peer_buffers(handle, mine)
+    peers = c10d.peer_buffers(handle, mine)
     assert [peers[r].data_ptr() - handle.buffer_ptrs[r] for r in range(2)] == [64, 64]
     assert peers[1] is mine
     handle.segments[1] = handle.segments[1].clone()
     with pytest.raises(RuntimeError, match="Symmetric memory of rank 1 was found at"):
-        symmetric_memory.peer_buffers(handle, mine)
+        c10d.peer_buffers(handle, mine)
 
 
 def test_buffers_are_aligned_halves():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from inductor_passes.records import SpanRecord, TimelineRecord
-from inductor_passes.report.timeline_picture import draw, ticks
+from inductor_passes.report.render_html import draw, ticks
 
 
 def timeline(*spans):

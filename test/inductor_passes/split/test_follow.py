@@ -8,8 +8,7 @@ from inductor_passes.graph.collectives import launches
 from inductor_passes.pass_options import PassOptions
 from inductor_passes.pipeline import run_pass, run_passes
 from inductor_passes.ranks.collective_trace import Frame, LaunchPlan, number_launches, plan_of
-from inductor_passes.split.follow import FollowSplit
-from inductor_passes.split.split_pass import SplitRegions
+from inductor_passes.split.split_pass import FollowSplit, SplitRegions
 from inductor_passes.testing import FixedCost, dump, fake_group, run_on_ranks, trace
 
 c10d = torch.ops._c10d_functional

@@ -13,8 +13,8 @@ from dynamo_dist.program import stock_choice
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost.collectives import shape_of_ranks
+from inductor_passes.cost.importing import product_us
 from inductor_passes.cost.machine import Machine
-from inductor_passes.cost.measurements import product_us
 from inductor_passes.cost.topology import MeasuredProducts
 from inductor_passes.schedule.extract import extract
 from inductor_passes.simulate import simulate

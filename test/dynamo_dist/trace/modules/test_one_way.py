@@ -3,7 +3,6 @@
 import pytest
 
 from dynamo_dist.errors import CannotFollowError
-from dynamo_dist.job import votes
 from dynamo_dist.tracing import wrapper_agreement
 
 
@@ -22,7 +21,13 @@ def asked(monkeypatch):
 
     def vote(what, ranks, can, deadline_s, how=""):
         answer = all_can(what, ranks, can, deadline_s)
-        return answer if isinstance(answer, str) else votes.ALL if answer else votes.NOT_ALL
+        return (
+            answer
+            if isinstance(answer, str)
+            else wrapper_agreement.ALL
+            if answer
+            else wrapper_agreement.NOT_ALL
+        )
 
     monkeypatch.setattr(wrapper_agreement, "all_can", all_can)
     monkeypatch.setattr(wrapper_agreement, "vote", vote)
@@ -75,7 +80,7 @@ def test_one_rank_alone_may_not(asked):
 
 def test_none_is_whole_where_graphs_hold_other_wrappers(asked):
     wrappers = [named(), named()]
-    asked[1].append(votes.DIFFERENT)
+    asked[1].append(wrapper_agreement.DIFFERENT)
     assert wrapper_agreement.are_whole(wrappers, []) == [False, False]
     # The second is given up at once: who waits for it does not wait long.
     assert [can for *_, can in asked[0]] == [True, False]

@@ -7,10 +7,11 @@ import pytest
 
 from inductor_passes.cost import load_topology
 from inductor_passes.cost.collectives import GroupShape, collective_us
-from inductor_passes.cost.measure import KINDS, DeviceTimes, Layout, LinkTimes, topology_of
-from inductor_passes.cost.measured_topology import tables_of
-from inductor_passes.cost.measurements import add_to, product_us
-from inductor_passes.cost.topology_file import dump_topology
+from inductor_passes.cost.importing import add_to, product_us
+from inductor_passes.cost.measure_device import DeviceTimes
+from inductor_passes.cost.measure_links import KINDS, Layout, LinkTimes
+from inductor_passes.cost.measured_topology import tables_of, topology_of
+from inductor_passes.cost.topology import dump_topology
 from inductor_passes.errors import CalibrationError
 
 MIB = 1 << 20

@@ -13,10 +13,9 @@ import torch
 
 from inductor_passes.__main__ import main
 from inductor_passes.cost import load_topology
-from inductor_passes.cost.clock import typical_us
 from inductor_passes.cost.collectives import GroupShape, collective_us
-from inductor_passes.cost.measure import CpuClock, measure_device
-from inductor_passes.cost.measuring_ranks import run_ranks
+from inductor_passes.cost.measure_device import CpuClock, measure_device, typical_us
+from inductor_passes.cost.measured_topology import run_ranks
 
 ROOT = Path(__file__).parents[4]
 MEASURE = ("-m", "inductor_passes", "costs", "measure")

@@ -3,7 +3,7 @@ from torch import fx
 from torch.testing._internal.common_utils import TestCase, run_tests
 from torch.utils.flop_counter import register_flop_formula
 
-from inductor_passes.cost.flops import flops
+from inductor_passes.cost.compute import flops
 from inductor_passes.testing import trace
 
 aten = torch.ops.aten
@@ -147,7 +147,7 @@ class TestFormulas(TestCase):
 
         odd.register_fake(torch.empty_like)
         register_flop_formula(torch.ops.cost_test.odd)(lambda shape, **_: 1 // 0)
-        with self.assertLogs("inductor_passes.cost.flops", "DEBUG") as logs:
+        with self.assertLogs("inductor_passes.cost.compute", "DEBUG") as logs:
             self.assertEqual(total(torch.ops.cost_test.odd, [6]), 0)
         self.assertIn("cost_test.odd", logs.output[0])
 

@@ -1,7 +1,7 @@
 import torch
 from torch.testing._internal.common_utils import TestCase, run_tests
 
-from inductor_passes.cost.memory_traffic import graph_traffic
+from inductor_passes.cost.compute import graph_traffic
 from inductor_passes.graph.node_kinds import distinct_bytes
 from inductor_passes.testing import trace
 

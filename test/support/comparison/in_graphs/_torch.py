@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from dynamo_dist.torch_compat.dynamo_watching import SeenBreak, watch_dynamo
+from dynamo_dist.torch_compat.dynamo_frames import SeenBreak, watch_dynamo
 from inductor_passes.errors import ExplainedError
 
 

@@ -1,25 +1,222 @@
-"""A profile of torch.profiler (Kineto's Chrome trace) -> measurements.
-
-Collectives are NCCL's kernels, whose metadata name group, dtype and elements; or gloo's spans, from when one of its threads
-begins until it has the result, in a job of one group: they do not name theirs. Products are kernels that
-``aten::mm`` and its kin started, if the profile recorded shapes; where no kernel runs on a device at all, the
-operators themselves, timed on the CPU. Of equal ones the shortest counts: an NCCL kernel lasts longer where it
-waits for a rank that is late, and no run is shorter than the work.
-"""
+"""Import measurements made elsewhere: profiles of ``torch.profiler`` and output of NCCL-tests."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from inductor_passes.cost.collectives import shape_of_ranks
-from inductor_passes.cost.measurements import GroupKey, Measurements
-from inductor_passes.cost.topology import Product
+import torch
+
+from inductor_passes.cost.collectives import GroupShape, shape_of_ranks
+from inductor_passes.cost.machine import Machine
+from inductor_passes.cost.topology import Product, Topology
 from inductor_passes.errors import TopologyError
-from inductor_passes.files import MIB, MOST, Form, checked
+from inductor_passes.files import MIB, MOST, Form, checked, shown
+
+GroupKey = tuple[str, int, int]  # kind, ranks, nodes
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Microseconds by what was measured. ``collectives``: (kind, ranks, nodes) -> payload in bytes -> us.
+
+    A payload is one rank's input. ``products``: dtype -> (batch, m, k, n) -> us.
+    """
+
+    source: str
+    collectives: dict[GroupKey, dict[int, float]] = field(default_factory=dict)
+    products: dict[str, dict[Product, float]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.collectives or self.products)
+
+
+def medians(samples: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The median time of each payload."""
+    by_size: dict[int, list[float]] = defaultdict(list)
+    for size, us in samples:
+        by_size[size].append(us)
+    return {size: statistics.median(times) for size, times in by_size.items()}
+
+
+def add_to(content: dict[str, Any], found: Measurements) -> None:
+    """Put measurements into a topology file's content; a point that is there already is replaced."""
+    measured = content["links"].setdefault("measured", [])
+    for (kind, ranks, nodes), by_payload in found.collectives.items():
+        entry = _entry(measured, {"kind": kind, "ranks": ranks, "nodes": nodes}, found.source)
+        times = dict(entry["points"]) | by_payload
+        entry["points"] = [[payload, us] for payload, us in sorted(times.items())]
+    products = content["device"].setdefault("measured_products", [])
+    for dtype, by_shape in found.products.items():
+        entry = _entry(products, {"dtype": dtype}, found.source)
+        known = {tuple(shape): us for *shape, us in entry["points"]} | by_shape
+        entry["points"] = [[*shape, us] for shape, us in sorted(known.items())]
+    for section, name in ((content["links"], "measured"), (content["device"], "measured_products")):
+        if not section[name]:
+            del section[name]
+
+
+def _entry(entries: list[dict[str, Any]], key: dict[str, Any], source: str) -> dict[str, Any]:
+    """The entry of a key, made if there is none; its source names every file it is from."""
+    for entry in entries:
+        if all(entry[name] == value for name, value in key.items()):
+            entry["source"] = "; ".join(dict.fromkeys([*entry["source"].split("; "), source]))
+            return entry
+    entries.append({**key, "source": source, "points": []})
+    return entries[-1]
+
+
+def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
+    """Return how far a topology's predictions were from each table, in percent of what was measured."""
+    rows = []
+    machine = Machine(base)
+    for (kind, ranks, nodes), times in found.collectives.items():
+        group = GroupShape(ranks, nodes)
+        pairs = [(us, machine.call_us(kind, [size], group)) for size, us in times.items()]
+        rows.append(_row(f"{kind}, {ranks} ranks on {nodes} nodes", found.source, pairs))
+    for dtype, products in found.products.items():
+        pairs = [(us, product_us(base, dtype, shape)) for shape, us in products.items()]
+        rows.append(_row(f"products, {dtype}", found.source, pairs))
+    return rows
+
+
+def product_us(topology: Topology, dtype: str, shape: Product) -> float:
+    """Return the microseconds of one product, by formulas or by what was measured; its result has its inputs' dtype."""
+    b, m, k, n = shape
+    size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
+    return Machine(topology).product_us(dtype, shape, b * (m * k + k * n + m * n) * size)
+
+
+def _row(what: str, source: str, pairs: list[tuple[float, float]]) -> dict[str, Any]:
+    off = [100 * abs(predicted / measured - 1) for measured, predicted in pairs]
+    return {
+        "table": what,
+        "source": source,
+        "points": len(pairs),
+        "median_error_percent": round(statistics.median(off), 1),
+        "worst_error_percent": round(max(off), 1),
+    }
+
+
+def errors_as_text(result: dict[str, Any]) -> str:
+    """The same in lines: which file, and each of its ``tables``."""
+    lines = [f"{result['out']}: topology {result['topology']!r}"]
+    for row in result["tables"]:
+        lines.append(
+            f"  {row['table']}: {row['points']} points; the formulas were off by "
+            f"{row['median_error_percent']} % (median), {row['worst_error_percent']} % at worst"
+        )
+    return "\n".join(lines)
+
+
+# Name of the benchmark -> our kind, and whether its size counts what all ranks give together.
+BENCHMARKS = {
+    "all_reduce": ("all_reduce", False),
+    "all_gather": ("all_gather", True),
+    "reduce_scatter": ("reduce_scatter", False),
+    "alltoall": ("all_to_all", False),
+    "broadcast": ("broadcast", False),
+    "reduce": ("reduce", False),
+    "gather": ("gather", True),
+    "scatter": ("scatter", False),
+    "sendrecv": ("permute", False),
+}
+_STARTING = re.compile(r"Collective test starting: (\w+?)_perf")
+_BENCHMARK = re.compile(r"\b(" + "|".join(BENCHMARKS) + r")_perf")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b.*\bon\s+(\S+)\s+device\b")
+_MOST_CHARACTERS = 8 << 20
+_ROW = re.compile(r"^\s*\d+\s+\d+\s+\w+")
+
+
+def parse_nccl_tests(
+    text: str,
+    file: str,
+    *,
+    kind: str | None = None,
+    ranks: int | None = None,
+    nodes: int | None = None,
+) -> Measurements:
+    """Read one output, of one benchmark on one set of ranks.
+
+    ``kind`` is a benchmark's name without ``_perf``; without it the output must name it, as versions from
+    2.18 do, or the file's name. ``ranks`` and ``nodes`` override what the output says. Raises
+    TopologyError where one of them is not to be found, or a row cannot be read.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise TopologyError(
+            f"{file!r} has more than {_MOST_CHARACTERS >> 20} million characters.",
+            "What one benchmark prints has some thousands.",
+            "Give its output alone.",
+        )
+    kind = kind or _benchmark(text, file)
+    if kind not in BENCHMARKS:
+        raise TopologyError(
+            f"{file!r} does not say which benchmark it is of.",
+            "Sizes mean different things in different ones.",
+            f"Give it with --kind: {', '.join(BENCHMARKS)}.",
+        )
+    found = filter(None, map(_RANK.match, text.splitlines()))
+    hosts = {match[1]: match[2] for match in found}
+    ranks = ranks or len(hosts)
+    nodes = nodes or len(set(hosts.values()))
+    if not 1 <= nodes <= ranks:
+        raise TopologyError(
+            f"{file!r} does not say on how many ranks it ran.",
+            "It has no lines of the form '# Rank 0 ... on HOST device 0'.",
+            "Give them with --ranks and --nodes.",
+        )
+    name, gathered = BENCHMARKS[kind]
+    share = ranks if gathered else 1
+    rows = [(size // share, us) for size, us in _rows(text, file)]
+    if not rows:
+        raise TopologyError(
+            f"{file!r} has no row of times.",
+            "Expected is what NCCL-tests print: a head with 'size' and 'time', and rows below it.",
+            "Give the whole output.",
+        )
+    return Measurements(
+        source=f"NCCL-tests, {kind} on {ranks} ranks of {nodes} nodes, {file}",
+        collectives={(name, ranks, nodes): medians(rows)},
+    )
+
+
+def _benchmark(text: str, file: str) -> str:
+    for pattern, where in ((_STARTING, text), (_BENCHMARK, file), (_BENCHMARK, text)):
+        names = set(pattern.findall(where))
+        if len(names) == 1:
+            return str(names.pop())
+    return ""
+
+
+def _rows(text: str, file: str) -> list[tuple[int, float]]:
+    rows: list[tuple[int, float]] = []
+    time = None
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.strip().lstrip("#").split()
+        if words[:2] == ["size", "count"] and "time" in words:
+            time = words.index("time")
+        elif "(elements)" in words and "(us)" not in words:
+            raise TopologyError(
+                f"{file!r}, line {number}: times are not in microseconds.", fix="Measure in those."
+            )
+        elif time is not None and _ROW.match(line):
+            try:
+                rows.append((int(words[0]), us := float(words[time])))
+                if not us <= MOST or rows[-1][0] > MOST:
+                    raise ValueError
+            except (ValueError, IndexError):
+                raise TopologyError(
+                    f"{file!r}, line {number}: {shown(line.strip())} has no time in column {time + 1}.",
+                    fix="Give the output as it was printed.",
+                ) from None
+    return [(size, us) for size, us in rows if size and us > 0]
+
 
 # Names that ProcessGroupNCCL gives (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp) -> ours.
 COLLECTIVES = {
@@ -109,7 +306,7 @@ _KERNEL = _event(
 _OPERATION = _event({})
 
 
-def parse(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
+def parse_profile(trace: Any, file: str, *, ranks_per_node: int) -> Measurements:
     """Read a profile. ``ranks_per_node`` places its groups. Raises TopologyError if it is none."""
     checked(trace, PROFILE, file)
     events = _read_events(trace["traceEvents"], file)
