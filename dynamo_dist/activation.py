@@ -2,7 +2,7 @@
 
 Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so that
 ``disable()`` leaves torch as it was. A function compiled while enabled keeps working after that: its
-guards need nothing of ours in torch's tables, and when one fails it is traced anew by stock's rules.
+guards need nothing of ours in torch's tables, and when one fails it is traced anew by upstream's rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dynamo_dist.settings import digest as digest
 from dynamo_dist.switch import is_enabled
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.patching import Change
+    from dynamo_dist.torch_compat.patching import Patch
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
                 switch.apply([inductor_backend.taking(options)])
             return
         plugins.read_plugins()
-        switch.apply(changes(config, options))
+        switch.apply(patches(config, options))
         log.info("enabled: trackers %s", [entry.name for entry in trackers.active(config)])
 
 
-def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Change]:
+def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Patch]:
     """Everything that enabling does to torch, in order; nothing is applied here.
 
     ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
@@ -90,25 +90,25 @@ def changes(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 
     return [
         dynamo_compiler.BackendEntryPoint(BACKEND),
-        *trackers.changes(config),
-        *lowering.changes(config),
-        *dtensor.changes(config),
-        *modules.changes(config),
-        *guards.changes(),
-        *recompiles.changes(),
-        *calls.wrapping_changes(),
-        *gradients.gradients_changes(),
-        *calls.below_autograd_changes(),
-        *sharding.changes(config),
-        *registration.changes(),
-        *gradients.double_backward_changes(),  # around what sharding sets there
-        *hooks.changes(),
-        *live.changes(),
+        *trackers.patches(config),
+        *lowering.patches(config),
+        *dtensor.patches(config),
+        *modules.patches(config),
+        *guards.patches(),
+        *recompiles.patches(),
+        *calls.wrapping_patches(),
+        *gradients.gradients_patches(),
+        *calls.below_autograd_patches(),
+        *sharding.patches(config),
+        *registration.patches(),
+        *gradients.double_backward_patches(),  # around what sharding sets there
+        *hooks.patches(),
+        *live.patches(),
         Listen(),
         dynamo_compiler.CacheKeyTag(f"dynamo_dist-{digest(config)}"),
         *inductor_cpp.probed_once_a_host(),
         *inductor_cpp.few_libraries(),
-        *graph_compile.changes(),
+        *graph_compile.patches(),
         dynamo_frames.SkippedFrames(),
         dynamo_frames.frames_left_alone(_runs_in_eager, _dispatches),
         *([inductor_backend.taking(options or {})] if config.inductor else []),
@@ -131,7 +131,7 @@ def disable() -> None:
             raise ActivationError(
                 f"disable() could not undo {'; '.join(failures)}.",
                 "All other changes are undone.",
-                "Take the other change back first, or restart the process to be sure of stock behaviour.",
+                "Take the other change back first, or restart the process to be sure of upstream behaviour.",
             )
         log.info("disabled")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from dynamo_dist.settings import DistConfig, digest
-from dynamo_dist.torch_compat.patching import Change, Made
+from dynamo_dist.torch_compat.patching import Made, Patch
 
 if TYPE_CHECKING:
     from inductor_passes.pass_options import PassOptions
@@ -38,7 +38,7 @@ def restore(options: Mapping[str, Any] | None) -> None:
         _take(options)
 
 
-def taking(options: Mapping[str, Any]) -> Change:
+def taking(options: Mapping[str, Any]) -> Patch:
     """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are given no other.
 
     The class and the function behind that name, seen in 2.13 to 2.15, ask us.
@@ -80,7 +80,7 @@ def register_switches() -> None:
     register_switch(BELOW_AUTOGRAD)
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """List changes to torch's compile caches: keys by content, fewer headers."""
     from dynamo_dist.torch_compat import inductor_code, inductor_cpp
     from inductor_passes.torch_compat import meshes

@@ -307,23 +307,23 @@ def _kind(entries: Sequence[Listed]) -> Kind:
 def listed(config: DistConfig | None = None) -> list[Listed]:
     """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
     with makers_noted():
-        made = activation.changes(config or DistConfig.from_env())
-    return [_listed(maker, reason, changes) for (maker, reason), changes in by_kind(made).items()]
+        made = activation.patches(config or DistConfig.from_env())
+    return [_listed(maker, reason, patches) for (maker, reason), patches in by_kind(made).items()]
 
 
 def by_kind(made: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
     """Changes by the function that made them and the module that asked for them; made under ``makers_noted()``."""
     kinds: dict[tuple[str, str], list[Any]] = {}
-    for change in made:
-        kinds.setdefault(_maker_and_reason(change), []).append(change)
+    for patch in made:
+        kinds.setdefault(_maker_and_reason(patch), []).append(patch)
     return kinds
 
 
-def _maker_and_reason(change: Any) -> tuple[str, str]:
+def _maker_and_reason(patch: Any) -> tuple[str, str]:
     """The function that made it, and the module that asked for it, which says why."""
-    names = [name for name, _ in _makers(change)]
+    names = [name for name, _ in _makers(patch)]
     if not names:
-        return _name(type(change)), type(change).__module__
+        return _name(type(patch)), type(patch).__module__
     modules = [name.rpartition(".")[0] for name in names]
     asking = (each for each in modules if not _is_compat(each) and each not in _TABLES)
     return names[0], next(asking, modules[-1])
@@ -333,38 +333,36 @@ def _is_compat(module: str) -> bool:
     return module.startswith("dynamo_dist.torch_compat.")
 
 
-def _makers(change: Any) -> list[tuple[str, str]]:
+def _makers(patch: Any) -> list[tuple[str, str]]:
     return [
         (name, doc)
-        for name, doc in getattr(change, "makers", ())
+        for name, doc in getattr(patch, "makers", ())
         if name.startswith("dynamo_dist.") and name.rpartition(".")[0] not in _GROUPING
     ]
 
 
-def _listed(maker: str, module: str, changes: Sequence[Any]) -> Listed:
-    docs = [doc for _, doc in _makers(changes[0])] or [type(changes[0]).__doc__ or ""]
+def _listed(maker: str, module: str, patches: Sequence[Any]) -> Listed:
+    docs = [doc for _, doc in _makers(patches[0])] or [type(patches[0]).__doc__ or ""]
     text = " ".join(docs)
     versions, issue = _VERSIONS.search(text), _ISSUE.search(text)
     why = "" if _is_compat(module) else _sentence(sys.modules[module].__doc__ or "")
     # A list of changes says what its module is for.
     how = why if maker.endswith("changes") else _sentence(docs[0])
     return Listed(
-        places=tuple(_place(change) for change in changes),
+        places=tuple(_place(patch) for patch in patches),
         how=how,
         why="" if why == how else why,
         made_by=maker.removeprefix("dynamo_dist."),
         versions=re.sub(r"\s+", " ", versions[1]) if versions else "",
         issue=issue[0] if issue else "",
-        what=_what(changes[0]),
+        what=_what(patches[0]),
     )
 
 
-def _what(change: Any) -> str:
-    if isinstance(change, OwnState):
+def _what(patch: Any) -> str:
+    if isinstance(patch, OwnState):
         return OWN_STATE
-    return (
-        "setting" if isinstance(change, (ConfigDefault, dynamo_compiler.CacheKeyTag)) else "patch"
-    )
+    return "setting" if isinstance(patch, (ConfigDefault, dynamo_compiler.CacheKeyTag)) else "patch"
 
 
 def _sentence(doc: str) -> str:
@@ -373,10 +371,10 @@ def _sentence(doc: str) -> str:
     return re.sub(r"\s+", " ", first).rstrip(":")
 
 
-def _place(change: Any) -> str:
-    if isinstance(change, SetAttribute):
-        return f"{_name(change.owner)}.{change.name}"
-    found = getattr(change, "of", getattr(change, "key", type(change)))
+def _place(patch: Any) -> str:
+    if isinstance(patch, SetAttribute):
+        return f"{_name(patch.owner)}.{patch.name}"
+    found = getattr(patch, "of", getattr(patch, "key", type(patch)))
     return ", ".join(map(_name, found)) if type(found) is tuple else _name(found)
 
 

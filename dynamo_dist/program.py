@@ -51,8 +51,8 @@ class Source:
 class Step:
     """One operation on DTensors.
 
-    ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``stock_outputs``); ``back`` (its
-    backward); or ``local`` (the program reads the local tensor: its placement is pinned). The stock
+    ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``upstream_outputs``); ``back`` (its
+    backward); or ``local`` (the program reads the local tensor: its placement is pinned). The upstream
     specs are what DTensor chose by itself. A ``fixed`` step keeps them. ``text`` is all that
     tells it from other steps besides the tensors it reads: the op and its other arguments.
     """
@@ -61,8 +61,8 @@ class Step:
     text: str
     inputs: tuple[Ref, ...]
     outputs: tuple[Value | None, ...]
-    stock_inputs: tuple[Spec, ...]
-    stock_outputs: tuple[Spec | None, ...]
+    upstream_inputs: tuple[Spec, ...]
+    upstream_outputs: tuple[Spec | None, ...]
     mesh: int
     fixed: bool = False
     in_place: bool = False
@@ -124,6 +124,6 @@ class Choice:
     outputs: tuple[Spec | None, ...]
 
 
-def stock_choice(step: Step) -> Choice:
+def upstream_choice(step: Step) -> Choice:
     """Return the choice that DTensor makes by itself."""
-    return Choice(step.stock_inputs, step.stock_outputs)
+    return Choice(step.upstream_inputs, step.upstream_outputs)

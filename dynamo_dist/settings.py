@@ -68,7 +68,7 @@ def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
 class DistConfig:
     """Settings of one ``enable()``.
 
-    ``trackers_off`` names trackers to leave to stock, to bisect. ``inductor``: compiles by ``backend="inductor"`` are
+    ``trackers_off`` names trackers to leave to upstream, to bisect. ``inductor``: compiles by ``backend="inductor"`` are
     ours too.
     """
 

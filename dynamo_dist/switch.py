@@ -12,11 +12,11 @@ from dynamo_dist.errors import ActivationError
 from dynamo_dist.torch_compat.patching import NotOursError
 
 if TYPE_CHECKING:
-    from dynamo_dist.torch_compat.patching import Change
+    from dynamo_dist.torch_compat.patching import Patch
 
 log = logging.getLogger(__name__)
 
-_applied: list[Change] = []
+_applied: list[Patch] = []
 
 
 def is_enabled() -> bool:
@@ -24,41 +24,41 @@ def is_enabled() -> bool:
     return bool(_applied)
 
 
-def apply(changes: list[Change]) -> None:
+def apply(patches: list[Patch]) -> None:
     """Apply more changes. Raises ActivationError if one fails, after undoing these; Ctrl-C undoes them too."""
     before = len(_applied)
-    for change in changes:
+    for patch in patches:
         try:
-            change.apply()
+            patch.apply()
         except Exception as error:
             undo(before)
             raise ActivationError(
-                f"enable() failed at {_describe(change)}: {error!r}.",
+                f"enable() failed at {_describe(patch)}: {error!r}.",
                 "This torch is not as we know it.",
                 "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
             ) from error
         except BaseException:
             undo(before)
             raise
-        _applied.append(change)
+        _applied.append(patch)
 
 
 def undo(down_to: int = 0) -> list[str]:
     """Undo all but the first ``down_to``, last first; the descriptions of those that failed, and why."""
     failures = []
     while len(_applied) > down_to:
-        change = _applied.pop()
+        patch = _applied.pop()
         try:
-            change.undo()
+            patch.undo()
         except NotOursError as error:
-            failures.append(f"{_describe(change)}, {error}")
+            failures.append(f"{_describe(patch)}, {error}")
         except Exception as error:
-            failures.append(f"{_describe(change)} ({error!r})")
+            failures.append(f"{_describe(patch)} ({error!r})")
     for failure in failures:
         log.warning("could not undo %s", failure)
     return failures
 
 
-def _describe(change: Change) -> str:
-    where = getattr(change, "name", getattr(change, "key", ""))
-    return f"{type(change).__name__}({where})" if where else type(change).__name__
+def _describe(patch: Patch) -> str:
+    where = getattr(patch, "name", getattr(patch, "key", ""))
+    return f"{type(patch).__name__}({where})" if where else type(patch).__name__

@@ -67,7 +67,7 @@ class GraphPass(abc.ABC):
 
     name: ClassVar[str]
     numerics: Numerics = Numerics.BITWISE
-    # A pass that sets the order of launches and waits. While one is on, stock's schedulers are off.
+    # A pass that sets the order of launches and waits. While one is on, upstream's schedulers are off.
     schedules: ClassVar[bool] = False
     # Promise checked after every run: the launches of a group keep their order.
     keeps_launch_order: ClassVar[bool] = True
@@ -86,7 +86,7 @@ class GraphPass(abc.ABC):
     reads_schedule: ClassVar[bool] = False
     # Runs on the joint graph of a training step too, before AOTAutograd partitions it.
     runs_on_joint: ClassVar[bool] = False
-    # Skipped on graphs without a collective, so that those compile to stock's code.
+    # Skipped on graphs without a collective, so that those compile to upstream's code.
     needs_collectives: ClassVar[bool] = True
 
     @classmethod

@@ -60,7 +60,7 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
     Runs last: the tied nodes become higher-order ops that no other pass looks into. A graph without
     a launch is left alone.
     """
-    _wait_as_stock(graph)
+    _wait_as_upstream(graph)
     after: dict[fx.Node, list[fx.Node]] = {}
     last: fx.Node | None = None  # the launch or wait passed most recently
     since: list[fx.Node] = []  # anchors passed since
@@ -104,10 +104,10 @@ def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
     return packet in REDUCTIONS and cost.compute_us(node) >= MIN_REDUCTION_US
 
 
-def _wait_as_stock(graph: fx.Graph) -> None:
-    """Wait by stock's operator where nobody reads the wait's value.
+def _wait_as_upstream(graph: fx.Graph) -> None:
+    """Wait by upstream's operator where nobody reads the wait's value.
 
-    Inductor drops the value of any other, and with it what was to run after it. Stock's gives what was
+    Inductor drops the value of any other, and with it what was to run after it. Upstream's gives what was
     launched where ours gives a token, and what is tied is lowered only if its stand-in says so.
     """
     for node in graph.nodes:
@@ -120,7 +120,7 @@ def _wait_as_stock(graph: fx.Graph) -> None:
 def _reduce_in_place(graph: fx.Graph) -> None:
     """Let an all_reduce overwrite an input that nobody else reads.
 
-    Stock's own pass for this runs after ours and cannot see into a tied node, which would cost a
+    Upstream's own pass for this runs after ours and cannot see into a tied node, which would cost a
     copy of every payload.
     """
     for launch in graph.find_nodes(op="call_function", target=c10d.all_reduce.default):

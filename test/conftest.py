@@ -196,7 +196,7 @@ def graphs():
 
 
 @pytest.fixture
-def by_stock(monkeypatch):
+def by_upstream(monkeypatch):
     """The Inductor options of graphs that torch compiles by itself."""
     found = []
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train a small Llama on two ranks, eager, stock Inductor and dynamo_dist side by side.
+# Train a small Llama on two ranks, eager, upstream Inductor and dynamo_dist side by side.
 #   bash tools/demo.sh [--json] [--steps N] [--topology NAME] ...     (--help lists all)
 #   bash tools/demo.sh --link 1gbit                                   two hosts on a slow link (root)
 #   bash tools/demo.sh --link 1gbit --train --parallel fsdp           the training run on it, predicted and measured

@@ -2,7 +2,7 @@
 
     python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json tools/bench/results/fuzz_ranks.json
     python tools/fuzz_ranks.py --seed 136 --programs 1 --show
-    python tools/fuzz_ranks.py --seed 5041 --programs 1 --stock   # does stock run what failed?
+    python tools/fuzz_ranks.py --seed 5041 --programs 1 --upstream   # does upstream run what failed?
 
 Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
 them, functions that one alone compiles, other caches. Models train with DDP or FSDP2, with
@@ -60,7 +60,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--split", default="off", help="'auto', or in how many parts graphs are cut"
     )
-    parser.add_argument("--stock", action="store_true", help="stock's own backend, to compare with")
+    parser.add_argument(
+        "--upstream", action="store_true", help="upstream's own backend, to compare with"
+    )
     parser.add_argument("--failures", type=Path, default=Path("fuzz_failures"))
     parser.add_argument("--show", action="store_true", help="print each program before it runs")
     parser.add_argument("--json", type=Path, help="add the result to this file of runs")
@@ -72,11 +74,11 @@ def main(argv: list[str] | None = None) -> int:
     seeds = range(options.seed, options.seed + options.programs)
     widest = max(draw(seed, meshes).ranks for seed in seeds)
     of_all: dict[str, Any] = {"backend": "inductor"}
-    if not options.stock:
+    if not options.upstream:
         split = int(options.split) if options.split.isdigit() else options.split
         of_all = {"compile": options.compile, "split": split}
     # Ranks are processes that are started below.
-    os.environ[OPTIONS] = json.dumps(None if options.stock else of_all)
+    os.environ[OPTIONS] = json.dumps(None if options.upstream else of_all)
     counts: collections.Counter[str] = collections.Counter()
     failed: list[dict[str, Any]] = []
     start, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -5,8 +5,8 @@
     python tools/matrix.py table [--results FOLDER]
 
 ``one`` runs in an environment that has this torch. It writes ``matrix_VERSION.json``: the fast tests
-(passed, failed, skipped), and how the corpus's programs end with stock torch and with this package;
-``lost`` are those that only stock passes. Exits with 1 for a failed test or a lost program. A part that
+(passed, failed, skipped), and how the corpus's programs end with upstream torch and with this package;
+``lost`` are those that only upstream passes. Exits with 1 for a failed test or a lost program. A part that
 does not run keeps what the file said of it.
 """
 
@@ -54,7 +54,7 @@ def run_tests() -> dict[str, Any]:
 
 def run_corpus(options: list[str]) -> list[dict[str, Any]]:
     """Every program's record. Families stay together: some of their programs build on one another."""
-    listed = [json.loads(line) for line in (CORPUS / "stock_2.13.0.jsonl").open()]
+    listed = [json.loads(line) for line in (CORPUS / "upstream_2.13.0.jsonl").open()]
     families = sorted({record["family"] for record in listed})
     with tempfile.TemporaryDirectory() as folder:
         processes = []
@@ -73,21 +73,21 @@ def run_corpus(options: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def stock_records(version: str) -> list[dict[str, Any]]:
-    """What stock makes of the programs; run once for each version and kept with the corpus."""
-    kept = CORPUS / f"stock_{version}.jsonl"
+def upstream_records(version: str) -> list[dict[str, Any]]:
+    """What upstream makes of the programs; run once for each version and kept with the corpus."""
+    kept = CORPUS / f"upstream_{version}.jsonl"
     if not kept.exists():
         kept.write_text("".join(json.dumps(record) + "\n" for record in run_corpus([])))
     return [json.loads(line) for line in kept.open()]
 
 
-def compare(stock: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ends of stock and of ours, and which programs each passes alone."""
+def compare(upstream: list[dict[str, Any]], ours: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ends of upstream and of ours, and which programs each passes alone."""
     ends = {record["name"]: record for record in ours}
-    passed = {record["name"] for record in stock if record["status"] == "pass"}
+    passed = {record["name"] for record in upstream if record["status"] == "pass"}
     passed_by_us = {name for name, record in ends.items() if record["status"] == "pass"}
     return {
-        "stock": dict(collections.Counter(record["status"] for record in stock)),
+        "upstream": dict(collections.Counter(record["status"] for record in upstream)),
         "ours": dict(collections.Counter(record["status"] for record in ours)),
         "gained": sorted(passed_by_us - passed),
         "lost": {
@@ -114,7 +114,9 @@ def one(version: str, results: Path, only: str) -> int:
     record["torch"] = torch.__version__
     record["python"] = ".".join(map(str, sys.version_info[:3]))
     parts = {
-        "corpus": lambda: compare(stock_records(version), run_corpus(["--plugin", "dynamo_dist"])),
+        "corpus": lambda: compare(
+            upstream_records(version), run_corpus(["--plugin", "dynamo_dist"])
+        ),
         "tests": run_tests,
     }
     for part, function in parts.items():
@@ -132,9 +134,9 @@ def table(results: Path) -> str:
         "# What passes on each torch",
         "",
         "Made by `tools/matrix.sh`: the fast tests, and the programs of `test/corpus` (fake group of 8",
-        "ranks, `aot_eager`) with stock torch and with this package. Lost: passed by stock alone.",
+        "ranks, `aot_eager`) with upstream torch and with this package. Lost: passed by upstream alone.",
         "",
-        "| torch | Python | fast tests | programs | stock passes | we pass | lost | break | error | wrong "
+        "| torch | Python | fast tests | programs | upstream passes | we pass | lost | break | error | wrong "
         "| recompile |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -148,7 +150,7 @@ def table(results: Path) -> str:
         ours = collections.Counter(corpus.get("ours", {}))
         ran = f"{tests['passed']} pass, {len(tests['failed'])} fail" if tests else "not run"
         cells = [record["torch"], record["python"], ran, sum(ours.values())]
-        cells += [corpus.get("stock", {}).get("pass", "")]
+        cells += [corpus.get("upstream", {}).get("pass", "")]
         cells += [ours["pass"], len(corpus.get("lost", {}))]
         cells += [ours[end] for end in ("break", "error", "wrong", "recompile")]
         lines.append("| " + " | ".join(map(str, cells)) + " |")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run programs with stock torch and with the plugin, in processes of their own: none may end worse.
+"""Run programs with upstream torch and with the plugin, in processes of their own: none may end worse.
 
     python tools/parity.py                       # everything that has no result for this commit yet
     python tools/parity.py --quick               # the part for CI, three to four minutes on 2 cores
@@ -11,7 +11,7 @@ The parts are corpus (test/corpus, its own referee), lowering (the same through 
 generation, whose graphs are then interpreted), operators (higher-order ones), strategies (torch's operators on DTensors),
 features (torch without distribution), dtensors (DTensor programs on all ranks), graphs (DTensor programs that ought to be
 one graph) and models (transformers' with a tensor-parallel plan); those on real ranks end in "-ranks", and graphs are.
-A program that hangs or ends its process counts as lost, and the run goes on. Exits with 1 if stock is right
+A program that hangs or ends its process counts as lost, and the run goes on. Exits with 1 if upstream is right
 where ours is not, or if ours is wrong anywhere.
 """
 
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _verdicts(part: Part, ends: dict[str, dict[str, End]]) -> dict[str, Verdict]:
     return {
-        name: judge(ends["stock"][name], ours, part.theirs, part.explained)
+        name: judge(ends["upstream"][name], ours, part.theirs, part.explained)
         for name, ours in ends["ours"].items()
     }
 

@@ -243,7 +243,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of ``doctor``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--changes", action="store_true", help="what enable() changes in torch, and why"
+        "--changes",
+        dest="patches",
+        action="store_true",
+        help="what enable() changes in torch, and why",
     )
     parser.add_argument("--all", action="store_true", help="with --changes: every place")
 
@@ -251,8 +254,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the diagnosis, or the changes; the exit status."""
     diagnosis = diagnose()
-    if arguments.changes and diagnosis.supported:
-        return _print_changes(arguments.json, arguments.all)
+    if arguments.patches and diagnosis.supported:
+        return _print_patches(arguments.json, arguments.all)
     if arguments.json:
         print(to_json(diagnosis))
     else:
@@ -262,20 +265,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if diagnosis.supported else 1
 
 
-def _print_changes(as_json: bool, is_all: bool) -> int:
+def _print_patches(as_json: bool, is_all: bool) -> int:
     from rich.console import Console
 
-    from dynamo_dist import patches as changes
+    from dynamo_dist import patches
 
-    kinds, places = changes.kinds(), changes.listed() if is_all else []
+    kinds, places = patches.kinds(), patches.listed() if is_all else []
     if as_json:
         found = places if is_all else kinds
         print(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
         return 0
     console = Console()
-    patches, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
+    count, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
     console.print(
-        f"enable() changes {patches} kinds of places of torch and {settings} settings, in order; disable() undoes them",
+        f"enable() changes {count} kinds of places of torch and {settings} settings, in order; disable() undoes them",
         highlight=False,
     )
     if is_all:
@@ -297,9 +300,9 @@ def _print_table(console: Console, kinds: Sequence[Kind]) -> None:
         console.print(line, highlight=False, markup=False, no_wrap=True, overflow="ellipsis")
 
 
-def _told(change: Listed) -> Iterator[str]:
-    yield change.how
-    if change.why:
-        yield change.why
-    seen = f"seen in {change.versions}" if change.versions else ""
-    yield ", ".join(filter(None, (change.made_by, seen, change.issue)))
+def _told(patch: Listed) -> Iterator[str]:
+    yield patch.how
+    if patch.why:
+        yield patch.why
+    seen = f"seen in {patch.versions}" if patch.versions else ""
+    yield ", ".join(filter(None, (patch.made_by, seen, patch.issue)))

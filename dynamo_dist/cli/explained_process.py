@@ -135,8 +135,8 @@ class Listener:
         """Listen from now on until the process ends."""
         self._listening.enter_context(collect(on_change=self._on_change))
         self._listening.enter_context(watch_dynamo(lambda seen: None, self._on_compile))
-        for change in live.changes():
-            change.apply()
+        for patch in live.patches():
+            patch.apply()
         self._say_who()
         atexit.register(self._finish)
 
@@ -145,7 +145,7 @@ class Listener:
         self._journal.record(record)
 
     def _on_compile(self, seen: SeenCompile) -> None:
-        """Graphs that stock's backend took from its cache are known now."""
+        """Graphs that upstream's backend took from its cache are known now."""
         recorder.publish_cached(lambda record: f"{seen.compile_id}:{record.phase}")
         if not seen.failure:
             self._functions.add((seen.function, seen.file, seen.line))

@@ -155,7 +155,7 @@ def collect(
         try:
             yield collector
         finally:
-            recorder.publish_cached()  # graphs that a compile by stock's backend took from the cache
+            recorder.publish_cached()  # graphs that a compile by upstream's backend took from the cache
             unsubscribe()
             unsubscribe_plans()
 

@@ -16,15 +16,15 @@ from dynamo_dist.diagnostics.records import BreakRecord, Part, PlanRecord
 from dynamo_dist.diagnostics.render import write_report
 from dynamo_dist.torch_compat import dtensor_placements
 from dynamo_dist.torch_compat.dynamo_frames import PLACES, watch_dynamo
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from inductor_passes.graph.printing import CAUSE
 from inductor_passes.report import recorder, report
 from inductor_passes.report.report import LiveReport
 from inductor_passes.torch_compat.dynamo import artifact_logger, trace_artifact
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes, so that a cached graph's record has the cause too."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes, so that a cached graph's record has the cause too."""
     return [*dtensor_placements.redistribute_changes(change_of_placement, CAUSE)]
 
 
@@ -67,9 +67,9 @@ def _log_plan(record: PlanRecord) -> None:
     """Log what the plan is worth, and a line for each operation whose inputs it puts elsewhere."""
     lines = [
         f"{record.graph}: {len(record.changes)} of {record.steps} steps changed by {record.method}, "
-        f"{record.stock_us:.0f} -> {record.planned_us:.0f} us, bound {record.bound_us:.0f} us, modelled; {f'read from {record.source}' if record.source else 'made now'}"
+        f"{record.upstream_us:.0f} -> {record.planned_us:.0f} us, bound {record.bound_us:.0f} us, modelled; {f'read from {record.source}' if record.source else 'made now'}"
     ]
-    lines += [f"{c.op}: {', '.join(c.stock)} -> {', '.join(c.planned)}" for c in record.changes]
+    lines += [f"{c.op}: {', '.join(c.upstream)} -> {', '.join(c.planned)}" for c in record.changes]
     _log("dist_plan", lines, "dynamo_dist_plan", record)
 
 

@@ -64,10 +64,10 @@ class RecompileRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One operation whose inputs the plan puts elsewhere than stock would: ``S0``, ``R``, ``P`` per input."""
+    """One operation whose inputs the plan puts elsewhere than upstream would: ``S0``, ``R``, ``P`` per input."""
 
     op: str
-    stock: tuple[str, ...]
+    upstream: tuple[str, ...]
     planned: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ class PlanRecord:
     graph: str
     method: str
     steps: int
-    stock_us: float
+    upstream_us: float
     planned_us: float
     bound_us: float
     changes: tuple[PlannedStep, ...] = ()

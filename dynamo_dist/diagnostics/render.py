@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ONLY_OBSERVED = (
-    'Stock Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", '
+    'Upstream Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", '
     "or explain with --backend dynamo_dist."
 )
 WHY_RANKS_ARE_MISSING = (
@@ -58,7 +58,7 @@ def why_no_graph(report: RunReport) -> str:
 
 
 def is_only_observed(report: RunReport) -> bool:
-    """Return whether stock Inductor compiled all graphs: they were looked at, and before and after are one."""
+    """Return whether upstream Inductor compiled all graphs: they were looked at, and before and after are one."""
     return bool(report.graphs) and not any(graph.passes for graph in report.graphs)
 
 
@@ -141,11 +141,11 @@ def _plan(console: Console, plan: PlanRecord) -> None:
     line(
         console,
         f"plan {plan.graph} ({plan.method}): {len(plan.changes)} of {counted(plan.steps, 'step')} changed; "
-        f"{us_text(plan.stock_us)} -> {us_text(plan.planned_us)}, bound {us_text(plan.bound_us)}, modelled",
+        f"{us_text(plan.upstream_us)} -> {us_text(plan.planned_us)}, bound {us_text(plan.bound_us)}, modelled",
         "bold",
     )
     for step in plan.changes[:MOST_NOTES]:
-        line(console, f"  {step.op}: {', '.join(step.stock)} -> {', '.join(step.planned)}")
+        line(console, f"  {step.op}: {', '.join(step.upstream)} -> {', '.join(step.planned)}")
     if len(plan.changes) > MOST_NOTES:
         line(console, f"  and {len(plan.changes) - MOST_NOTES} more", "dim")
     if plan.source:

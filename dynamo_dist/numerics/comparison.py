@@ -1,4 +1,4 @@
-"""``dynamo_dist.compare``: one step of a model in eager mode, under stock Inductor and under ours, side by side."""
+"""``dynamo_dist.compare``: one step of a model in eager mode, under upstream Inductor and under ours, side by side."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from dynamo_dist.torch_compat.dynamo_modules import uncompiled
 from inductor_passes.inductor.installed import uninstalled
 from inductor_passes.report.figures import totals
 
-TITLES = {"eager": "eager", "stock": "stock Inductor", "ours": "dynamo_dist"}
-BACKENDS: Mapping[str, Any] = {"stock": "inductor", "ours": "dynamo_dist"}
+TITLES = {"eager": "eager", "upstream": "upstream Inductor", "ours": "dynamo_dist"}
+BACKENDS: Mapping[str, Any] = {"upstream": "inductor", "ours": "dynamo_dist"}
 # How the names of c10d's operators begin, in eager and in compiled code alike; the first that fits counts.
 _KINDS = {
     "reduce_scatter": "reduce_scatter",
@@ -55,7 +55,7 @@ class VariantResult:
     differences: how outputs and gradients differ from eager mode's, by name; those that are close are left out.
     launches: collectives that a step launches when it runs, by kind. first_s: seconds of the first step, with
     its compile. step_ms: each timed step. exposed_us: exposed time of the graphs before our passes and after
-    them, simulated. error: why stock could not compile or run the model.
+    them, simulated. error: why upstream could not compile or run the model.
     """
 
     differences: Mapping[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def compare(
     loss: Callable[[Any], torch.Tensor] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Run ``model`` eager, under stock Inductor and under ours, and say how they differ.
+    """Run ``model`` eager, under upstream Inductor and under ours, and say how they differ.
 
     model: a module or function; parameters may be DTensors. It is run as it is, and left as it was:
         values, gradients, mode, random state. inputs: one tensor, a tuple or list of arguments, or a
@@ -160,9 +160,9 @@ def compare(
                 # The first paragraph: torch appends advice on its own debugging variables.
                 told = " ".join(str(error).split("\n\n")[0].split())
                 why = f"{type(error).__name__}: {told}"
-                if name != "stock":
+                if name != "upstream":
                     raise CompareError(f"compare() failed while running {name}: {why}.") from error
-                # Stock cannot compile all that ours can; without it there is still something to compare.
+                # Upstream cannot compile all that ours can; without it there is still something to compare.
                 results[name] = VariantResult(error=why)
                 continue
             expected = expected or found

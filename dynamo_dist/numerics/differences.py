@@ -165,7 +165,7 @@ def new_leaf(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, DTensor):
-        # A clone of a pending sum is a finished one in stock.
+        # A clone of a pending sum is a finished one in upstream.
         local = value._local_tensor.clone()
         mesh, grad = value.device_mesh, value.requires_grad
         return dtensor_ranks.dtensor_of_ranks(local, mesh, value.placements, value, grad)

@@ -1,7 +1,7 @@
 """Plans as files: to read, to edit, to pin, and to find again.
 
 A file holds one JSON object; ``plans`` maps the fingerprint of a graph to its plan. A step stands on a
-line: the operation, where stock puts its inputs, where the plan puts them. To change a plan, edit
+line: the operation, where upstream puts its inputs, where the plan puts them. To change a plan, edit
 ``inputs``; a file that is there is followed as it is.
 """
 
@@ -47,12 +47,12 @@ FORM = files.Form(
         plans={
             "type": "object",
             "additionalProperties": _fields(
-                summary=_fields(method=_TEXT, stock_us=_PAIR, planned_us=_PAIR, bound_us=_US),
+                summary=_fields(method=_TEXT, upstream_us=_PAIR, planned_us=_PAIR, bound_us=_US),
                 steps={
                     "type": "array",
                     "items": _fields(
                         op=_TEXT,
-                        stock=_SPECS,
+                        upstream=_SPECS,
                         inputs=_SPECS,
                         outputs={"type": "array", "items": {"type": ["string", "null"]}},
                     ),
@@ -68,7 +68,7 @@ class PlanRow:
     """One step as a file shows it."""
 
     text: str
-    stock: tuple[Spec, ...]
+    upstream: tuple[Spec, ...]
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec | None, ...]
 
@@ -81,7 +81,7 @@ class StoredPlan:
     """
 
     rows: tuple[PlanRow, ...]
-    stock_us: tuple[float, float]
+    upstream_us: tuple[float, float]
     planned_us: tuple[float, float]
     bound_us: float
     method: str
@@ -91,10 +91,10 @@ class StoredPlan:
     def of(cls, plan: Plan) -> StoredPlan:
         """Return the part of a plan that is kept."""
         rows = tuple(
-            PlanRow(step.text, step.stock_inputs, choice.inputs, choice.outputs)
+            PlanRow(step.text, step.upstream_inputs, choice.inputs, choice.outputs)
             for step, choice in zip(plan.program.steps, plan.choices, strict=True)
         )
-        return cls(rows, plan.stock_us, plan.planned_us, plan.bound_us, plan.method)
+        return cls(rows, plan.upstream_us, plan.planned_us, plan.bound_us, plan.method)
 
     def script(self) -> tuple[Line, ...]:
         """Return the lines that carry the plan out."""
@@ -102,8 +102,8 @@ class StoredPlan:
 
     @property
     def changes(self) -> int:
-        """Steps whose inputs go elsewhere than stock would bring them."""
-        return sum(row.stock != row.inputs for row in self.rows)
+        """Steps whose inputs go elsewhere than upstream would bring them."""
+        return sum(row.upstream != row.inputs for row in self.rows)
 
     def record(self, graph: str) -> PlanRecord:
         """Return the record that a report shows of the plan."""
@@ -111,14 +111,16 @@ class StoredPlan:
             graph=graph,
             method=self.method,
             steps=len(self.rows),
-            stock_us=sum(self.stock_us),
+            upstream_us=sum(self.upstream_us),
             planned_us=sum(self.planned_us),
             bound_us=self.bound_us,
             source=self.source,
             changes=tuple(
-                PlannedStep(row.text, tuple(map(_said, row.stock)), tuple(map(_said, row.inputs)))
+                PlannedStep(
+                    row.text, tuple(map(_said, row.upstream)), tuple(map(_said, row.inputs))
+                )
                 for row in self.rows
-                if row.stock != row.inputs
+                if row.upstream != row.inputs
             ),
         )
 
@@ -160,7 +162,7 @@ def text_of(plans: dict[str, StoredPlan]) -> str:
         rows = ",\n".join("    " + json.dumps(_row_json(i, row)) for i, row in enumerate(plan.rows))
         head = {
             "method": plan.method,
-            "stock_us": list(plan.stock_us),
+            "upstream_us": list(plan.upstream_us),
             "planned_us": list(plan.planned_us),
             "bound_us": plan.bound_us,
         }
@@ -174,7 +176,7 @@ def _row_json(index: int, row: PlanRow) -> dict[str, Any]:
     return {
         "step": index,
         "op": row.text,
-        "stock": [_said(spec) for spec in row.stock],
+        "upstream": [_said(spec) for spec in row.upstream],
         "inputs": [_said(spec) for spec in row.inputs],
         "outputs": [None if spec is None else _said(spec) for spec in row.outputs],
     }
@@ -195,12 +197,12 @@ def _plan(entry: dict[str, Any], path: str, at: tuple[str | int, ...]) -> Stored
         return tuple(spec for spec in specs(step, key) if spec is not None)
 
     rows = tuple(
-        PlanRow(row["op"], inputs(i, "stock"), inputs(i, "inputs"), tuple(specs(i, "outputs")))
+        PlanRow(row["op"], inputs(i, "upstream"), inputs(i, "inputs"), tuple(specs(i, "outputs")))
         for i, row in enumerate(entry["steps"])
     )
     head = entry["summary"]
-    stock, planned = tuple(head["stock_us"]), tuple(head["planned_us"])
-    return StoredPlan(rows, stock, planned, head["bound_us"], head["method"], path)
+    upstream, planned = tuple(head["upstream_us"]), tuple(head["planned_us"])
+    return StoredPlan(rows, upstream, planned, head["bound_us"], head["method"], path)
 
 
 def _said(spec: Spec) -> str:

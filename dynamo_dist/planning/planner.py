@@ -15,7 +15,7 @@ from dynamo_dist.planning.cost import Costs, Prices, accesses_of, is_view
 from dynamo_dist.planning.solve import PlacementProblem, solve_placements
 from dynamo_dist.planning.strategies import Strategies
 from dynamo_dist.planning.trace import Session, bracketed
-from dynamo_dist.program import Choice, Program, stock_choice
+from dynamo_dist.program import Choice, Program, upstream_choice
 from dynamo_dist.torch_compat import aot_tracing, dtensor_placements
 
 
@@ -63,8 +63,8 @@ def roots(program: Program) -> list[int]:
 def _word(program: Program, index: int) -> object:
     step = program.steps[index]
     values = tuple(program.value(ref) for ref in step.inputs)
-    stock, access = stock_choice(step), program.access(index)
-    return step.kind, step.text, values, step.outputs, step.mesh, step.fixed, stock, access
+    upstream, access = upstream_choice(step), program.access(index)
+    return step.kind, step.text, values, step.outputs, step.mesh, step.fixed, upstream, access
 
 
 def _turn(program: Program) -> int:
@@ -114,7 +114,7 @@ class Plan:
 
     program: Program
     choices: tuple[Choice, ...]
-    stock_us: tuple[float, float]
+    upstream_us: tuple[float, float]
     planned_us: tuple[float, float]
     bound_us: float
     method: str
@@ -144,11 +144,11 @@ def plan(
     choices = [strategies.of(i) if tied[i] == i else [] for i in range(len(program.steps))]
     for i, root in enumerate(tied):
         choices[i] = choices[root]
-    stock = [stock_choice(step) for step in program.steps]
+    upstream = [upstream_choice(step) for step in program.steps]
     costs = Costs(program, prices)
     for _ in range(ROUNDS):
         problem = PlacementProblem(program, choices, tied, costs)
-        solution = solve_placements(problem, stock)
+        solution = solve_placements(problem, upstream)
         refused = {
             (tied[i], choice)
             for i, choice in enumerate(solution.chosen)
@@ -163,12 +163,12 @@ def plan(
                     choices[j] = kept
     else:
         solution = solve_placements(
-            PlacementProblem(program, [[c] for c in stock], tied, costs), stock
+            PlacementProblem(program, [[c] for c in upstream], tied, costs), upstream
         )
     return Plan(
         program,
         tuple(solution.chosen),
-        problem.total_us(stock),
+        problem.total_us(upstream),
         problem.total_us(solution.chosen),
         solution.bound_us,
         solution.method,

@@ -1,7 +1,7 @@
 """``options={"plan": "repair"}``: compile a graph with every placement re-solved that the user has not set.
 
 A plan is made once for a graph and found again in a file beside Inductor's cache, or in the user's own
-(``options={"plan": "plan.json"}``). Whatever cannot be planned, or does not fit, is compiled as stock does.
+(``options={"plan": "plan.json"}``). Whatever cannot be planned, or does not fit, is compiled as upstream does.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.Sto
         "planned %d steps in %.1f s: communication %.0f -> %.0f us, modelled; gap %.2f %%",
         len(made.program.steps),
         made.seconds,
-        made.stock_us[0],
+        made.upstream_us[0],
         made.planned_us[0],
         100 * made.gap,
     )

@@ -2,7 +2,7 @@
 
 A binary variable per choice of a step, a continuous one per pair of placements across an edge; HiGHS
 through scipy. The relaxation is tight on chains and trees, and seldom loose elsewhere: its value is the
-bound that a plan is reported against. Without scipy, and where HiGHS finds nothing, stock's
+bound that a plan is reported against. Without scipy, and where HiGHS finds nothing, upstream's
 choices are improved one at a time instead.
 """
 
@@ -85,7 +85,7 @@ def solve_placements(problem: PlacementProblem, start: Sequence[Choice]) -> Solu
     if sum(problem.total_us(found)) < sum(problem.total_us(best)):
         best = found
     else:
-        method = "stock"
+        method = "upstream"
     return Solution(best, bound, method, time.perf_counter() - begin)
 
 

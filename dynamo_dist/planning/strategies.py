@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.planning.cost import shard_dim
-from dynamo_dist.program import Choice, MeshInfo, Program, Spec, Step, Value, stock_choice
+from dynamo_dist.program import Choice, MeshInfo, Program, Spec, Step, Value, upstream_choice
 from dynamo_dist.torch_compat import dtensor_planning
 
 # Operations on more tensors than this are offered one placement at a time, and the same to all.
@@ -39,24 +39,24 @@ class Strategies:
         self._on_mesh: dict[object, list[Choice]] = {}
 
     def of(self, index: int) -> list[Choice]:
-        """List the choices of step ``index``; stock's comes first."""
+        """List the choices of step ``index``; upstream's comes first."""
         step = self.program.steps[index]
-        stock = stock_choice(step)
+        upstream = upstream_choice(step)
         if step.fixed or step.kind in ("redistribute", "local"):
-            return [stock]
+            return [upstream]
         values = tuple(self.program.value(ref) for ref in step.inputs)
         mesh = self.program.meshes[step.mesh]
         if step.kind == "back":
-            return _first(stock, [Choice((s,), (s,)) for s in _specs(values[0], mesh)])
+            return _first(upstream, [Choice((s,), (s,)) for s in _specs(values[0], mesh)])
         key = (step.text, values, step.mesh)
         if key not in self._on_mesh:
             self._on_mesh[key] = list(self._products(index, values, mesh))
-        return _first(stock, self._on_mesh[key])
+        return _first(upstream, self._on_mesh[key])
 
     def accepts(self, index: int, choice: Choice) -> bool:
         """Return whether DTensor, given the inputs of ``choice`` on the real mesh, moves nothing and agrees."""
         step = self.program.steps[index]
-        if step.kind != "op" or choice == stock_choice(step):
+        if step.kind != "op" or choice == upstream_choice(step):
             return True
         schema = dtensor_planning.with_specs(
             self.schemas[index], self.meshes[step.mesh], choice.inputs
@@ -106,8 +106,8 @@ class Strategies:
         return choices
 
 
-def _first(stock: Choice, others: list[Choice]) -> list[Choice]:
-    return [stock, *(choice for choice in others if choice != stock)]
+def _first(upstream: Choice, others: list[Choice]) -> list[Choice]:
+    return [upstream, *(choice for choice in others if choice != upstream)]
 
 
 def _specs(value: Value, mesh: MeshInfo) -> list[Spec]:

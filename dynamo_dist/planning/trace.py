@@ -40,7 +40,7 @@ def enter(*tensors: Any) -> tuple[Any, ...]:
 
 
 def leave(*tensors: Any) -> tuple[Any, ...]:
-    """The graph's DTensor outputs as it ends: they come to lie where stock would leave them."""
+    """The graph's DTensor outputs as it ends: they come to lie where upstream would leave them."""
     left = tuple(
         t.redistribute(placements=t.placements) if isinstance(t, DTensor) else t for t in tensors
     )
@@ -154,7 +154,7 @@ class Session:
         flat, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in flat if isinstance(leaf, DTensor)]
         if self.depth or not tensors:
-            return self.hook.stock(op, args, kwargs)
+            return self.hook.upstream(op, args, kwargs)
         others = [leaf for leaf in flat if not isinstance(leaf, DTensor)]
         text = f"{op}{rendered(args, kwargs)}"
         mutable = bool(op._schema.is_mutable)
@@ -165,7 +165,7 @@ class Session:
             or any(t.device_mesh != tensors[0].device_mesh for t in tensors)
         )
         if self._strays(text, tensors):
-            return self.hook.stock(op, args, kwargs)
+            return self.hook.upstream(op, args, kwargs)
         with self._inside():
             index, inputs, planned = self._begin_step(text, tensors)
             if planned is not None:
@@ -180,7 +180,7 @@ class Session:
             with dtensor_planning.steered(
                 None if self.script is None else self.script[index].choice()
             ):
-                result = self.hook.stock(op, args, kwargs)
+                result = self.hook.upstream(op, args, kwargs)
         outputs = result if isinstance(result, (list, tuple)) else [result]
         here = tuple(dtensor_placements.words(t.placements) for t in tensors)
         self._end_step(
@@ -208,17 +208,17 @@ class Session:
         return result
 
     def on_move(
-        self, stock: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
+        self, upstream: Any, ctx: Any, tensor: Any, mesh: Any, placements: Any, *rest: Any
     ) -> Any:
         target = dtensor_placements.words(placements)
         if self.depth or tensor.device_mesh != mesh or self._strays("redistribute", [tensor]):
-            return stock(ctx, tensor, mesh, placements, *rest)
+            return upstream(ctx, tensor, mesh, placements, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("redistribute", [tensor])
             if planned is not None:
                 target = planned[0]
             goal = tuple(dtensor_placements.placement(text) for text in target)
-            result = stock(ctx, tensor, mesh, goal, *rest)
+            result = upstream(ctx, tensor, mesh, goal, *rest)
         self._moved(index, "redistribute", tensor, inputs, result, target, fixed=True)
         # Where an input of the graph enters, its gradient must come back to where it lies.
         ctx.dynamo_dist_pinned = (
@@ -226,28 +226,28 @@ class Session:
         )
         return result
 
-    def on_back(self, stock: Any, ctx: Any, gradient: Any) -> Any:
+    def on_back(self, upstream: Any, ctx: Any, gradient: Any) -> Any:
         if self.depth or not isinstance(gradient, DTensor):
-            return stock(ctx, gradient)
+            return upstream(ctx, gradient)
         pinned = bool(getattr(ctx, "dynamo_dist_pinned", False))
         if self._strays(f"back pinned={pinned}", [gradient]):
-            return stock(ctx, gradient)
+            return upstream(ctx, gradient)
         with self._inside():
             index, inputs, planned = self._begin_step(f"back pinned={pinned}", [gradient])
             if planned is not None:
                 dtensor_planning.set_backward_target(ctx, planned[0])
-            results = stock(ctx, gradient)
+            results = upstream(ctx, gradient)
         target = dtensor_placements.words(results[0].placements)
         self._moved(index, "back", gradient, inputs, results[0], target, fixed=pinned)
         return results
 
-    def on_local(self, stock: Any, ctx: Any, tensor: Any, *rest: Any) -> Any:
+    def on_local(self, upstream: Any, ctx: Any, tensor: Any, *rest: Any) -> Any:
         if self.depth or self._strays("to_local", [tensor]):
-            return stock(ctx, tensor, *rest)
+            return upstream(ctx, tensor, *rest)
         with self._inside():
             index, inputs, planned = self._begin_step("to_local", [tensor])
             here = tensor if planned is None else dtensor_planning.moved(tensor, planned[0])
-            result = stock(ctx, here, *rest)
+            result = upstream(ctx, here, *rest)
         spec = dtensor_placements.words(here.placements)
         self._end_step(
             index,

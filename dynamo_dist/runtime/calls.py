@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from dynamo_dist.errors import DTensorError
 from dynamo_dist.torch_compat import aot_runtime, dtensor_dispatch, dynamo_building, inductor_code
 from dynamo_dist.torch_compat.dtensor_specs import may_overlap
-from dynamo_dist.torch_compat.patching import Change, OwnState
+from dynamo_dist.torch_compat.patching import OwnState, Patch
 from dynamo_dist.tracing.operators import NAMESPACE
 from inductor_passes.inductor.session_in_work import has_trait
 
@@ -97,8 +97,8 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)")
 _KNOWN = frozenset(("aten", "prims", "inductor", "_c10d_functional", "_dtensor", NAMESPACE))
 
 
-def below_autograd_changes() -> list[Change]:
-    """List the changes that enabling makes; compiles with the trait gain by them."""
+def below_autograd_patches() -> list[Patch]:
+    """List the patches that enabling makes; compiles with the trait gain by them."""
     return inductor_code.wrap_compiled_code(_lower)
 
 
@@ -134,7 +134,7 @@ class _Made(NamedTuple):
 _made: dict[int, _Made] = {}
 
 
-def wrapping_changes() -> list[Change]:
+def wrapping_patches() -> list[Patch]:
     """List the changes to apply while the plugin is enabled."""
     return [aot_runtime.wrap_with(unflatten), _Forget()]
 
@@ -155,9 +155,9 @@ def unflatten(
     outer_size: Any,
     outer_stride: Any,
     *,
-    stock: Callable[..., DTensor] = aot_runtime.stock_unflatten,
+    upstream: Callable[..., DTensor] = aot_runtime.upstream_unflatten,
 ) -> DTensor:
-    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``stock``.
+    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``upstream``.
 
     ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
     """
@@ -173,7 +173,7 @@ def unflatten(
         return aot_runtime.dtensor(
             inner_tensors["_local_tensor"], known.spec, requires_grad=known.requires_grad
         )
-    made = stock(inner_tensors, flatten_spec, outer_size, outer_stride)
+    made = upstream(inner_tensors, flatten_spec, outer_size, outer_stride)
     # While tracing, sizes are symbols and tensors are fake: those specs are for that moment.
     if type(made._local_tensor) is torch.Tensor and all(
         type(number) is int for number in (*outer_size, *outer_stride)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from dynamo_dist.errors import DTensorError
 from dynamo_dist.runtime.guards import are
 from dynamo_dist.torch_compat import aot_gradients, aot_runtime
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from inductor_passes.inductor.session_in_work import has_trait
 
 
@@ -27,7 +27,7 @@ def _refuse() -> NoReturn:
     )
 
 
-def double_backward_changes() -> list[Change]:
+def double_backward_patches() -> list[Patch]:
     """List the changes to apply while the plugin is enabled."""
     return aot_gradients.on_double_backward(_refuse)
 
@@ -38,16 +38,16 @@ _grad_dtype = operator.attrgetter("grad_dtype")
 DIRECT_GRADIENTS = "direct_gradients"
 
 
-def gradients_changes() -> list[Change]:
-    """List the changes that enabling makes; compiles with the trait gain by them."""
+def gradients_patches() -> list[Patch]:
+    """List the patches that enabling makes; compiles with the trait gain by them."""
     return aot_gradients.wrap_gradients(_make)
 
 
-def _make(stock: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> aot_runtime.Wrap:
+def _make(upstream: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> aot_runtime.Wrap:
     return (
-        torch.compiler.disable(Gradients(stock, layout).give)
+        torch.compiler.disable(Gradients(upstream, layout).give)
         if has_trait(DIRECT_GRADIENTS)
-        else stock
+        else upstream
     )
 
 
@@ -79,11 +79,11 @@ class _Usual(NamedTuple):
 class Gradients:
     """From what a backward graph returns to what its autograd node returns.
 
-    ``stock`` is torch's function that does this.
+    ``upstream`` is torch's function that does this.
     """
 
-    def __init__(self, stock: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> None:
-        self.stock, self.layout = stock, layout
+    def __init__(self, upstream: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> None:
+        self.upstream, self.layout = upstream, layout
         self.known: dict[int, _Known] = {}
         self.devices = set[torch.device]()
         # The leaves that had no hooks when the process had made this many.
@@ -94,11 +94,11 @@ class Gradients:
         """``outs`` are local tensors; the result has DTensors, or None for what is added already."""
         node = aot_gradients.current_node()
         if node is None or torch.is_grad_enabled() or torch.is_anomaly_enabled():
-            return self.stock(outs)
+            return self.upstream(outs)
         edges = iter([edge for edge, _ in node.next_functions if edge is not None])
         targets = [next(edges, None) if needs else None for needs in node.needs_input_grad]
         if len(targets) != self.layout.inputs or not all(map(_in_order, self.devices)):
-            return self.stock(outs)
+            return self.upstream(outs)
         result: list[Any] = [None] * len(targets)
         for position, index in self.layout.plain:
             result[position] = outs[index]

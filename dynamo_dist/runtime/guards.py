@@ -18,7 +18,7 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_guards
 from dynamo_dist.torch_compat import dynamo_guards as checks_compat
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Closures:
             try:
                 self._add(source, under)
             except LookupError as unknown:
-                log.debug("stock's guards stay on %s", unknown)
+                log.debug("upstream's guards stay on %s", unknown)
         self.implied |= {
             id(guard)
             for guard in guards.inner
@@ -120,7 +120,7 @@ def _cells(function: FunctionType) -> tuple[CellType, ...]:
 def is_settled(value: object) -> bool:
     """Return whether nothing that tracing reads from ``value`` can change while it is the same object.
 
-    Numbers and strings count only inside another value: on their own, stock's guard is one comparison.
+    Numbers and strings count only inside another value: on their own, upstream's guard is one comparison.
     """
     if isinstance(value, functools.partial):
         exact = type(value) is functools.partial and not value.keywords
@@ -262,7 +262,7 @@ def _pass(checks: Sequence[checks_compat.Check], hooks: Sequence[Any]) -> bool:
     )
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """List the changes to apply while the plugin is enabled."""
     return [dynamo_guards.wrap_checks(name, identity_first) for name in dynamo_guards.VALUE_GUARDS]
 

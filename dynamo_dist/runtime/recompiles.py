@@ -14,7 +14,7 @@ import logging
 import types
 
 from dynamo_dist.torch_compat import dynamo_frames
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from inductor_passes.ranks import decision
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _told: set[int] = set()
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """List the changes to apply while the plugin is enabled."""
     return [
         *dynamo_frames.ask_before_giving_up(stays_compiled),

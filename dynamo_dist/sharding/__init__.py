@@ -1,4 +1,4 @@
-"""Strategies by which operators run on DTensors: those that stock lacks, or has wrong, and yours.
+"""Strategies by which operators run on DTensors: those that upstream lacks, or has wrong, and yours.
 
 ``enable()`` puts them in place and ``disable()`` takes them out.
 """

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 # Element by element, each result of its input's shape.
 ELEMENTWISE = (
@@ -97,19 +97,19 @@ def _is_pending(placement: object) -> bool:
     return isinstance(placement, Partial)
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for collectives that are given DTensors."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for collectives that are given DTensors."""
     return [
         *(
-            change
+            patch
             for name in ELEMENTWISE
             for op in dtensor_dispatch.overloads(name)
-            for change in dtensor_strategies.on_dispatch(op, handler)
+            for patch in dtensor_strategies.on_dispatch(op, handler)
         ),
         *(
-            change
+            patch
             for name in WAITS
             for op in dtensor_dispatch.overloads(name)
-            for change in dtensor_strategies.on_dispatch(op, on_local_tensors)
+            for patch in dtensor_strategies.on_dispatch(op, on_local_tensors)
         ),
     ]

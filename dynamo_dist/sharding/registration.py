@@ -27,7 +27,7 @@ from dynamo_dist.torch_compat import (
     dtensor_strategies,
     dynamo_compiler,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from inductor_passes.plugins import digest_of_sources
 
 
@@ -231,15 +231,15 @@ def register_strategy(
         with dynamo_compiler.compile_lock:
             registered[op] = (checked(op, function), info)
             if switch.is_enabled():
-                switch.apply(changes([op]))
+                switch.apply(patches([op]))
         return function
 
     return register
 
 
-def changes(ops: Sequence[dtensor_specs.OpOverload] | None = None) -> list[Change]:
-    """List the changes that enabling makes for the registered strategies, of these operators or of all."""
-    found: list[Change] = [dtensor_strategies.ClearCaches()]
+def patches(ops: Sequence[dtensor_specs.OpOverload] | None = None) -> list[Patch]:
+    """List the patches that enabling makes for the registered strategies, of these operators or of all."""
+    found: list[Patch] = [dtensor_strategies.ClearCaches()]
     for op in registered if ops is None else ops:
         function, info = registered[op]
         found += [

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
-from dynamo_dist.torch_compat.patching import Change, SetAttribute
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute
 
 VIEWS = {
     "aten.squeeze_.default": "aten.squeeze.default",
@@ -64,24 +64,24 @@ def times_number(
 times_number.forwards = True  # type: ignore[attr-defined]  # the planner plans what it calls
 
 
-def in_place_changes() -> list[Change]:
-    """List the changes that enabling makes for calls that are answered before any strategy."""
+def in_place_patches() -> list[Patch]:
+    """List the patches that enabling makes for calls that are answered before any strategy."""
     return [
         *(
-            change
+            patch
             for name, view in VIEWS.items()
             for op, functional in zip(
                 dtensor_dispatch.overloads(name), dtensor_dispatch.overloads(view), strict=True
             )
-            for change in dtensor_strategies.on_dispatch(op, as_view(functional))
+            for patch in dtensor_strategies.on_dispatch(op, as_view(functional))
         ),
         *dtensor_strategies.on_dispatch(torch.ops.aten.resize_.default, resized),
         *dtensor_strategies.on_dispatch(torch.ops.aten.mul.Scalar, times_number),
         *(
-            change
+            patch
             for name in NUMBERS
             for op in dtensor_dispatch.overloads(name)
-            for change in dtensor_strategies.on_dispatch(op, number)
+            for patch in dtensor_strategies.on_dispatch(op, number)
         ),
     ]
 
@@ -94,14 +94,14 @@ _OTHER = (
 )
 
 
-def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The method ``stock``, which writes to its tensor, also for gathered views of a DTensor."""
+def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """The method ``upstream``, which writes to its tensor, also for gathered views of a DTensor."""
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def write(self: DTensor, *args: Any, **kwargs: Any) -> Any:
         if not self._is_view() or not is_cut_off(self):
-            return stock(self, *args, **kwargs)
-        return write_through(self, stock, args, kwargs)
+            return upstream(self, *args, **kwargs)
+        return write_through(self, upstream, args, kwargs)
 
     return write
 
@@ -115,13 +115,13 @@ def is_cut_off(view: DTensor) -> bool:
 
 
 def write_through(
-    view: DTensor, stock: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    view: DTensor, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DTensor:
     """Write to a copy of ``view``, put that in its place in the whole base, and the base's part back."""
     base, mesh = view._base, view.device_mesh
     assert isinstance(base, DTensor)
     written: Any = view.clone()
-    stock(written, *args, **kwargs)
+    upstream(written, *args, **kwargs)
     everywhere = [Replicate()] * mesh.ndim
     whole, part = (each.redistribute(placements=everywhere).to_local() for each in (base, written))
     with torch.no_grad():
@@ -137,20 +137,20 @@ def write_through(
     return view
 
 
-def set_item(stock: Callable[..., Any]) -> Callable[..., Any]:
+def set_item(upstream: Callable[..., Any]) -> Callable[..., Any]:
     """``x[key] = value``: to a view, which torch writes to without calling a method, unless by tensors."""
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def assign(self: DTensor, key: Any, value: Any) -> None:
         keys = key if isinstance(key, tuple) else (key,)
         kinds = (int, slice, torch.SymInt)
         basic = all(each is None or each is ... or type(each) in kinds for each in keys)
         replicated = all(isinstance(each, Replicate) for each in self.placements)
         if not basic or (replicated and not self._is_view()):
-            return stock(self, key, value)
+            return upstream(self, key, value)
         view = self[key]
         if not isinstance(view, DTensor) or not view._is_view() or not is_cut_off(view):
-            return stock(self, key, value)
+            return upstream(self, key, value)
         if isinstance(value, torch.Tensor):
             while value.ndim > view.ndim and value.shape[0] == 1:
                 value = value[0]
@@ -172,8 +172,8 @@ def methods() -> list[str]:
     return [name for name in found if hasattr(torch.Tensor, name)]
 
 
-def writes_changes() -> list[Change]:
-    """List the changes that enabling makes for DTensor's writes."""
+def writes_patches() -> list[Patch]:
+    """List the patches that enabling makes for DTensor's writes."""
     return [
         *(SetAttribute(DTensor, name, writing(getattr(torch.Tensor, name))) for name in methods()),
         SetAttribute(DTensor, "__setitem__", set_item(torch.Tensor.__setitem__)),

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dynamo_dist.torch_compat.patching import Change, SetAttribute, _optional_module
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, _optional_module
 
 
 def storage_key(tensor: torch.Tensor) -> Any:
@@ -78,7 +78,7 @@ def on_output_aliases(
     replay: Callable[..., Any],
     apart: Callable[..., Any],
     cls: type,
-) -> list[Change]:
+) -> list[Patch]:
     """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
 
     AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
@@ -90,10 +90,10 @@ def on_output_aliases(
     the outputs to look at then, since the program returns none of the bases that it would count for aliases
     among them. Seen in torch 2.13 to 2.15.
     """
-    stock_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
-    stock_alias = _functional_utils.gen_alias_from_base
+    upstream_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
+    upstream_alias = _functional_utils.gen_alias_from_base
 
-    @functools.wraps(stock_collect)
+    @functools.wraps(upstream_collect)
     def collect(f: Any, *args: Any, **kwargs: Any) -> Any:
         ways: list[Any] = []
         returned: list[Any] = []
@@ -109,7 +109,7 @@ def on_output_aliases(
             found, ways[:] = record(flat, outputs)
             return type(outputs)(found)
 
-        inner = stock_collect(watched, *args, **kwargs)
+        inner = upstream_collect(watched, *args, **kwargs)
 
         @functools.wraps(inner)
         def run(*flat: Any) -> Any:
@@ -124,22 +124,22 @@ def on_output_aliases(
 
         return run
 
-    @functools.wraps(stock_collect)
+    @functools.wraps(upstream_collect)
     def collect_local(f: Any, *args: Any, **kwargs: Any) -> Any:
         @functools.wraps(f)
         def watched(*flat: Any) -> Any:
             outputs = f(*flat)
             return type(outputs)(apart(flat, outputs))
 
-        return stock_collect(watched, *args, **kwargs)
+        return upstream_collect(watched, *args, **kwargs)
 
-    @functools.wraps(stock_alias)
+    @functools.wraps(upstream_alias)
     def alias(
         base: Any, target: Any, requires_grad: bool, way: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if isinstance(base, cls) and (way is not None or not _same_layout(base, target)):
             return replay(way, base, target, requires_grad)
-        return stock_alias(base, target, requires_grad, way, *args, **kwargs)
+        return upstream_alias(base, target, requires_grad, way, *args, **kwargs)
 
     local_program = _optional_module("torch._functorch._aot_autograd.graph_capture_wrappers")
     places = [
@@ -154,8 +154,8 @@ def on_output_aliases(
         SetAttribute(place, name, value)
         for place in places
         for name, value in (
-            (stock_collect.__name__, collect_local if place is local_program else collect),
-            (stock_alias.__name__, alias),
+            (upstream_collect.__name__, collect_local if place is local_program else collect),
+            (upstream_alias.__name__, alias),
         )
         if name in vars(place or object)
     ]

@@ -24,7 +24,7 @@ from dynamo_dist.torch_compat.aot_runtime import Wrap
 from dynamo_dist.torch_compat.dtensor_dispatch import dispatcher, tree_leaves, tree_map_only
 from dynamo_dist.torch_compat.dtensor_strategies import _CloneOfParts
 from dynamo_dist.torch_compat.patching import (
-    Change,
+    Patch,
     SetAttribute,
     WrapAttribute,
     _optional_module,
@@ -70,19 +70,19 @@ class _ReplicasOfAnySize(TorchDispatchMode):
         return func(*given[0], **given[1])
 
 
-def replicas_in_backward() -> list[Change]:
+def replicas_in_backward() -> list[Patch]:
     """Let autograd's own formulas mix tensors that they make with the DTensors they are given.
 
     Formulas such as that of ``cummax`` start from zeros of the global shape, which are the same on
     every rank. Seen in 2.13 to 2.15, where two modules name the engine's entry.
     """
-    stock = _autograd_graph._engine_run_backward
+    upstream = _autograd_graph._engine_run_backward
 
     # Every backward of every program passes here: without a group there is no mesh, and so no DTensor.
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_initialized():
-            return stock(*args, **kwargs)
+            return upstream(*args, **kwargs)
         mode = get_proxy_mode()
         dispatching = dispatcher()
         before = dispatching._allow_implicit_replication
@@ -90,32 +90,32 @@ def replicas_in_backward() -> list[Change]:
         try:
             # No mode where every size is a number: what looks for modes takes another way with any.
             if mode is None or not mode.tracer.sympy_expr_tracker:
-                return stock(*args, **kwargs)
+                return upstream(*args, **kwargs)
             with _ReplicasOfAnySize():
-                return stock(*args, **kwargs)
+                return upstream(*args, **kwargs)
         finally:
             dispatching._allow_implicit_replication = before
 
     return [
-        SetAttribute(module, stock.__name__, run)
+        SetAttribute(module, upstream.__name__, run)
         for module in (_autograd_graph, torch.autograd)
-        if getattr(module, stock.__name__, None) is stock
+        if getattr(module, upstream.__name__, None) is upstream
     ]
 
 
-def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
+def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
     """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first argument.
 
     Torch computes it, and then does not know what to return. Its C++ looks up once for all time what
     finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
-    def writing(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def propagate(
             self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
         ) -> Any:
-            found = stock(
+            found = upstream(
                 self, op, args, kwargs, *rest
             )  # refuses plain tensors where they may not stand
             plain = args and isinstance(args[0], torch.Tensor) and not isinstance(args[0], DTensor)
@@ -134,15 +134,15 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Change]:
     return [WrapAttribute(OpDispatcher, name, writing)]
 
 
-def pending_inputs_stay_pending() -> list[Change]:
+def pending_inputs_stay_pending() -> list[Patch]:
     """Have AOTAutograd copy the parts of an input that a program to be trained changes in place.
 
     Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the whole for the
     parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
-    def keeping(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def keeping(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def fresh(index: int, tensor: Any, meta: Any) -> Any:
             known = meta.input_info[index] if index in meta.mutated_inp_runtime_indices else None
             if (
@@ -153,14 +153,14 @@ def pending_inputs_stay_pending() -> list[Change]:
                 and any(isinstance(each, Partial) for each in tensor.placements)
             ):
                 return _CloneOfParts.apply(tensor)
-            return stock(index, tensor, meta)
+            return upstream(index, tensor, meta)
 
         return fresh
 
     return [WrapAttribute(_graph_capture_wrappers, "maybe_to_fresh_input", keeping)]
 
 
-def on_double_backward(refuse: Callable[[], None]) -> list[Change]:
+def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
     """Call ``refuse()`` when a compiled backward that returns DTensors runs with ``create_graph=True``.
 
     Torch wraps those results behind autograd's back: a second gradient goes not further, and what was to come from
@@ -170,13 +170,13 @@ def on_double_backward(refuse: Callable[[], None]) -> list[Change]:
     ``RuntimeWrapper.post_compile`` gets the graph's ``autograd.Function.apply``, from a cache too. Seen in 2.13 to 2.15.
     """
 
-    def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def post_compile(self: Any, compiled_fn: Any, *args: Any, **kwargs: Any) -> Any:
             function = getattr(compiled_fn, "__self__", None)
             if isinstance(function, type) and _returns_dtensors(function):
                 function.backward = _checking(function.backward, refuse)  # type: ignore[attr-defined]
-            return stock(self, compiled_fn, *args, **kwargs)
+            return upstream(self, compiled_fn, *args, **kwargs)
 
         return post_compile
 
@@ -223,7 +223,7 @@ class WrappedGradient(NamedTuple):
     meta: Any
 
     def unflatten(self, local: torch.Tensor, mesh: Any) -> DTensor:
-        """The DTensor, as stock makes it."""
+        """The DTensor, as upstream makes it."""
         inner = {"_local_tensor": local, "device_mesh": mesh}
         size, stride = torch.Size(self.meta.outer_size), tuple(self.meta.outer_stride)
         return DTensor.__tensor_unflatten__(inner, self.meta.meta, size, stride)
@@ -237,8 +237,8 @@ class GradientLayout(NamedTuple):
     wrapped: tuple[WrappedGradient, ...]
 
 
-def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Change]:
-    """``make(stock, layout)`` stands for the function that turns a backward's outputs into gradients.
+def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Patch]:
+    """``make(upstream, layout)`` stands for the function that turns a backward's outputs into gradients.
 
     Empty where this torch has no such function, or lacks what ``make`` needs to tell that nobody looks
     at a gradient. ``codegen_backward_subclass_fns`` was seen in 2.13 to 2.15.
@@ -254,9 +254,9 @@ def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Change]
     ):
         return []
 
-    def wrapped(stock: Any) -> Any:
+    def wrapped(upstream: Any) -> Any:
         def build(grad_input_metas: Any = None) -> Any:
-            unwrap, wrap = stock(grad_input_metas)
+            unwrap, wrap = upstream(grad_input_metas)
             layout = None if wrap is None else _layout(grad_input_metas)
             return unwrap, wrap if layout is None else make(wrap, layout)
 
@@ -360,14 +360,14 @@ class _Told(Exception):
 
 
 _ASK = object()
-_stock_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
+_upstream_register_hook: Any = getattr(_hook_owner, "_register_hook", None)
 
 
 def _register_or_tell(hooks: Any, hook: Any) -> Any:
-    """Stock's way to add ``hook`` to those of a node, or to tell which there are."""
+    """Upstream's way to add ``hook`` to those of a node, or to tell which there are."""
     if hook is _ASK:
         raise _Told(bool(hooks))
-    return _stock_register_hook(hooks, hook)
+    return _upstream_register_hook(hooks, hook)
 
 
 def has_hooks(node: Any) -> bool:

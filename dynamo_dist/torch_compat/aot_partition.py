@@ -15,13 +15,13 @@ from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dynamo_dist.torch_compat.patching import Change, SetAttribute, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, WrapAttribute, has
 from inductor_passes.rewrite.bucket import GATHERED_FOR
 
 _LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that communicate
 
 
-def keep_in_its_pass(own: str) -> list[Change]:
+def keep_in_its_pass(own: str) -> list[Patch]:
     """Keep launches in the pass, forward or backward, that launched them, and launch them once.
 
     The partitioner copies into the backward whatever it can compute there, dead launches too, and moves
@@ -41,17 +41,17 @@ def keep_in_its_pass(own: str) -> list[Change]:
     ]
 
 
-def _kept(stock: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
+def _kept(upstream: Callable[[Any], bool], own: str, part: str, node: Any) -> bool:
     namespace, tag = getattr(node.target, "namespace", None), node.meta.get("partitioner_tag")
     if namespace == own:
         # What an autograd function traced in its backward may bear no tag; all of the forward does.
         return (tag in ("is_forward", "must_be_in_forward")) == (part == "forward")
     if namespace in _LAUNCHING and not _partitioners.must_recompute(node):
-        return tag == f"is_{part}" or stock(node)
-    return stock(node)
+        return tag == f"is_{part}" or upstream(node)
+    return upstream(node)
 
 
-def drop_dead_chains() -> list[Change]:
+def drop_dead_chains() -> list[Patch]:
     """Let the partitioner drop the computation between dead launches, and so the launches before it.
 
     It copies into the backward what it can compute there, and drops the launches that are dead. What is no
@@ -60,30 +60,30 @@ def drop_dead_chains() -> list[Change]:
     """
     if not has(_partitioners, "is_not_collective", off="some dead launches run"):
         return []
-    stock = _partitioners.is_not_collective
+    upstream = _partitioners.is_not_collective
     return [
         SetAttribute(
-            _partitioners, "is_not_collective", lambda node: stock(node) and node.is_impure()
+            _partitioners, "is_not_collective", lambda node: upstream(node) and node.is_impure()
         )
     ]
 
 
-def save_states_before_objects() -> list[Change]:
+def save_states_before_objects() -> list[Patch]:
     """Random states that a backward graph replays stand before the objects that it needs.
 
     What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh, sizes.
-    Stock adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.13
+    Upstream adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.13
     to 2.15.
     """
-    stock = _partitioners.functionalize_rng_ops
+    upstream = _partitioners.functionalize_rng_ops
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def functionalize(joint: Any, forward: Any, backward: Any, last: int) -> Any:
         inputs = backward.graph.find_nodes(op="placeholder")
         tangent = next((node for node in inputs if "tangent" in node.name), None)
         saved = inputs[: inputs.index(tangent)] if tangent is not None else []
         objects = [node for node in saved if _is_object(node)]
-        forward, backward = stock(joint, forward, backward, last + len(objects))
+        forward, backward = upstream(joint, forward, backward, last + len(objects))
         for node in objects:
             tangent.prepend(node)  # type: ignore[union-attr]
         backward.recompile()
@@ -96,7 +96,7 @@ def _is_object(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), FakeScriptObject)
 
 
-def draw_once() -> list[Change]:
+def draw_once() -> list[Patch]:
     """Draws of DTensors on CUDA are neither merged nor repeated, which would change what is drawn.
 
     They are calls of one higher-order operator, without the tag by which AOTAutograd knows random
@@ -104,11 +104,11 @@ def draw_once() -> list[Change]:
     for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
     """
     operator = _rng_prims.run_dtensor_rng_op
-    stock = _partitioners.force_save_effectful_ops
+    upstream = _partitioners.force_save_effectful_ops
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def force_save(joint: fx.GraphModule) -> None:
-        stock(joint)
+        upstream(joint)
         for node in joint.graph.find_nodes(op="call_function", target=operator):
             items = node.users if isinstance(node.meta.get("val"), (tuple, list)) else ()
             for each in (node, *items):
@@ -116,7 +116,7 @@ def draw_once() -> list[Change]:
 
     return [
         SetAttribute(_partitioners, "force_save_effectful_ops", force_save),
-        WrapAttribute(_compile_utils, "rand_ops", lambda stock: [*stock, operator]),
+        WrapAttribute(_compile_utils, "rand_ops", lambda upstream: [*upstream, operator]),
     ]
 
 

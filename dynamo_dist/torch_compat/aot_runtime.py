@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from dynamo_dist.torch_compat.patching import (
-    Change,
+    Patch,
     SetAttribute,
     WrapAttribute,
     _optional_module,
@@ -26,11 +26,11 @@ from dynamo_dist.torch_compat.patching import (
 
 def on_forward_with_tangents(
     cls: type, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> list[Change]:
+) -> list[Patch]:
     """Run ``wrap(forward)`` for each forward whose backward takes several gradients, one of them a ``cls``."""
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def post_compile(
             self: Any, compiled_fn: Any, *args: Any, runtime_metadata: Any, **kwargs: Any
         ) -> Any:
@@ -38,7 +38,7 @@ def on_forward_with_tangents(
             kinds = [getattr(meta, "original_subclass_type", None) for meta in tangents]
             if self.trace_joint and len(kinds) > 1 and cls in kinds:
                 compiled_fn = wrap(compiled_fn)
-            return stock(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
+            return upstream(self, compiled_fn, *args, runtime_metadata=runtime_metadata, **kwargs)
 
         return post_compile
 
@@ -47,63 +47,63 @@ def on_forward_with_tangents(
 
 def on_plain_tangent(
     cls: type, answer: Callable[[torch.Tensor, Any], torch.Tensor | None]
-) -> list[Change]:
+) -> list[Patch]:
     """A plain gradient where the backward was traced with a ``cls``: ``answer(gradient, metadata)`` in its place.
 
-    ``metadata``: what ``__tensor_flatten__`` gave. On None stock refuses it.
+    ``metadata``: what ``__tensor_flatten__`` gave. On None upstream refuses it.
     """
     owner = _runtime_wrappers.AOTDispatchAutograd
-    stock = owner.process_runtime_tangent
+    upstream = owner.process_runtime_tangent
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def process_runtime_tangent(x: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
         if type(x) is torch.Tensor and getattr(meta, "original_subclass_type", None) is cls:
             found = answer(x, meta.meta)
             x = x if found is None else found
-        return stock(x, meta, *args, **kwargs)
+        return upstream(x, meta, *args, **kwargs)
 
     return [SetAttribute(owner, "process_runtime_tangent", staticmethod(process_runtime_tangent))]
 
 
-def keep_first_symbols() -> list[Change]:
+def keep_first_symbols() -> list[Patch]:
     """While AOTAutograd makes a graph, a size that is known as an input stays known as that input.
 
-    Stock lets any later value that simplifies to the same symbol take its place, such as the
+    Upstream lets any later value that simplifies to the same symbol take its place, such as the
     ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
     without end. Seen in torch 2.13 to 2.15.
     """
-    stock = _proxy_tensor.set_proxy_slot
+    upstream = _proxy_tensor.set_proxy_slot
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
         known = expression = None
         if isinstance(obj, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             expression = obj.node.expr
             known = tracer.sympy_expr_tracker.get(expression)
-        stock(obj, tracer, proxy)
+        upstream(obj, tracer, proxy)
         if known is not None:
             tracer.sympy_expr_tracker[expression] = known
 
     return [SetAttribute(_proxy_tensor, "set_proxy_slot", set_proxy_slot)]
 
 
-def wrap_with(unflatten: Callable[..., DTensor]) -> Change:
-    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as ``stock``."""
+def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:
+    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as ``upstream``."""
     return WrapAttribute(
         DTensor,
         "__tensor_unflatten__",
-        lambda stock: staticmethod(functools.partial(unflatten, stock=stock)),
+        lambda upstream: staticmethod(functools.partial(unflatten, upstream=upstream)),
     )
 
 
-stock_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
+upstream_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
 # ``dtensor(local, spec, requires_grad=...)``, without an initializer that does nothing but take time.
 _new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
 dtensor: Callable[..., DTensor] = DTensor if _new is None else functools.partial(_new, DTensor)
 Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-def write_to_pending_inputs() -> list[Change]:
+def write_to_pending_inputs() -> list[Patch]:
     """Let in-place ops on a tensor in flight that enters a graph write to the tensor itself.
 
     AOTAutograd waits for such inputs before the graph; for those inside of DTensors from 2.14 on. In 2.13 the graph waits, and what that gives is another tensor, so that a write to it is lost.
@@ -111,8 +111,8 @@ def write_to_pending_inputs() -> list[Change]:
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def dispatch(
             func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
@@ -124,14 +124,14 @@ def write_to_pending_inputs() -> list[Change]:
                         tensor.elem.copy_(tensor.trigger_wait())
                     elif isinstance(tensor.elem, FakeTensor):
                         tensor.completed = True  # what the graph made of it is written back
-            return stock(func, types, args, kwargs)
+            return upstream(func, types, args, kwargs)
 
         return staticmethod(dispatch)
 
     return [WrapAttribute(AsyncCollectiveTensor, "__torch_dispatch__", changed)]
 
 
-def pending_inputs_have_gradients() -> list[Change]:
+def pending_inputs_have_gradients() -> list[Patch]:
     """Trace an input that waits when it is read with its gradient, where one is recorded.
 
     AOTAutograd puts the tensor inside in its place, which never has one: what eager mode recorded before is cut off,
@@ -143,12 +143,12 @@ def pending_inputs_have_gradients() -> list[Change]:
     ]
     if not has(places[0], "process_inputs", off="inputs in flight lose their gradients"):
         return []
-    stock: Any = getattr(places[0], "process_inputs")  # noqa: B009 - a module that may be missing
+    upstream: Any = getattr(places[0], "process_inputs")  # noqa: B009 - a module that may be missing
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def process(flat_args: list[Any], *args: Any, **kwargs: Any) -> Any:
         before = list(flat_args)
-        found = stock(flat_args, *args, **kwargs)
+        found = upstream(flat_args, *args, **kwargs)
         if isinstance(found, tuple):
             for i, (given, traced) in enumerate(zip(before, found[0], strict=True)):
                 if isinstance(given, AsyncCollectiveTensor) and given.requires_grad:
@@ -158,7 +158,7 @@ def pending_inputs_have_gradients() -> list[Change]:
     return [
         SetAttribute(place, "process_inputs", process)
         for place in places
-        if getattr(place, "process_inputs", None) is stock
+        if getattr(place, "process_inputs", None) is upstream
     ]
 
 

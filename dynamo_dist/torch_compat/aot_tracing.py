@@ -19,21 +19,21 @@ from torch.autograd.function import _is_setup_context_defined
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx.experimental import proxy_tensor
 
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
 
 
-def pass_context() -> list[Change]:
+def pass_context() -> list[Patch]:
     """Trace the forward of an autograd function without gradients with its context, and only with its own.
 
-    Up to 2.14 stock counts the arguments to tell whether the forward takes a context, which is wrong where
+    Up to 2.14 upstream counts the arguments to tell whether the forward takes a context, which is wrong where
     it takes any number of tensors: the backward of a gather to two ranks loses it.
     """
     owner = AutogradFunctionVariable
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
         return []
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call_apply(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             forward = self.fn_cls.forward
             takes_context = not _is_setup_context_defined(self.fn_cls.setup_context)
@@ -43,7 +43,7 @@ def pass_context() -> list[Change]:
                 or takes_context == (len(args) != len(inspect.signature(forward).parameters))
                 or (torch.is_grad_enabled() and _may_need_gradient(args))
             ):
-                return stock(self, tx, args, kwargs)
+                return upstream(self, tx, args, kwargs)
             source = self.source and AttrSource(self.source, "forward")
             context = [AutogradFunctionContextVariable.create(tx, args, kwargs)]
             function = VariableTracker.build(tx, forward, source=source, realize=True)
@@ -54,7 +54,7 @@ def pass_context() -> list[Change]:
     return [WrapAttribute(owner, "call_apply", changed)]
 
 
-def gradients_are_apart() -> list[Change]:
+def gradients_are_apart() -> list[Patch]:
     """Trace the backward of an autograd function with gradients in memory of their own.
 
     Dynamo takes the forward's results for examples of their gradients. A forward that returns its argument, or a view
@@ -63,8 +63,8 @@ def gradients_are_apart() -> list[Change]:
     to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def trace_backward_graph(
             self: Any, tx: Any, ctx: Any, fwd_tracer: Any, fwd_out: Any, *args: Any, **kwargs: Any
         ) -> Any:
@@ -79,7 +79,7 @@ def gradients_are_apart() -> list[Change]:
                 for node, value in before.items():
                     node.meta["example_value"] = _apart(value)
             try:
-                return stock(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
+                return upstream(self, tx, ctx, fwd_tracer, fwd_out, *args, **kwargs)
             finally:
                 for node, value in before.items():
                     node.meta["example_value"] = value
@@ -115,7 +115,7 @@ def _may_need_gradient(args: Any) -> bool:
     return any(found)
 
 
-def equal_meshes_are_one() -> list[Change]:
+def equal_meshes_are_one() -> list[Patch]:
     """Let a mesh that comes in with a gradient be the equal one that came in with an argument.
 
     DTensor's sharding decisions are kept under keys that compare, so that a result may have the mesh of an earlier
@@ -123,8 +123,8 @@ def equal_meshes_are_one() -> list[Change]:
     would return what only the backward has ("Node tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
-    def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def set_proxy_slot(obj: Any, tracer: Any, proxy: Any) -> None:
             mesh, proxies = _real(obj), getattr(tracer, "_opaque_real_obj_proxy", None)
             if isinstance(mesh, DeviceMesh) and proxies is not None and id(mesh) not in proxies:
@@ -132,7 +132,7 @@ def equal_meshes_are_one() -> list[Change]:
                     if isinstance(_real(other), DeviceMesh) and _real(other) == mesh:
                         proxies[id(mesh)] = known
                         break
-            stock(obj, tracer, proxy)
+            upstream(obj, tracer, proxy)
 
         return set_proxy_slot
 

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES
 from torch.distributed._composable.replicate import _ReplicateState, replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
 FORWARD: Any = DistributedDataParallel.forward
 ReplicateState = _ReplicateState
@@ -146,14 +146,14 @@ def begin_forward(ddp: DistributedDataParallel) -> bool:
     return ddp.require_forward_param_sync
 
 
-def on_eager_ddp_forward(note: Callable[[Any], None]) -> list[Change]:
+def on_eager_ddp_forward(note: Callable[[Any], None]) -> list[Patch]:
     """Call ``note(ddp)`` when a forward begins in eager mode."""
 
-    def before(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def before(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             note(self)
-            return stock(self, *args, **kwargs)
+            return upstream(self, *args, **kwargs)
 
         return pre_forward
 

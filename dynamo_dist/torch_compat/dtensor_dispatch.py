@@ -24,7 +24,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_dist.errors import StrategyError
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
@@ -74,28 +74,28 @@ def made_tensors_are_replicas() -> Iterator[None]:
         dispatcher._allow_implicit_replication = before
 
 
-def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Change]:
+def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Patch]:
     """Have ``answer(run, arguments)`` make each call of a graph, in Dynamo and in AOTAutograd.
 
     Dynamo runs a node on fake tensors by a function of its utilities; AOTAutograd traces the graph by an
     interpreter. Seen in 2.13 to 2.15.
     """
 
-    def tried(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def tried(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def run_node(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
             if node.op != "call_function":
-                return stock(tracer, node, args, kwargs, nnmodule)
-            return answer(lambda: stock(tracer, node, args, kwargs, nnmodule), (args, kwargs))
+                return upstream(tracer, node, args, kwargs, nnmodule)
+            return answer(lambda: upstream(tracer, node, args, kwargs, nnmodule), (args, kwargs))
 
         return run_node
 
-    def traced(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def traced(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def run_node(self: Any, node: Any) -> Any:
             if node.op != "call_function":
-                return stock(self, node)
-            return answer(lambda: stock(self, node), self.fetch_args_kwargs_from_env(node))
+                return upstream(self, node)
+            return answer(lambda: upstream(self, node), self.fetch_args_kwargs_from_env(node))
 
         return run_node
 
@@ -109,7 +109,7 @@ def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list
 _NUMBERS = {torch.float64: 1.0, torch.int64: 1, torch.bool: True, torch.complex128: 1j}
 
 
-def one_decision_for_numbers() -> list[Change]:
+def one_decision_for_numbers() -> list[Patch]:
     """Have a number and a replicated tensor of no dimensions, in one place, decided alike.
 
     The cache's key has the same entry for both: ``x - 1.0`` was served what ``x - t`` had been decided,
@@ -117,15 +117,15 @@ def one_decision_for_numbers() -> list[Change]:
     the number is, and the decision names a layout for either.
     """
 
-    def deciding(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def deciding(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def propagate(
             self: Any, op: OpOverload, args: Any, kwargs: Any, op_info: Any, *rest: Any
         ) -> Any:
             schema = op_info.schema
             alike = _alike(schema) if _takes_numbers(op) else {}
             if not alike:
-                return stock(self, op, args, kwargs, op_info, *rest)
+                return upstream(self, op, args, kwargs, op_info, *rest)
             values = list(schema.args_schema)
             for at, spec in alike.items():
                 values[at] = _NUMBERS[spec.tensor_meta.dtype]  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ def one_decision_for_numbers() -> list[Change]:
                 op, tuple(values), schema.kwargs_schema, schema_info=schema.schema_info
             )
             try:
-                found = stock(self, op, args, kwargs, op_info, *rest)
+                found = upstream(self, op, args, kwargs, op_info, *rest)
             finally:
                 op_info.schema = schema
             if isinstance(found, OutputSharding) and not found.use_val_from_redistribute_schema:
@@ -207,7 +207,7 @@ def shapes_of_results(
     return [tuple(r.shape) for r in tree_leaves(results) if isinstance(r, torch.Tensor)]
 
 
-def as_stock(
+def as_upstream(
     op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The call as it would be answered if ``handler``, which makes it, or one around it were not there."""
@@ -219,18 +219,18 @@ def as_stock(
         handlers[op] = found
 
 
-def on_clipping(clip: Callable[..., None]) -> list[Change]:
-    """Have ``clip(stock, parameters, max_norm, total_norm, foreach)`` scale gradients to a norm.
+def on_clipping(clip: Callable[..., None]) -> list[Patch]:
+    """Have ``clip(upstream, parameters, max_norm, total_norm, foreach)`` scale gradients to a norm.
 
     Torch's function for it has this name in 2.13 to 2.15.
     """
 
-    def clipping(stock: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(stock)
+    def clipping(upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)
         def scale(
             parameters: Any, max_norm: float, total_norm: Any, foreach: bool | None = None
         ) -> None:
-            clip(stock, parameters, max_norm, total_norm, foreach)
+            clip(upstream, parameters, max_norm, total_norm, foreach)
 
         return scale
 

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from dynamo_dist.errors import PlanError
 from dynamo_dist.program import MeshInfo, Spec, Value
 from dynamo_dist.torch_compat.dtensor_specs import DTensorSpec, TensorMeta
-from dynamo_dist.torch_compat.patching import Change, Made, SetAttribute, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Made, Patch, SetAttribute, WrapAttribute, has
 
 _opaque: dict[str, Placement] = {}
 
@@ -94,7 +94,7 @@ def is_spec(value: object) -> bool:
     return isinstance(value, DTensorSpec)
 
 
-def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Change]:
+def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Patch]:
     """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``meta[field]``.
 
     A conjugation or negation that is only noted on a local tensor is done before it is sent: products, copies and views
@@ -110,21 +110,21 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
 
     asking: contextvars.ContextVar[str] = contextvars.ContextVar("asking", default="")
 
-    def annotated(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def annotated(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
             # Asked first: an exported program would name both, whether there is something to do or not.
             if local.is_conj() or local.is_neg():
                 local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
-                return stock(local, current, target, **how)
+                return upstream(local, current, target, **how)
             with _noted(field, describe(current, target, asking.get())):
-                return stock(local, current, target, **how)
+                return upstream(local, current, target, **how)
 
         return redistribute_local_tensor
 
-    def asked(stock: Any) -> Any:
-        function = getattr(stock, "__func__", stock)
+    def asked(upstream: Any) -> Any:
+        function = getattr(upstream, "__func__", upstream)
 
         @functools.wraps(function)
         def redistribute_local_args(op_info: Any, schema: Any, *rest: Any, **how: Any) -> Any:
@@ -178,10 +178,10 @@ KEPT_OFFSETS = 64
 _partition_value: Any = vars(Partial)["_partition_value"]
 
 
-def cut_empty_shards() -> list[Change]:
+def cut_empty_shards() -> list[Patch]:
     """Have the shards of ranks for which nothing is left be cut off the tensor, as those of all ranks are.
 
-    Stock makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
+    Upstream makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
     the forward instead of the backward, or not at all where its result is cut, and the ranks hang. Seen
     in 2.13 to 2.15.
     """
@@ -192,19 +192,19 @@ def cut_empty_shards() -> list[Change]:
     return [SetAttribute(_placement_types, "fill_empty_tensor_to_shards", fill)]
 
 
-def keep_strided_shards() -> list[Change]:
+def keep_strided_shards() -> list[Patch]:
     """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
 
     Such a view says by a flag that the order of its shards stands beside its placements; the flattened
     form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13 to 2.15.
     """
-    stock = DTensor.__tensor_unflatten__
+    upstream = DTensor.__tensor_unflatten__
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def unflatten(inner: Any, context: Any, size: Any, stride: Any) -> Any:
         placements, meta, *rest = context
         if len(rest) != 2 or rest[0] is None or not any(map(_is_strided_shard, placements)):
-            return stock(inner, context, size, stride)
+            return upstream(inner, context, size, stride)
         spec = DTensorSpec(
             inner["device_mesh"],
             placements,
@@ -221,7 +221,7 @@ def _is_strided_shard(placement: Any) -> bool:
     return isinstance(placement, _placement_types._StridedShard)
 
 
-def count_strided_shards_with_real_tensors() -> list[Change]:
+def count_strided_shards_with_real_tensors() -> list[Patch]:
     """Compute the size of a strided shard with real tensors while tracing, not with fakes.
 
     Otherwise each index becomes an unknown size of the program's graph. Seen in torch 2.13 to 2.15.
@@ -229,20 +229,20 @@ def count_strided_shards_with_real_tensors() -> list[Change]:
     cls, name = _placement_types._StridedShard, "local_shard_size_and_offset"
     if not has(cls, name, off="strided shards may not trace"):
         return []
-    stock: Any = vars(cls)[name]
+    upstream: Any = vars(cls)[name]
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def size_and_offset(*args: Any, **kwargs: Any) -> Any:
         fake = _get_dispatch_mode(_ModeKey.FAKE) is not None
         args, kwargs = _pytree.tree_map_only(torch.SymInt, _known_size, (args, kwargs))
         if not fake or any(isinstance(arg, torch.SymInt) for arg in (*args, *kwargs.values())):
-            return stock(*args, **kwargs)
+            return upstream(*args, **kwargs)
         return counted(*args, **kwargs)
 
     @functools.lru_cache(maxsize=KEPT_OFFSETS)  # a list as long as the dimension
     def counted(*args: Any, **kwargs: Any) -> Any:
         with _disable_current_modes():
-            return stock(*args, **kwargs)
+            return upstream(*args, **kwargs)
 
     return [SetAttribute(cls, name, size_and_offset)]
 
@@ -253,17 +253,17 @@ def _known_size(size: torch.SymInt) -> int | torch.SymInt:
     return size if known is None else known
 
 
-def fix_split_factors() -> list[Change]:
+def fix_split_factors() -> list[Patch]:
     """With dynamic sizes, a view that joins dimensions is laid out as in eager.
 
     Where a dimension behind the first is sharded, the product of those before it is how often its shards
-    lie in the joined one, and must be a number: these sizes are fixed, by guards. Stock refuses the
+    lie in the joined one, and must be a number: these sizes are fixed, by guards. Upstream refuses the
     view; on meshes of several dimensions the tensor is gathered as before.
     """
     cls = _view_ops._ViewShardingPropagator
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def rewrite(
             self: Any, p: Any, mesh_dim: int, placements: Any, claimed: Any, sizes: Any, *args: Any
         ) -> Any:
@@ -275,7 +275,7 @@ def fix_split_factors() -> list[Change]:
                     for dim in dims[: dims.index(p.dim)] if p.dim in dims else ():
                         if not has_free_unbacked_symbols(sizes[dim]):
                             sizes[dim] = int(sizes[dim])
-            return stock(self, p, mesh_dim, placements, claimed, sizes, *args)
+            return upstream(self, p, mesh_dim, placements, claimed, sizes, *args)
 
         return rewrite
 

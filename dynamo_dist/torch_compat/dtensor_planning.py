@@ -28,7 +28,7 @@ _propagator: Any = _dispatcher.sharding_propagator
 
 class Interception:
     """While applied, every DTensor operation goes through ``on_op``; the three functions besides it
-    take a stock function and its arguments, for explicit redistributes, their backward, and to_local.
+    take a upstream function and its arguments, for explicit redistributes, their backward, and to_local.
     """
 
     def __init__(self, on_op: Handler, on_move: Any, on_back: Any, on_local: Any) -> None:
@@ -46,25 +46,27 @@ class Interception:
             # A handler that forwards to another operator decides nothing: that one is intercepted.
             if not getattr(self.before.get(op), "forwards", False):
                 table[op] = self.on_op
-        self.changes = []
+        self.patches = []
         for owner, name, replacement in self.functions:
-            stock = getattr(owner, name)
+            upstream = getattr(owner, name)
 
-            def wrapped(*args: Any, _stock: Any = stock, _replacement: Any = replacement) -> Any:
-                return _replacement(_stock, *args)
+            def wrapped(
+                *args: Any, _upstream: Any = upstream, _replacement: Any = replacement
+            ) -> Any:
+                return _replacement(_upstream, *args)
 
-            change = SetAttribute(owner, name, staticmethod(wrapped))
-            change.apply()
-            self.changes.append(change)
+            patch = SetAttribute(owner, name, staticmethod(wrapped))
+            patch.apply()
+            self.patches.append(patch)
 
     def undo(self) -> None:
-        for change in reversed(self.changes):
-            change.undo()
+        for patch in reversed(self.patches):
+            patch.undo()
         table = _dispatcher._custom_op_handlers
         table.clear()
         table.update(self.before)
 
-    def stock(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def upstream(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run ``op`` as DTensor does by itself."""
         own = self.before.get(op)
         if own is not None:
@@ -142,23 +144,23 @@ def remembered_ways() -> Iterator[None]:
     """
     known: dict[Any, Any] = {}
 
-    def remembering(stock: Any) -> Any:
+    def remembering(upstream: Any) -> Any:
         def find(*asked: Any) -> Any:
             try:
                 if asked not in known:
-                    known[asked] = stock(*asked)
+                    known[asked] = upstream(*asked)
             except TypeError:  # a symbol has no hash
-                return stock(*asked)
+                return upstream(*asked)
             return known[asked]
 
         return find
 
-    change = WrapAttribute(redistribution, "_gen_transform_infos_non_cached", remembering)
-    change.apply()
+    patch = WrapAttribute(redistribution, "_gen_transform_infos_non_cached", remembering)
+    patch.apply()
     try:
         yield
     finally:
-        change.undo()
+        patch.undo()
 
 
 def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:
@@ -178,24 +180,24 @@ def _choice_of(strategy: Any, inputs: int, outputs: int) -> Choice:
 
 @contextlib.contextmanager
 def _selecting(select: Callable[..., Any]) -> Iterator[None]:
-    """Replace how DTensor picks one of an op's strategies; ``select`` gets stock's way first."""
+    """Replace how DTensor picks one of an op's strategies; ``select`` gets upstream's way first."""
     name = "_select_min_cost_strategy"
-    stock = getattr(propagation, name)
-    change = SetAttribute(propagation, name, lambda *args: select(stock, *args))
-    change.apply()
+    upstream = getattr(propagation, name)
+    patch = SetAttribute(propagation, name, lambda *args: select(upstream, *args))
+    patch.apply()
     try:
         yield
     finally:
-        change.undo()
+        patch.undo()
 
 
 def offered(schema: Any, inputs: int, outputs: int) -> list[Choice]:
     """Every strategy that DTensor weighs for ``schema``."""
     found: list[Choice] = []
 
-    def select(stock: Any, strategies: Any, *rest: Any) -> Any:
+    def select(upstream: Any, strategies: Any, *rest: Any) -> Any:
         found.extend(_choice_of(s, inputs, outputs) for s in strategies.strategies)
-        return stock(strategies, *rest)
+        return upstream(strategies, *rest)
 
     with _selecting(select):
         propagated(schema)
@@ -213,11 +215,11 @@ def steered(choice: Choice | None) -> Iterator[None]:
         yield
         return
 
-    def select(stock: Any, strategies: Any, *rest: Any) -> Any:
+    def select(upstream: Any, strategies: Any, *rest: Any) -> Any:
         for s in strategies.strategies:
             if _choice_of(s, len(choice.inputs), len(choice.outputs)) == choice:
                 return s
-        return stock(strategies, *rest)
+        return upstream(strategies, *rest)
 
     with _selecting(select):
         yield
@@ -251,17 +253,17 @@ def line_mesh(device_type: str, size: int) -> DeviceMesh:
 def known_outputs(metas: Any) -> Iterator[None]:
     """Let DTensor not run an op on fake tensors to learn the shapes of outputs that are known."""
     names = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
-    changes = []
+    patches = []
     for name in names:
         if hasattr(_propagator, name):
-            change = SetAttribute(_propagator, name, lambda schema: metas)
-            change.apply()
-            changes.append(change)
+            patch = SetAttribute(_propagator, name, lambda schema: metas)
+            patch.apply()
+            patches.append(patch)
     try:
         yield
     finally:
-        for change in reversed(changes):
-            change.undo()
+        for patch in reversed(patches):
+            patch.undo()
 
 
 def output_metas(schema: Any) -> Any:

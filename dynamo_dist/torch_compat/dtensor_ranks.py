@@ -16,20 +16,20 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from dynamo_dist.torch_compat.patching import Change, SetAttribute, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, WrapAttribute
 
 
-def random_on_cpu() -> list[Change]:
-    """``rand`` and ``randn`` on the CPU, which stock refuses: made empty, then filled. Seen in 2.13 to 2.15."""
+def random_on_cpu() -> list[Patch]:
+    """``rand`` and ``randn`` on the CPU, which upstream refuses: made empty, then filled. Seen in 2.13 to 2.15."""
 
-    def wrap(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def wrap(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def made(init_op: Any, size: Any, *layout: Any, **kwargs: Any) -> Any:
             if init_op not in (torch.rand, torch.randn):
-                return stock(init_op, size, *layout, **kwargs)
-            empty = stock(torch.empty, size, *layout, **{**kwargs, "requires_grad": False})
+                return upstream(init_op, size, *layout, **kwargs)
+            empty = upstream(torch.empty, size, *layout, **{**kwargs, "requires_grad": False})
             if empty.device_mesh.device_type != "cpu":
-                return stock(init_op, size, *layout, **kwargs)
+                return upstream(init_op, size, *layout, **kwargs)
             filled = empty.uniform_() if init_op is torch.rand else empty.normal_()
             return filled.requires_grad_(kwargs["requires_grad"])
 
@@ -55,29 +55,29 @@ def dtensor_of_ranks(
 @contextlib.contextmanager
 def fit_for_all_ranks() -> Iterator[None]:
     """Have DTensor derive global shapes once for all ranks, and mask without indices."""
-    stock = ShardingPropagator._propagate_tensor_meta_non_cached
+    upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def once(self: Any, *args: Any) -> Any:
         with maybe_disable_local_tensor_mode():
-            return stock(self, *args)
+            return upstream(self, *args)
 
     def apply_mask(self: Any, tensor: torch.Tensor) -> None:
         mask = self.data if self.data.ndim == tensor.ndim else self.data.unsqueeze(-1)
         tensor.masked_fill_(mask, 0.0)
 
     # A mask picks as many elements as it likes on each rank, and the mode has one shape for all.
-    changes = (
-        SetAttribute(ShardingPropagator, stock.__name__, once),
+    patches = (
+        SetAttribute(ShardingPropagator, upstream.__name__, once),
         SetAttribute(MaskBuffer, "apply_mask", apply_mask),
     )
-    for change in changes:
-        change.apply()
+    for patch in patches:
+        patch.apply()
     try:
         yield
     finally:
-        for change in reversed(changes):
-            change.undo()
+        for patch in reversed(patches):
+            patch.undo()
 
 
 def are_all_ranks_here() -> bool:

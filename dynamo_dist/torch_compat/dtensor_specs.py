@@ -36,7 +36,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 
 from dynamo_dist.torch_compat.dtensor_dispatch import Handler, dispatcher
-from dynamo_dist.torch_compat.patching import Change, SetItem, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, SetItem, WrapAttribute, has
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -252,7 +252,7 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 
 def in_context_parallel(
     handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> list[Change]:
+) -> list[Patch]:
     """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
 
     Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one

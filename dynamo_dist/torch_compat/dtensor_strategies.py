@@ -31,8 +31,8 @@ from dynamo_dist.torch_compat.dtensor_dispatch import (
 )
 from dynamo_dist.torch_compat.dtensor_specs import own_part_of_index
 from dynamo_dist.torch_compat.patching import (
-    Change,
     OwnState,
+    Patch,
     RemoveItem,
     SetAttribute,
     SetItem,
@@ -48,19 +48,19 @@ def dtensor_op_handlers() -> dict[Any, Any]:
     return DTensor._op_dispatcher._custom_op_handlers
 
 
-def whole_numbers_in_parts() -> list[Change]:
+def whole_numbers_in_parts() -> list[Patch]:
     """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others zeros.
 
-    Stock gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.13 to 2.15.
+    Upstream gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.13 to 2.15.
     """
 
-    def of_whole_numbers(stock: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(stock)
+    def of_whole_numbers(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(upstream)
         def partition(
             self: Partial, tensor: torch.Tensor, mesh: DeviceMesh, mesh_dim: int
         ) -> torch.Tensor:
             if self.reduce_op != "sum" or tensor.is_floating_point() or tensor.is_complex():
-                return stock(self, tensor, mesh, mesh_dim)
+                return upstream(self, tensor, mesh, mesh_dim)
             first = tensor.new_zeros(1, dtype=torch.int64)
             _, elsewhere = own_part_of_index(first, mesh, mesh_dim, [mesh.size(mesh_dim)], 0)
             return tensor.masked_fill(elsewhere.view(()), 0)
@@ -82,18 +82,18 @@ class _CloneOfParts(torch.autograd.Function):
         return gradients[0]
 
 
-def track_symbolic_results() -> list[Change]:
+def track_symbolic_results() -> list[Patch]:
     """Let a trace know the global sizes and strides of results that are new expressions of symbols.
 
     Torch derives them with tracing switched off, and a stride that is a product of two symbols, or the
     size of a convolution, has then no way into the graph. Computed again while tracing, from what the
     graph has of each symbol, it has. Seen in 2.13 to 2.15.
     """
-    stock = ShardingPropagator._propagate_tensor_meta_non_cached
+    upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def propagate(self: Any, schema: OpSchema) -> Any:
-        found = stock(self, schema)
+        found = upstream(self, schema)
         mode = get_proxy_mode()
         if mode is None or found is None:
             return found
@@ -112,7 +112,7 @@ def track_symbolic_results() -> list[Change]:
         tracked = [meta and _tracked(meta, symbols) for meta in found]
         return tuple(tracked) if isinstance(found, tuple) else tracked
 
-    return [SetAttribute(ShardingPropagator, stock.__name__, propagate)]
+    return [SetAttribute(ShardingPropagator, upstream.__name__, propagate)]
 
 
 def _tracked(meta: TensorMeta, symbols: dict[Any, torch.SymInt]) -> TensorMeta:
@@ -195,14 +195,14 @@ class ProveAsked:
 
 def on_strategy(
     op: OpOverload, strategy: Strategy, info: RuntimeSchemaInfo, keep_handler: bool = False
-) -> list[Change]:
+) -> list[Patch]:
     """Have ``strategy`` decide for ``op``, whatever decided before.
 
     Torch asks in this order: a handler, a strategy of one mesh dimension, a strategy, a decomposition,
     a rule. All that come before are taken out.
     """
     tables = propagator()
-    found: list[Change] = [
+    found: list[Patch] = [
         RemoveItem(tables.op_single_dim_strategy_funcs, op),
         RemoveItem(tables.op_to_schema_info_for_single_dim_strategy, op),
         SetItem(tables.op_strategy_funcs, op, strategy),
@@ -213,7 +213,7 @@ def on_strategy(
     return found
 
 
-def on_dispatch(op: OpOverload, handler: Handler) -> list[Change]:
+def on_dispatch(op: OpOverload, handler: Handler) -> list[Patch]:
     """Have ``handler(op, args, kwargs)`` answer every call of ``op`` with a DTensor."""
     return [SetItem(dispatcher()._custom_op_handlers, op, handler)]
 
@@ -225,7 +225,7 @@ def decided_operators() -> list[OpOverload]:
     return [op for op in known if op not in dispatcher()._custom_op_handlers]
 
 
-def stock_strategy(op: OpOverload) -> Strategy | None:
+def upstream_strategy(op: OpOverload) -> Strategy | None:
     """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension comes first.
 
     Reductions are of the latter kind from torch 2.14 on.
@@ -279,7 +279,7 @@ def has_strategy(op: OpOverload) -> bool:
     return op is torch.ops.aten._local_scalar_dense.default or any(op in each for each in known)
 
 
-def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
+def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
     """Ask ``answer(error, op, args, kwargs)`` when no strategy gives a decision.
 
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
@@ -289,8 +289,8 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
     the local tensors, where a mean or a gradient divides by the local number of elements. So torch is not asked.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def propagate(
             self: Any, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *rest: Any
         ) -> Any:
@@ -301,7 +301,7 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Change]:
                         return op.decompose(*args, **kwargs)
                     # As torch refuses it, and answered below like its refusals.
                     raise NotImplementedError(f"{op} does not have a sharding strategy registered.")
-                return stock(self, op, args, kwargs, *rest)
+                return upstream(self, op, args, kwargs, *rest)
             except (NotImplementedError, RuntimeError) as error:
                 return answer(error, op, args, kwargs)
 

@@ -34,7 +34,7 @@ from dynamo_dist.torch_compat.dtensor_dispatch import tree_leaves
 from dynamo_dist.torch_compat.dtensor_specs import _same_storage, may_overlap
 from dynamo_dist.torch_compat.patching import (
     _MISSING,
-    Change,
+    Patch,
     SetAttribute,
     WrapAttribute,
     _optional,
@@ -87,7 +87,7 @@ def source_of_input(placeholder: fx.Node) -> Any:
 
 
 def build(tx: Any, value: object, source: Any = None) -> Any:
-    """The tracker of ``value``; with a source, guarded as stock guards it."""
+    """The tracker of ``value``; with a source, guarded as upstream guards it."""
     return VariableTracker.build(tx, value, source)
 
 
@@ -169,11 +169,11 @@ def note_rank_dependent() -> None:
 
 
 def is_literal(value: object) -> bool:
-    """Return whether stock's ``ConstantVariable`` may hold this value."""
+    """Return whether upstream's ``ConstantVariable`` may hold this value."""
     return bool(ConstantVariable.is_literal(value))
 
 
-def is_stocks_member(tracker: Any, name: str) -> bool:
+def is_upstreams_member(tracker: Any, name: str) -> bool:
     """Return whether torch has registered this member of a mesh."""
     info = _opaque.get_opaque_obj_info(type(tracker.real))
     return info is not None and name in info.members
@@ -261,20 +261,20 @@ def fake_tensors(tx: Any, tracker: Any) -> list[torch.Tensor]:
     return [fake_tensor(item) for item in items_of(tx, tracker)]
 
 
-def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None]) -> list[Change]:
+def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None]) -> list[Patch]:
     """Call ``used(tx, owner)`` where a traced operation reads or writes a watched tensor.
 
     ``watched(tx)`` gives pairs of a tensor's stand-in and an owner; taking a view is no use. Every
     traced operation passes through ``get_fake_value``, with the stand-ins of its arguments.
     """
-    stock: Any = vars(_builder)["get_fake_value"]
+    upstream: Any = vars(_builder)["get_fake_value"]
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         state = vars(tx.output).get("_dynamo_dist")
         pairs = watched(state) if state is not None else []
         if not pairs:
-            return stock(node, tx, *args, **kwargs)
+            return upstream(node, tx, *args, **kwargs)
         inputs = [
             arg.meta["example_value"]
             for arg in node.all_input_nodes
@@ -286,7 +286,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
             for buffer, owner in pairs
             if may_overlap(tensor, buffer)
         ]
-        value = stock(node, tx, *args, **kwargs)
+        value = upstream(node, tx, *args, **kwargs)
         for tensor, version, owner in hits:
             if not _reads_no_data(node, value, tensor) or tensor._version != version:
                 used(tx, owner)
@@ -295,7 +295,7 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
     return [SetAttribute(_builder, "get_fake_value", get_fake_value)]
 
 
-def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
+def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
     """Call ``refuse(operation)`` where only data tells how large a DTensor is that an operation on DTensors returns.
 
     Such a size is a symbol that no argument has. DTensor makes one for the global size and another for the local one,
@@ -303,8 +303,8 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
     ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.13 to 2.15.
     """
 
-    def checked(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             given = [each.meta.get("example_value") for each in node.all_input_nodes]
             # No tree is looked through where there is none: every operation of every program passes here.
@@ -312,10 +312,10 @@ def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Change]:
             if not any(isinstance(each, kinds) for each in given) or not any(
                 isinstance(each, DTensor) for each in tree_leaves(given)
             ):
-                return stock(node, tx, *args, **kwargs)
+                return upstream(node, tx, *args, **kwargs)
             if _indexes_by_mask(node):
                 refuse("indexing by a mask")
-            value = stock(node, tx, *args, **kwargs)
+            value = upstream(node, tx, *args, **kwargs)
             made = _unbacked([each for each in tree_leaves(value) if isinstance(each, DTensor)])
             if made and made - _unbacked(given):
                 refuse(str(getattr(node.target, "__name__", node.target)))

@@ -33,8 +33,8 @@ from torch.distributed.tensor import DTensor
 
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
 from dynamo_dist.torch_compat.patching import (
-    Change,
     ConfigDefault,
+    Patch,
     SetAttribute,
     WrapAttribute,
     _optional,
@@ -88,23 +88,23 @@ def is_dtensor(tracker: Any) -> bool:
     return isinstance(fake_tensor(tracker), DTensor)
 
 
-def see_histories_of_subclasses() -> list[Change]:
+def see_histories_of_subclasses() -> list[Patch]:
     """Find what autograd recorded of tensors that are made of others, where a gradient is traced.
 
     Torch looks at the inner tensors of a graph's inputs alone, which have no history, and at results only if they are
     plain. Seen in 2.13 to 2.15.
     """
 
-    def collected(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def collected(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def collect(tensor: torch.Tensor) -> Any:
             own = (tensor.grad_fn, tensor._base.grad_fn if tensor._base is not None else None)
-            return {*stock(tensor), *(each for each in own if each is not None)}
+            return {*upstream(tensor), *(each for each in own if each is not None)}
 
         return collect
 
-    def validated(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def validated(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def validate(self: Any, results: list[Any], tx: Any) -> None:
             consumed = self.autograd_grad_consumed_grad_fns
             is_ours = [bool(consumed) and _has_gradient(each) for each in results]
@@ -113,7 +113,9 @@ def see_histories_of_subclasses() -> list[Change]:
                     tx.speculation_log.autograd_grad_leaked_tensors.append(each.proxy.node.name)
                     tx.speculation_log.graph_break_on_autograd_grad = True
                     raise AutogradGradRestartAnalysis(restart_reason="dynamo_dist")
-            stock(self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx)
+            upstream(
+                self, [each for mine, each in zip(is_ours, results, strict=True) if not mine], tx
+            )
 
         return validate
 
@@ -133,7 +135,7 @@ CALL = _optional("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_pla
 class ObjectTracker(BackwardHookVariable):
     """An object that exists while tracing only; its members and its way out are the subclass's hooks.
 
-    It is true: stock's hooks are a class that no table holds and every condition takes.
+    It is true: upstream's hooks are a class that no table holds and every condition takes.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -260,31 +262,31 @@ def trackers_in_use(tx: Any) -> set[int]:
     return found
 
 
-def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Change]:
+def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Patch]:
     """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph break."""
-    stock = OutputGraph.compile_subgraph
+    upstream = OutputGraph.compile_subgraph
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def compile_subgraph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if "_dynamo_dist" not in vars(self):
-            return stock(self, tx, *args, **kwargs)
+            return upstream(self, tx, *args, **kwargs)
         before(tx)
-        result = stock(self, tx, *args, **kwargs)
+        result = upstream(self, tx, *args, **kwargs)
         after(tx)
         return result
 
     return [SetAttribute(OutputGraph, "compile_subgraph", compile_subgraph)]
 
 
-def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Change]:
+def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
     """Call ``starts_over(tx, breaks)`` as a graph ends, at a return or a break; if it says so, trace anew."""
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def compile_subgraph(self: Any, tx: Any, reason: Any, *args: Any, **kwargs: Any) -> Any:
             if starts_over(tx, reason.graph_break):
                 raise UnspecializeRestartAnalysis(restart_reason="dynamo_dist")
-            return stock(self, tx, reason, *args, **kwargs)
+            return upstream(self, tx, reason, *args, **kwargs)
 
         return compile_subgraph
 
@@ -303,6 +305,6 @@ def forget_in_dictionaries(tx: Any, values: set[int]) -> None:
                     tracker.items[key] = tracker.original_items[key]
 
 
-def allow_point_to_point() -> list[Change]:
-    """Let stock construct ``P2POp`` while tracing."""
+def allow_point_to_point() -> list[Patch]:
+    """Let upstream construct ``P2POp`` while tracing."""
     return [ConfigDefault(_dynamo_config, "enable_p2p_compilation", True)]

@@ -30,7 +30,7 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
     import torch
 
     places: list[tuple[Any, str]] = [(torch, "compile"), (torch.nn.Module, "compile")]
-    stock = [getattr(owner, name) for owner, name in places]
+    upstream = [getattr(owner, name) for owner, name in places]
     lock = threading.RLock()
 
     def waiting(owner: Any, name: str) -> Any:
@@ -38,7 +38,7 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
         def compile(*args: Any, **kwargs: Any) -> Any:
             with lock:
                 if getattr(owner, name) is compile:
-                    put(stock)
+                    put(upstream)
                     try:
                         prepare()
                     except BaseException:
@@ -166,7 +166,7 @@ class BackendEntryPoint(OwnState):
 
 
 def forget_backend(name: str) -> None:
-    """Take back what another thread has registered while this one was loading: stock refuses a second.
+    """Take back what another thread has registered while this one was loading: upstream refuses a second.
 
     ``_COMPILER_FNS`` was seen in 2.13 to 2.15.
     """

@@ -23,30 +23,30 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dynamo_dist.torch_compat.dynamo_building import fake_tensor, realized
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
 
-def sizes_of_bases_are_inputs() -> list[Change]:
+def sizes_of_bases_are_inputs() -> list[Patch]:
     """With dynamic sizes, a graph takes the sizes of a view's base where those of the view are made of several.
 
     A view of a DTensor comes in as its base and what was done to that, so that ``x.view(-1)`` has the product of two
     sizes that are no sizes of it; Dynamo asserts that each is one. Seen in torch 2.13 to 2.15.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def lift(self: Any, value: Any, source: Any) -> None:
             if self.parent is None and isinstance(value, torch.Tensor):
                 for number in _numbers(value):
                     _bind_each(self, number)
-            stock(self, value, source)
+            upstream(self, value, source)
 
         return lift
 
-    def counted(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def counted(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def free_symbols(value: Any) -> Any:
-            found = stock(value)
+            found = upstream(value)
             if is_traceable_wrapper_subclass(value):
                 inner = [getattr(value, name) for name in value.__tensor_flatten__()[0]]
                 tensors = [each for each in inner if isinstance(each, torch.Tensor)]
@@ -100,7 +100,7 @@ _ATTRIBUTE_METHODS = ("var_getattr", "tp_getattro_impl")  # the second from 2.14
 def on_tensor_attributes(
     has_attribute: Callable[[Any, type, str], bool | None],
     attribute: Callable[[Any, Any, str], Any],
-) -> list[Change]:
+) -> list[Patch]:
     """``hasattr(tensor, name)`` and ``tensor.name``, where our answer is not None.
 
     ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
@@ -108,19 +108,19 @@ def on_tensor_attributes(
     """
     name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
 
-    def asking(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def asking(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
             found = has_attribute(self, type(fake_tensor(self)), name)
-            return stock(self, tx, name) if found is None else ConstantVariable.create(found)
+            return upstream(self, tx, name) if found is None else ConstantVariable.create(found)
 
         return call_obj_hasattr
 
-    def getting(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def getting(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def getattr_(self: Any, tx: Any, name: str) -> Any:
             found = attribute(tx, self, name)
-            return stock(self, tx, name) if found is None else found
+            return upstream(self, tx, name) if found is None else found
 
         return getattr_
 
@@ -202,20 +202,20 @@ def call_for_effect(tx: Any, function: Callable[..., None], *args: Any) -> None:
     function(*args)
 
 
-def keep_implicit_replication() -> list[Change]:
+def keep_implicit_replication() -> list[Patch]:
     """The switch is as it was once a graph is compiled; a graph compiled while it was on asks for it.
 
     Without it the program is one that eager refuses.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def compile_subgraph(self: Any, *args: Any, **kwargs: Any) -> Any:
             on = implicit_replication()
             if on:
                 _guards.install_guard(GlobalStateSource().make_guard(REPLICATES_IMPLICITLY))
             try:
-                return stock(self, *args, **kwargs)
+                return upstream(self, *args, **kwargs)
             finally:
                 set_implicit_replication(on)
 

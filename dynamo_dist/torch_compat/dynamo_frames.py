@@ -19,7 +19,7 @@ from torch._C._dynamo import eval_frame as _eval_frame
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.types import ConvertFrameReturn
 
-from dynamo_dist.torch_compat.patching import Change, NotOursError, OwnState, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import NotOursError, OwnState, Patch, WrapAttribute, has
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ _FALLBACK_PREFIXES = (
 )
 _watch_lock = threading.RLock()
 _watchers: list[tuple[BreakListener, CompileListener]] = []
-_applied: list[Change] = []
+_applied: list[Patch] = []
 
 PLACES = (
     "torch._dynamo.symbolic_convert.InstructionTranslatorBase.log_graph_break",
@@ -79,9 +79,9 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
     with _watch_lock:
         _watchers.append(watcher)
         if len(_watchers) == 1:
-            for change in _changes():
-                change.apply()
-                _applied.append(change)
+            for patch in _patches():
+                patch.apply()
+                _applied.append(patch)
     try:
         yield
     finally:
@@ -93,7 +93,7 @@ def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterat
                     _applied.pop().undo()
 
 
-def _changes() -> list[Change]:
+def _patches() -> list[Patch]:
     import torch._dynamo.symbolic_convert as symbolic_convert
     import torch._dynamo.utils as utils
 
@@ -121,7 +121,7 @@ def _changes() -> list[Change]:
         return log_compilation_event
 
     translator = symbolic_convert.InstructionTranslatorBase
-    found: list[Change] = []
+    found: list[Patch] = []
     if has(translator, "log_graph_break", off="reports have no graph breaks"):
         found.append(WrapAttribute(translator, "log_graph_break", breaks))
     if has(utils, "log_compilation_event", off="reports have no recompiles"):
@@ -202,7 +202,7 @@ class SkippedFrames(OwnState):
     undo = apply
 
 
-def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str], bool]) -> Change:
+def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str], bool]) -> Patch:
     """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
 
     Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
@@ -215,20 +215,20 @@ def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str]
         _eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP
     )
 
-    def wrap(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def wrap(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
             file = frame.f_code.co_filename
             if dispatches(file):
                 return ConvertFrameReturn(frame_exec_strategy=unseen)
-            return ConvertFrameReturn() if is_ours(file) else stock(self, frame, *args, **kwargs)
+            return ConvertFrameReturn() if is_ours(file) else upstream(self, frame, *args, **kwargs)
 
         return call
 
     return WrapAttribute(_convert_frame.CatchErrorsWrapper, "__call__", wrap)
 
 
-def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Change]:
+def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch]:
     """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
 
     It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.13 to 2.15.
@@ -239,10 +239,10 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Chang
     if not has(convert_frame, name, off="at recompile_limit one rank may leave the job's order"):
         return []
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def exceeds(cache_size: Any, compile_id: Any) -> tuple[bool, str]:
-            exceeded, limit = stock(cache_size, compile_id)
+            exceeded, limit = upstream(cache_size, compile_id)
             if exceeded and stays(getattr(compile_id, "frame_id", None), limit):
                 return False, ""
             return exceeded, limit
@@ -254,7 +254,7 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Chang
 
 def on_what_is_left_to_python(
     tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
-) -> list[Change]:
+) -> list[Patch]:
     """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
 
     Not of frames without anything to compile, nor of a context manager's generator, which Dynamo compiles with its caller or
@@ -271,13 +271,13 @@ def on_what_is_left_to_python(
     converter = convert_frame.ConvertFrame
     around = {__file__, convert_frame.__file__}
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call(self: Any, frame: Any, *args: Any, skip: int = 0, **named: Any) -> Any:
             if stays(frame.f_code) or is_deprecated_collective(frame):
                 return ConvertFrameReturn()
             fine = counters["frames"]["ok"]
-            result = stock(self, frame, *args, skip=skip + 1, **named)
+            result = upstream(self, frame, *args, skip=skip + 1, **named)
             left = counters["frames"]["ok"] == fine  # or an error that Dynamo took back
             if left and not (frame.f_code.co_flags & inspect.CO_GENERATOR and makes_manager()):
                 tell(frame.f_code)
@@ -302,10 +302,10 @@ def on_what_is_left_to_python(
             return False
         return stays(code) and may_break()
 
-    def checked(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def checked(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def check(function: Any, is_inlined_call: bool = False, *rest: Any, **named: Any) -> Any:
-            result = stock(function, is_inlined_call, *rest, **named)
+            result = upstream(function, is_inlined_call, *rest, **named)
             if is_inlined_call and not result.skipped and stays_out(function):
                 return trace_rules.SkipResult(True, "this rank has left it to Python before")
             return result

@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 from torch._library.fake_class_registry import FakeScriptObject
 
 from dynamo_dist.torch_compat.dynamo_building import unwrap
-from dynamo_dist.torch_compat.patching import Change, SetAttribute, SetItem
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, SetItem
 
 Check = Callable[[Any], bool]
 
@@ -49,13 +49,13 @@ VALUE_GUARDS = tuple(
 )
 
 
-def wrap_checks(name: str, wrap: Callable[[Any, Check], Check]) -> Change:
+def wrap_checks(name: str, wrap: Callable[[Any, Check], Check]) -> Patch:
     """``wrap(value, check)`` stands for the check of each guard of this kind, made for ``value``."""
-    stock = getattr(GuardBuilder, name)
+    upstream = getattr(GuardBuilder, name)
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def build(self: Any, guard: Any) -> None:
-        stock(_Builder(self, self.get(guard), wrap), guard)
+        upstream(_Builder(self, self.get(guard), wrap), guard)
 
     return SetAttribute(GuardBuilder, name, build)
 
@@ -274,7 +274,7 @@ def IDENTITY_MATCH(builder: Any, guard: Any) -> None:
         builder.ID_MATCH(guard)
 
 
-def register_guards() -> list[Change]:
+def register_guards() -> list[Patch]:
     """Tell Dynamo's subgraph reuse how to evaluate our guards while tracing."""
     table, spec = _guards.GUARD_VALUE_DISPATCH, _guards.GuardCheckSpec
 

@@ -14,7 +14,7 @@ from torch._library import opaque_object as _opaque
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dynamo_dist.torch_compat.dynamo_building import call_traced
-from dynamo_dist.torch_compat.patching import Change, SetAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, SetAttribute, has
 
 
 def no_modes() -> Any:
@@ -23,17 +23,17 @@ def no_modes() -> Any:
     return _disable_current_modes()
 
 
-def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Change]:
+def on_group_creation(made: Callable[[Mapping[str, Any], Any], None]) -> list[Patch]:
     """Call ``made(arguments, group)`` after each eager ``new_group``, on every rank.
 
     ``_new_group_with_tag`` was seen in 2.13 to 2.15.
     """
-    stock: Any = vars(_c10d)["_new_group_with_tag"]
-    signature = inspect.signature(stock)
+    upstream: Any = vars(_c10d)["_new_group_with_tag"]
+    signature = inspect.signature(upstream)
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def new_group(*args: Any, **kwargs: Any) -> Any:
-        group = stock(*args, **kwargs)
+        group = upstream(*args, **kwargs)
         made(signature.bind(*args, **kwargs).arguments, group)
         return group
 
@@ -45,15 +45,15 @@ def keeps_order_of_ranks(mesh: Any) -> bool:
     return getattr(mesh, "_preserve_rank_order", False)
 
 
-def on_mesh_creation(made: Callable[[Any], None]) -> list[Change]:
+def on_mesh_creation(made: Callable[[Any], None]) -> list[Patch]:
     """Call ``made(mesh)`` after each mesh that eager code makes."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    stock = DeviceMesh.__init__
+    upstream = DeviceMesh.__init__
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
+        upstream(self, *args, **kwargs)
         made(self)
 
     return [SetAttribute(DeviceMesh, "__init__", init)]
@@ -75,39 +75,39 @@ class MeshContext(GenericContextWrappingVariable):
         return result
 
 
-def mesh_as_context(tracker: Any) -> list[Change]:
+def mesh_as_context(tracker: Any) -> list[Patch]:
     """``with mesh:`` for meshes tracked by ``tracker``. Seen in 2.13 to 2.15."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase as translator
 
-    stock = translator.setup_or_before_with
+    upstream = translator.setup_or_before_with
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def setup_or_before_with(self: Any, inst: Any) -> None:
         top = self.stack[-1].realize()
         if isinstance(top, tracker):
             self.pop()
             self.push(MeshContext(top))
-        stock(self, inst)
+        upstream(self, inst)
 
     return [SetAttribute(translator, "setup_or_before_with", setup_or_before_with)]
 
 
-def derive_by_overload(cls: type) -> list[Change]:
+def derive_by_overload(cls: type) -> list[Patch]:
     """Objects of ``cls`` that AOTAutograd derives from a graph's inputs are calls of an operator's overload.
 
-    Stock leaves the operator's name without an overload in the graph, such as ``_get_submesh`` for a
+    Upstream leaves the operator's name without an overload in the graph, such as ``_get_submesh`` for a
     slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
     """
     info = _opaque.get_opaque_obj_info(cls)
     if not has(info, "reconstruct_fn", off="Inductor takes no slice of a mesh in a graph"):
         return []
-    stock: Any = info.reconstruct_fn  # type: ignore[union-attr]
-    if stock is None:
+    upstream: Any = info.reconstruct_fn  # type: ignore[union-attr]
+    if upstream is None:
         return []
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def derive(*args: Any) -> Any:
-        proxy = stock(*args)
+        proxy = upstream(*args)
         if proxy is not None and isinstance(proxy.node.target, torch._ops.OpOverloadPacket):
             proxy.node.target = proxy.node.target.default
         return proxy

@@ -32,7 +32,7 @@ from dynamo_dist.torch_compat.dynamo_building import (
     realized,
 )
 from dynamo_dist.torch_compat.dynamo_dtensors import MODULE_HOOK
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
 State: Any = _composable_state._State
 module_state: Callable[[Any], Any] = _composable_state._get_module_state
@@ -42,20 +42,20 @@ def on_module_compiled(
     wanted: Callable[[Any], bool],
     function_of: Callable[[Any], Callable[..., Any]],
     apart: Callable[[Any], bool],
-) -> list[Change]:
+) -> list[Patch]:
     """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
 
-    A call for which ``apart(module)`` runs those frames as in stock. Seen in torch 2.13 to 2.15.
+    A call for which ``apart(module)`` runs those frames as in upstream. Seen in torch 2.13 to 2.15.
     """
 
     def either(module: Any, frames: Any, compile: Callable[..., Any]) -> Any:
         whole = compile(function_of(module))
         return lambda *args, **kwargs: (frames if apart(module) else whole)(*args, **kwargs)
 
-    def wrapping(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def wrapping(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def initialize(self: Any) -> None:
-            stock(self)
+            upstream(self)
             module = self._orig_mod
             if not isinstance(self.dynamo_ctx, DisableContext) and wanted(module):
                 name = "_forward" if hasattr(module, "_initialize_hook") else "forward"
@@ -63,10 +63,10 @@ def on_module_compiled(
 
         return initialize
 
-    def in_place(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def in_place(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call(self: Any, fn: Any) -> Any:
-            found = stock(self, fn)
+            found = upstream(self, fn)
             if getattr(fn, "__func__", None) is not torch.nn.Module._call_impl:
                 return found
             if wanted(fn.__self__):
@@ -115,17 +115,17 @@ def compile_whole_later(
 _COMPILE = "_dynamo_dist_compile"  # of a module's compiled call: what compiled it
 
 
-def on_module_backward_hooks(create: Callable[..., Any]) -> list[Change]:
+def on_module_backward_hooks(create: Callable[..., Any]) -> list[Patch]:
     """``BackwardHook(module, hooks, pre_hooks)`` while tracing, unless compiled autograd is on.
 
     Seen in torch 2.13 to 2.15.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def made(tx: Any, *args: Any, **kwargs: Any) -> Any:
-            is_stocks = _compiled_autograd.compiled_autograd_enabled
-            return (stock if is_stocks else create)(tx, *args, **kwargs)
+            is_upstreams = _compiled_autograd.compiled_autograd_enabled
+            return (upstream if is_upstreams else create)(tx, *args, **kwargs)
 
         return staticmethod(made)
 
@@ -205,7 +205,7 @@ def graph_as_argument(tx: Any, graph: Any) -> Any:
     return tx.output.create_proxy("get_attr", name, (), {})
 
 
-def on_backward(refuse: Callable[[], None]) -> list[Change]:
+def on_backward(refuse: Callable[[], None]) -> list[Patch]:
     """Call ``refuse()`` at a traced ``Tensor.backward``, unless the user told torch to trace it."""
 
     def answer(tx: Any, tensor: Any, args: Any) -> None:
@@ -215,14 +215,14 @@ def on_backward(refuse: Callable[[], None]) -> list[Change]:
     return on_tensor_method("backward", answer)
 
 
-def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Change]:
-    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to stock."""
+def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Patch]:
+    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to upstream."""
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
             found = answer(tx, self, args) if name == method else None
-            return stock(self, tx, name, args, kwargs) if found is None else found
+            return upstream(self, tx, name, args, kwargs) if found is None else found
 
         return call_method
 
@@ -233,15 +233,15 @@ def on_methods(
     answers: dict[Any, Callable[..., Any]],
     failed: dict[Any, Callable[[str], None]],
     stands_for: Callable[[Any], Any],
-) -> list[Change]:
+) -> list[Patch]:
     """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args], kwargs)``.
 
-    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` stock's
+    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` upstream's
     break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
             found = stands_for(self.fn)
             function = getattr(found, "__func__", found)
@@ -253,9 +253,9 @@ def on_methods(
                     receiver = [] if bound is None else [bound]
                 return answer(tx, [*receiver, *args], kwargs)
             if (explain := failed.get(function)) is None:
-                return stock(self, tx, args, kwargs)
+                return upstream(self, tx, args, kwargs)
             try:
-                return stock(self, tx, args, kwargs)
+                return upstream(self, tx, args, kwargs)
             except Unsupported as error:
                 explain(str(error))
                 raise
@@ -268,17 +268,17 @@ def on_methods(
     ]
 
 
-def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Change]:
-    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to stock.
+def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Patch]:
+    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to upstream.
 
     Called ``var_getattr`` up to 2.13.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def read(self: Any, tx: Any, name: str) -> Any:
             found = answer(tx, self, name)
-            return stock(self, tx, name) if found is None else found
+            return upstream(self, tx, name) if found is None else found
 
         return read
 

@@ -1,4 +1,4 @@
-"""Dynamo's trackers of groups, meshes and placements, extended and put in place of stock's."""
+"""Dynamo's trackers of groups, meshes and placements, extended and put in place of upstream's."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from dynamo_dist.torch_compat.dynamo_building import (
     unwrap,
 )
 from dynamo_dist.torch_compat.dynamo_guards import guard_source
-from dynamo_dist.torch_compat.patching import _MISSING, Change, SetAttribute, SetItem, WrapAttribute
+from dynamo_dist.torch_compat.patching import _MISSING, Patch, SetAttribute, SetItem, WrapAttribute
 
 
 class Tracker:
-    """Stands before a stock tracker in the bases: our hooks first, then stock's rules.
+    """Stands before a upstream tracker in the bases: our hooks first, then upstream's rules.
 
-    A hook that returns None leaves the case to stock. Attribute access is ``var_getattr`` up to 2.13
+    A hook that returns None leaves the case to upstream. Attribute access is ``var_getattr`` up to 2.13
     and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each is one
     hook. Guards are the hooks' own business.
     """
@@ -62,7 +62,7 @@ class Tracker:
         return None
 
     def guard_identity(self) -> None:
-        """Hook: called when stock is about to look at which object this is."""
+        """Hook: called when upstream is about to look at which object this is."""
 
     def var_getattr(self, tx: Any, name: str) -> Any:
         found = self.attribute(tx, name)
@@ -90,9 +90,9 @@ class Tracker:
     def python_type(self) -> type:
         return type(self.real)
 
-    def _text(self, tx: Any, name: str, stock: str) -> Any:
+    def _text(self, tx: Any, name: str, upstream: str) -> Any:
         found = self.text(tx, name)
-        return getattr(super(), stock)(tx) if found is None else found
+        return getattr(super(), upstream)(tx) if found is None else found
 
     def repr_impl(self, tx: Any) -> Any:
         return self._text(tx, "__repr__", "repr_impl")
@@ -111,7 +111,7 @@ class Tracker:
         return self.real
 
     def is_python_constant(self) -> bool:
-        return True  # stock asks by trying ``as_python_constant``, which would install the guard
+        return True  # upstream asks by trying ``as_python_constant``, which would install the guard
 
     def get_real_python_backed_value(self) -> object:
         self.guard_identity()
@@ -126,32 +126,34 @@ class Tracker:
         return bool(self.real == other.as_python_constant())  # type: ignore[attr-defined]
 
 
-def _with_stock(stock: Any) -> Any:
-    return type(f"{stock.__name__}WithHooks", (Tracker, stock), {"__module__": __name__})
+def _with_upstream(upstream: Any) -> Any:
+    return type(f"{upstream.__name__}WithHooks", (Tracker, upstream), {"__module__": __name__})
 
 
-GroupTracker: Any = _with_stock(_OPAQUE)
-MeshTracker: Any = _with_stock(_OPAQUE)
-PlacementTracker: Any = _with_stock(_OPAQUE)
+GroupTracker: Any = _with_upstream(_OPAQUE)
+MeshTracker: Any = _with_upstream(_OPAQUE)
+PlacementTracker: Any = _with_upstream(_OPAQUE)
 
 
-def retrack(trackers: Mapping[type, type]) -> list[Change]:
-    """Let stock build its trackers of the given types, then make each an instance of ours.
+def retrack(trackers: Mapping[type, type]) -> list[Patch]:
+    """Let upstream build its trackers of the given types, then make each an instance of ours.
 
     ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
-    from ``GroupTracker`` and so on. Stock keeps the guards, the graph input and the fake object: a
+    from ``GroupTracker`` and so on. Upstream keeps the guards, the graph input and the fake object: a
     tracker made from nothing lacks them as soon as its object must become a graph input. In an exported
-    program an object that is reached in two ways is one, as in stock.
+    program an object that is reached in two ways is one, as in upstream.
     """
     ours = set(trackers.values())
-    stock = {tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()}
+    upstream = {
+        tracker.__mro__[tracker.__mro__.index(Tracker) + 1] for tracker in trackers.values()
+    }
     owner: Any = _OPAQUE
-    stock_init = owner.__init__
+    upstream_init = owner.__init__
 
-    @functools.wraps(stock_init)
+    @functools.wraps(upstream_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock_init(self, *args, **kwargs)
-        if type(self) in stock:
+        upstream_init(self, *args, **kwargs)
+        if type(self) in upstream:
             real = unwrap(self.value)
             for traced, tracker in trackers.items():
                 if isinstance(real, traced):
@@ -163,17 +165,17 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
             if self.source is not None and getattr(self, "cls_source", _MISSING) is None:
                 self.cls_source = TypeSource(
                     self.source
-                )  # up to 2.14 stock sets ``source`` too late
+                )  # up to 2.14 upstream sets ``source`` too late
 
-    def one_each(stock_one: Any) -> Any:
-        @functools.wraps(stock_one)
+    def one_each(upstream_one: Any) -> Any:
+        @functools.wraps(upstream_one)
         def is_one_input(self: Any, tracker: Any) -> Any:
-            # Stock looks at the class itself; ours stands for the one behind it. Outside of export, stock
+            # Upstream looks at the class itself; ours stands for the one behind it. Outside of export, upstream
             # does not always guard that two ways lead to one object, and guards on hooks are ours.
             if not self.tx.export or type(tracker) not in ours:
-                return stock_one(self, tracker)
-            behind = next(each for each in type(tracker).__mro__ if each in stock)
-            return stock_one(self, object.__new__(behind))
+                return upstream_one(self, tracker)
+            behind = next(each for each in type(tracker).__mro__ if each in upstream)
+            return upstream_one(self, object.__new__(behind))
 
         return is_one_input
 
@@ -183,30 +185,30 @@ def retrack(trackers: Mapping[type, type]) -> list[Change]:
     ]
 
 
-def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Change]:
-    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where stock breaks.
+def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Patch]:
+    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where upstream breaks.
 
-    ``has_attribute(cls, name)`` is None for a class that is left to stock, in both cases.
+    ``has_attribute(cls, name)`` is None for a class that is left to upstream, in both cases.
     """
     owner = _OPAQUE_CLASS
     compare = next(n for n in ("tp_richcompare_impl", "richcompare_impl") if hasattr(owner, n))
-    stock_hasattr, stock_compare = owner.call_obj_hasattr, getattr(owner, compare)
+    upstream_hasattr, upstream_compare = owner.call_obj_hasattr, getattr(owner, compare)
 
-    @functools.wraps(stock_hasattr)
+    @functools.wraps(upstream_hasattr)
     def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
         found = has_attribute(self.value, name)
-        return stock_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
+        return upstream_hasattr(self, tx, name) if found is None else ConstantVariable.create(found)
 
     def richcompare(self: Any, tx: Any, other: Any, op: str) -> Any:
         known = has_attribute(self.value, "__eq__") is not None and op in ("__eq__", "__ne__")
         if not known or (values := constants([other], {})) is None:
-            return stock_compare(self, tx, other, op)
+            return upstream_compare(self, tx, other, op)
         return ConstantVariable.create(getattr(type(self.value), op)(self.value, values[0][0]))
 
     return [
         SetAttribute(owner, "call_obj_hasattr", call_obj_hasattr),
         SetAttribute(owner, "is_python_equal", _is_same_class),  # as keys of dictionaries
-        SetAttribute(owner, compare, functools.wraps(stock_compare)(richcompare)),
+        SetAttribute(owner, compare, functools.wraps(upstream_compare)(richcompare)),
     ]
 
 
@@ -214,10 +216,10 @@ def _is_same_class(self: Any, other: Any) -> bool:
     return self.value is other.as_python_constant()
 
 
-def extend_builtins() -> list[Change]:
-    """``str`` and ``isinstance`` of our trackers, where stock looks at the stand-in.
+def extend_builtins() -> list[Patch]:
+    """``str`` and ``isinstance`` of our trackers, where upstream looks at the stand-in.
 
-    Stock prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance`` which object it is,
+    Upstream prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance`` which object it is,
     which would guard its identity.
     """
 
@@ -237,17 +239,17 @@ def extend_builtins() -> list[Change]:
     ]
 
 
-def _answered(stock: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+def _answered(upstream: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, tx: Any, arg: Any, *others: Any) -> Any:
         is_ours = isinstance(arg, Tracker)
         found = answer(tx, arg.realize(), *others) if is_ours else None
-        return stock(self, tx, arg, *others) if found is None and stock is not None else found
+        return upstream(self, tx, arg, *others) if found is None and upstream is not None else found
 
-    return functools.wraps(stock)(call) if stock is not None else call
+    return functools.wraps(upstream)(call) if upstream is not None else call
 
 
 class ConstantTracker(VariableTracker):
-    """An object known while tracing that no stock tracker fits; its members are the subclass's hooks."""
+    """An object known while tracing that no upstream tracker fits; its members are the subclass's hooks."""
 
     def __init__(self, value: object, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -291,12 +293,12 @@ def _load_object(codegen: Any, value: object) -> None:
 class FunctionTracker(VariableTracker):
     """A function whose calls we answer: ``answer(tx, args, kwargs)`` gives a tracker or None.
 
-    On None the call goes to ``stock``, the function's stock tracker.
+    On None the call goes to ``upstream``, the function's upstream tracker.
     """
 
-    def __init__(self, function: Any, answer: Any, stock: Any, **kwargs: Any) -> None:
+    def __init__(self, function: Any, answer: Any, upstream: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.function, self.answer, self.stock = function, answer, stock
+        self.function, self.answer, self.upstream = function, answer, upstream
 
     def python_type(self) -> type:
         return type(self.function)
@@ -306,73 +308,73 @@ class FunctionTracker(VariableTracker):
 
     def call_function(self, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = self.answer(tx, list(args), kwargs)
-        return self.stock.call_function(tx, args, kwargs) if found is None else found
+        return self.upstream.call_function(tx, args, kwargs) if found is None else found
 
 
-def on_function(function: Any, answer: Callable[..., Any]) -> list[Change]:
-    """Answer calls of one function by ``FunctionTracker``; stock builds its own tracker and guards.
+def on_function(function: Any, answer: Callable[..., Any]) -> list[Patch]:
+    """Answer calls of one function by ``FunctionTracker``; upstream builds its own tracker and guards.
 
     Answers add up: the one that came last is asked first.
     """
 
-    def track(builder: Any, stock: Any) -> Any:
-        return FunctionTracker(function, answer, stock, source=builder.source)
+    def track(builder: Any, upstream: Any) -> Any:
+        return FunctionTracker(function, answer, upstream, source=builder.source)
 
-    return [_on_stock_tracker(function, track)]
+    return [_on_upstream_tracker(function, track)]
 
 
-def on_construction(cls: type, answer: Callable[..., Any]) -> list[Change]:
-    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else stock's tracker has it."""
+def on_construction(cls: type, answer: Callable[..., Any]) -> list[Patch]:
+    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else upstream's tracker has it."""
 
-    def track(_: Any, stock: Any) -> Any:
-        kind: Any = type(stock)
-        stock.__class__ = _answering(kind, answer)
-        return stock
+    def track(_: Any, upstream: Any) -> Any:
+        kind: Any = type(upstream)
+        upstream.__class__ = _answering(kind, answer)
+        return upstream
 
-    return [_on_stock_tracker(cls, track)]
+    return [_on_upstream_tracker(cls, track)]
 
 
 @functools.cache
-def _answering(stock: Any, answer: Callable[..., Any]) -> Any:
+def _answering(upstream: Any, answer: Callable[..., Any]) -> Any:
     """A tracker of a class, whose calls we answer."""
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         found = answer(tx, list(args), kwargs)
-        return stock.call_function(self, tx, args, kwargs) if found is None else found
+        return upstream.call_function(self, tx, args, kwargs) if found is None else found
 
     members = {"__module__": __name__, "call_function": call_function}
-    return type(f"{stock.__name__}WithAnswer", (stock,), members)
+    return type(f"{upstream.__name__}WithAnswer", (upstream,), members)
 
 
-def _on_stock_tracker(value: object, track: Callable[[Any, Any], Any]) -> Change:
+def _on_upstream_tracker(value: object, track: Callable[[Any, Any], Any]) -> Patch:
     def wrap(builder: Any, _: Any) -> Any:
-        change.undo()
+        patch.undo()
         try:
-            stock = builder._wrap(value)
+            upstream = builder._wrap(value)
         finally:
-            change.apply()
-        return track(builder, stock)
+            patch.apply()
+        return track(builder, upstream)
 
-    change = on_object(value, wrap)
-    return change
+    patch = on_object(value, wrap)
+    return patch
 
 
-def on_object(value: object, make: Callable[[Any, Any], Any]) -> Change:
+def on_object(value: object, make: Callable[[Any, Any], Any]) -> Patch:
     """Track one function, class or object of torch by ``make(builder, value)``, wherever a program reads it."""
     return SetItem(VariableBuilder._id_dispatch(), id(value), make, of=value)
 
 
 def on_values(
     cls: type, matches: Callable[[object], bool], make: Callable[[Any, Any, Any], Any]
-) -> list[Change]:
+) -> list[Patch]:
     """Track what comes from outside, is of ``cls`` and matches by ``make(tx, value, source)``."""
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def wrap(self: Any, value: Any) -> Any:
             if isinstance(value, cls) and matches(value):
                 return make(self.tx, value, self.source)
-            return stock(self, value)
+            return upstream(self, value)
 
         return wrap
 
@@ -396,18 +398,18 @@ def keep_no_fake_results() -> None:
     tx.output.add_cleanup_hook(lambda: configured.__exit__(None, None, None))
 
 
-def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Change]:
+def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Patch]:
     """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
 
     ``load(value)`` gives an object and False, or a function and True; the compiled function then calls
     it, every time it runs, for a new object.
     """
-    stock: Any = PyCodegen.__call__
+    upstream: Any = PyCodegen.__call__
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def call(self: Any, value: Any, allow_cache: bool = True) -> None:
         if type(value) is not tracker or value.source is not None:
-            return stock(self, value, allow_cache)
+            return upstream(self, value, allow_cache)
         loaded, is_factory = load(value)
         if is_factory:
             self.add_push_null(lambda: _load_object(self, loaded))

@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import ShardedState as _Sha
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState as FSDPState
 from torch.distributed.tensor import DTensor, Placement
 
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
 
 PRE_FORWARD: Any = FSDPState._pre_forward
 POST_FORWARD: Any = FSDPState._post_forward
@@ -102,33 +102,33 @@ def runs_eagerly(state: FSDPState) -> bool:
     return state._state_ctx.iter_forward_root is not None
 
 
-def on_eager_forward(note: Callable[[Any], None]) -> list[Change]:
+def on_eager_forward(note: Callable[[Any], None]) -> list[Patch]:
     """Call ``note(state)`` when the root's forward begins in eager mode, before it launches anything."""
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def root_pre_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if not runs_eagerly(self):
                 note(self)
-            return stock(self, *args, **kwargs)
+            return upstream(self, *args, **kwargs)
 
         return root_pre_forward
 
     return [WrapAttribute(FSDPState, "_root_pre_forward", changed)]
 
 
-def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Change]:
+def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Patch]:
     """Call ``check(modules, ignored)`` with what ``fully_shard`` or ``replicate`` is about to manage; it may raise.
 
     ``_get_managed_modules`` was seen in 2.13 to 2.15; where it is missing nothing is changed.
     """
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def get_managed_modules(
             roots: Any, ignored_params: set[nn.Parameter] | None = None, *args: Any, **kwargs: Any
         ) -> Any:
-            found = stock(roots, ignored_params, *args, **kwargs)
+            found = upstream(roots, ignored_params, *args, **kwargs)
             check(found, ignored_params or set())
             return found
 

@@ -12,7 +12,7 @@ import torch
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.distributed.device_mesh import DeviceMesh
 
-from dynamo_dist.torch_compat.patching import Change, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
 
 # In a block of it, operators skip the kernels of autograd.
 below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
@@ -20,7 +20,7 @@ below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
 
 def wrap_compiled_code(
     wrap: Callable[[Callable[..., Any], str], Callable[..., Any]],
-) -> list[Change]:
+) -> list[Patch]:
     """``wrap(call, source)`` stands for what runs a graph that Inductor has compiled or loaded from a cache.
 
     ``source`` is its Python code; code in C++ stays as it is. Empty where this torch cannot call below
@@ -36,10 +36,10 @@ def wrap_compiled_code(
     if not has(CompiledFxGraph, "post_compile", off=off):
         return []
 
-    def changed(stock: Any) -> Any:
-        @functools.wraps(stock)
+    def changed(upstream: Any) -> Any:
+        @functools.wraps(upstream)
         def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
-            stock(self, *args, **kwargs)
+            upstream(self, *args, **kwargs)
             source = getattr(self, "source_code", None)
             if isinstance(source, str) and self.current_callable and not config.cpp_wrapper:
                 self.current_callable = wrap(self.current_callable, source)
@@ -51,9 +51,9 @@ def wrap_compiled_code(
 
 def cache_dir() -> str:
     """Inductor's cache folder."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir as stock
+    from torch._inductor.runtime.cache_dir_utils import cache_dir as upstream
 
-    return str(stock())
+    return str(upstream())
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
 _OWN_GLOBAL = re.compile(r"__dynamo_dist\w*?_\d+_c\d+")
 
 
-def meshes_by_content(content: Callable[..., str]) -> list[Change]:
+def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
     """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by ``content``, what it holds.
 
     Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is another number in each
@@ -87,14 +87,14 @@ def meshes_by_content(content: Callable[..., str]) -> list[Change]:
     if not has(FxGraphCachePickler, name, off="graphs that take meshes are not cached"):
         return []
 
-    def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def reduce(self: Any, stand_in: FakeScriptObject) -> tuple[Callable[..., Any], Any]:
             if isinstance(stand_in.real_obj, DeviceMesh):
                 return str, (
                     content(stand_in.real_obj, of_rank=type(self) is not FxGraphCachePickler),
                 )
-            reduced: tuple[Callable[..., Any], Any] = stock(self, stand_in)
+            reduced: tuple[Callable[..., Any], Any] = upstream(self, stand_in)
             return reduced
 
         return reduce
@@ -102,7 +102,7 @@ def meshes_by_content(content: Callable[..., str]) -> list[Change]:
     return [WrapAttribute(FxGraphCachePickler, name, changed)]
 
 
-def sources_by_name() -> list[Change]:
+def sources_by_name() -> list[Patch]:
     """Have where a graph's inputs come from stand in AOTAutograd's key without addresses of this process.
 
     Dynamo names a global that it installs by the ``id`` of the object. A program that reads objects of ours, FSDP2's
@@ -115,10 +115,10 @@ def sources_by_name() -> list[Change]:
     if not has(AOTAutogradCachePickler, name, off="graphs of FSDP2 and DDP are not cached"):
         return []
 
-    def changed(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def reduce(self: Any, aot_config: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-            made, parts = stock(self, aot_config)
+            made, parts = upstream(self, aot_config)
             sources = aot_config.aot_autograd_arg_pos_to_source
             stable = numbered(sources or ())
             return made, tuple(

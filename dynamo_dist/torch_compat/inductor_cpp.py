@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from dynamo_dist.torch_compat.inductor_code import cache_dir
-from dynamo_dist.torch_compat.patching import Change, OwnState, WrapAttribute, has
+from dynamo_dist.torch_compat.patching import OwnState, Patch, WrapAttribute, has
 
 # As many libraries take longer without a compiled header, together, as the header takes: a second each.
 _WITHOUT = 5
 
 
-def only_for_builds() -> list[Change]:
+def only_for_builds() -> list[Patch]:
     """Have no header compiled for the first five C++ libraries on a host that has none.
 
     It lies in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on it.
@@ -41,24 +41,24 @@ def only_for_builds() -> list[Change]:
     last = threading.local()
     without: set[str] = set()
 
-    def noted(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def noted(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def write(*args: Any, **kwargs: Any) -> tuple[str, str]:
-            key, path = stock(*args, **kwargs)
+            key, path = upstream(*args, **kwargs)
             last.source = path
             return key, path
 
         return write
 
-    def skipped(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def skipped(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def precompile(*args: Any, **kwargs: Any) -> str:
             source = getattr(last, "source", "")
             if source.endswith(".main.cpp"):
                 if len(without | {source}) <= _WITHOUT and not _is_compiled():
                     without.add(source)
                     return ""
-            return str(stock(*args, **kwargs))
+            return str(upstream(*args, **kwargs))
 
         return precompile
 
@@ -76,7 +76,7 @@ def _is_compiled() -> bool:
     return folder is not None and any(Path(folder).glob("*.*ch"))
 
 
-def probed_once_a_host() -> list[Change]:
+def probed_once_a_host() -> list[Patch]:
     """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
 
     Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
@@ -89,17 +89,17 @@ def probed_once_a_host() -> list[Change]:
     if not has(VecISA, name, off="each process tries the CPU's vector units anew"):
         return []
 
-    def changed(stock: Callable[..., bool]) -> Callable[..., bool]:
+    def changed(upstream: Callable[..., bool]) -> Callable[..., bool]:
         tried: list[Trial] = []  # with success
 
-        @functools.wraps(stock)
+        @functools.wraps(upstream)
         def check_build(self: Any, code: str) -> bool:
             kept = Path(cache_dir(), "dynamo_dist", "vector_units", _name(self, code))
             trial = _trial(self, code)
             if kept.exists():
                 tried.append(trial)
                 return True
-            if any(map(trial.is_part_of, tried)) or stock(self, code):
+            if any(map(trial.is_part_of, tried)) or upstream(self, code):
                 tried.append(trial)
                 with contextlib.suppress(
                     OSError
@@ -189,7 +189,7 @@ class Kernel:
     source: str
 
 
-def few_libraries() -> list[Change]:
+def few_libraries() -> list[Patch]:
     """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache folder.
 
     What does not build so is built as by torch.
@@ -198,30 +198,30 @@ def few_libraries() -> list[Change]:
     """
     from torch._inductor import async_compile, codecache
 
-    stock_kernels = async_compile.AsyncCompile
+    upstream_kernels = async_compile.AsyncCompile
     bindings = getattr(codecache, "CppPythonBindingsCodeCache", None)
     needed = ("load_async", "suffix_template", "call_entry_function", "extra_parse_arg")
     off = "each C++ kernel is a library, which takes longer to build"
-    if not has(stock_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
+    if not has(upstream_kernels, "cpp_pybinding", off=off) or not has(bindings, *needed, off=off):
         return [PoolsOfThisProcess()]
 
-    def held_back(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def held_back(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def cpp_pybinding(self: Any, argtypes: Sequence[str], source_code: str) -> Any:
             if _parts(source_code) is None:
-                return stock(self, argtypes, source_code)
+                return upstream(self, argtypes, source_code)
             async_compile.kernel_code_log.info("CPP+Bindings Kernel:\n%s", source_code)
             return Kernel(tuple(argtypes), source_code)
 
         return cpp_pybinding
 
-    def built(stock: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(stock)
+    def built(upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
         def wait(self: Any, scope: dict[str, Any]) -> None:
             kernels = dict.fromkeys(each for each in scope.values() if type(each) is Kernel)
             parallel = async_compile.get_compile_threads() > 1
             functions = _started(kernels, self.submit if parallel else None) if kernels else None
-            stock(self, scope)
+            upstream(self, scope)
             if functions is not None:
                 made = functions()
                 scope.update({name: made[of] for name, of in scope.items() if type(of) is Kernel})
@@ -230,8 +230,8 @@ def few_libraries() -> list[Change]:
 
     return [
         PoolsOfThisProcess(),
-        WrapAttribute(stock_kernels, "cpp_pybinding", held_back),
-        WrapAttribute(stock_kernels, "wait", built),
+        WrapAttribute(upstream_kernels, "cpp_pybinding", held_back),
+        WrapAttribute(upstream_kernels, "wait", built),
     ]
 
 

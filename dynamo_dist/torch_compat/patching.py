@@ -39,7 +39,7 @@ def has(owner: Any, *names: str, off: str) -> bool:
     return not missing
 
 
-class Change(Protocol):
+class Patch(Protocol):
     """One thing done to torch. ``undo`` is called once after ``apply`` and restores exactly."""
 
     def apply(self) -> None: ...

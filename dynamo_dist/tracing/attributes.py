@@ -1,4 +1,4 @@
-"""Attribute access by Python's own rules, for objects that stock opens member by member."""
+"""Attribute access by Python's own rules, for objects that upstream opens member by member."""
 
 from __future__ import annotations
 

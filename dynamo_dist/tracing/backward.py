@@ -16,7 +16,7 @@ from dynamo_dist.torch_compat import (
     dynamo_modules,
     dynamo_trackers,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes, unsharded_parameters
 
 
@@ -33,8 +33,8 @@ def refuse() -> NoReturn:
     )
 
 
-def backward_changes() -> list[Change]:
-    """List the changes that enabling makes for ``backward()`` inside a compiled function."""
+def backward_patches() -> list[Patch]:
+    """List the patches that enabling makes for ``backward()`` inside a compiled function."""
     return dynamo_modules.on_backward(refuse)
 
 
@@ -46,7 +46,7 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         given = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError:
-        return None  # stock raises what eager raises
+        return None  # upstream raises what eager raises
     wanted = [*dynamo_calls.tensors_among(given["inputs"])]
     if dynamo_calls.is_asked_for() or not _is_ours(
         tx, [*wanted, *dynamo_calls.tensors_among(given["outputs"])]
@@ -98,8 +98,8 @@ def _refuse(why: str) -> NoReturn:
     )
 
 
-def gradients_changes() -> list[Change]:
-    """List the changes that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
+def gradients_patches() -> list[Patch]:
+    """List the patches that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
     return [
         *dynamo_trackers.on_function(torch.autograd.grad, _answer),
         *dynamo_calls.see_histories_of_subclasses(),
@@ -289,6 +289,6 @@ def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> Module
     return ModuleHooksVariable(module, user_hooks, user_pre_hooks, proxy)
 
 
-def backward_hooks_changes() -> list[Change]:
-    """List the changes that enabling makes for module hooks; under compiled autograd they stay stock's."""
+def backward_hooks_patches() -> list[Patch]:
+    """List the patches that enabling makes for module hooks; under compiled autograd they stay upstream's."""
     return dynamo_modules.on_module_backward_hooks(create)

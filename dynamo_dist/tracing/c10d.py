@@ -18,7 +18,7 @@ from dynamo_dist.torch_compat import (
     dynamo_trackers,
 )
 from dynamo_dist.torch_compat import dynamo_calls as calls_compat
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import (
     collectives,
     functional,
@@ -92,7 +92,7 @@ def lowered(name: str) -> Callable[..., Any]:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return None  # stock raises what eager raises
+            return None  # upstream raises what eager raises
         if any(map(calls_compat.is_subclass_instance, bound.values())):
             return None
         if name != "_coalescing_manager" and _is_outside(bound.get("group")):
@@ -221,9 +221,9 @@ class ReduceOpNames(calls_compat.ObjectTracker):
         return dynamo_building.build(tx, getattr(dist.ReduceOp, name), source)
 
 
-def changes(config: DistConfig) -> list[Change]:
+def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
-    found: list[Change] = [*tracker.changes(), *calls_compat.allow_point_to_point()]
+    found: list[Patch] = [*tracker.patches(), *calls_compat.allow_point_to_point()]
     for name in C10D:
         if (function := c10d.c10d_function(name)) is not None:
             found += dynamo_trackers.on_function(function, lowered(name))
@@ -241,7 +241,7 @@ def changes(config: DistConfig) -> list[Change]:
         *aot_partition.drop_dead_chains(),
         *aot_tracing.pass_context(),
         *aot_tracing.gradients_are_apart(),
-        *functional.changes(),
+        *functional.patches(),
         *_on_op("wait_tensor", tracker.traced_wait_tensor),
         *dynamo_trackers.on_function(work.start, tracker.traced_start),
         *dynamo_trackers.on_function(functional.next_serial, _next_serial),
@@ -268,11 +268,11 @@ IN_PLACE_OPS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _on_op(name: str, answer: Callable[..., Any]) -> list[Change]:
+def _on_op(name: str, answer: Callable[..., Any]) -> list[Patch]:
     return [
-        change
+        patch
         for op in c10d.functional_op(name)
-        for change in dynamo_trackers.on_function(op, answer)
+        for patch in dynamo_trackers.on_function(op, answer)
     ]
 
 

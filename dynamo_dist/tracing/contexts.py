@@ -19,7 +19,7 @@ from dynamo_dist.torch_compat import (
     dynamo_dtensors,
     dynamo_trackers,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
@@ -33,8 +33,8 @@ def refuse(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> NoReturn:
     )
 
 
-def debug_changes() -> list[Change]:
-    """List the changes that enabling makes for the mode."""
+def debug_patches() -> list[Patch]:
+    """List the patches that enabling makes for the mode."""
     return dynamo_trackers.on_construction(CommDebugMode, refuse)
 
 
@@ -64,8 +64,8 @@ def _turn(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return dynamo_building.build(tx, None)
 
 
-def implicit_replication_changes() -> list[Change]:
-    """List the changes that enabling makes for the context."""
+def implicit_replication_patches() -> list[Patch]:
+    """List the patches that enabling makes for the context."""
     return [
         *dynamo_trackers.on_function(implicit_replication, _enter),
         *dynamo_trackers.on_function(turn, _turn),
@@ -153,14 +153,14 @@ def _inside(ours: Callable[..., Any]) -> Callable[..., Any]:
     return answer
 
 
-def loss_parallel_changes() -> list[Change]:
-    """List the changes that enabling makes for the context."""
+def loss_parallel_patches() -> list[Patch]:
+    """List the patches that enabling makes for the context."""
     return [
         *dynamo_trackers.on_function(dtensor_strategies.enable_loss_ops, _set(True)),
         *dynamo_trackers.on_function(dtensor_strategies.disable_loss_ops, _set(False)),
         *(
-            change
+            patch
             for function, ours in REPLACED.items()
-            for change in dynamo_trackers.on_function(function, _inside(ours))
+            for patch in dynamo_trackers.on_function(function, _inside(ours))
         ),
     ]

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
 from dynamo_dist.torch_compat import dynamo_meshes as meshes_compat
-from dynamo_dist.torch_compat.patching import Change, OwnState
+from dynamo_dist.torch_compat.patching import OwnState, Patch
 
 BREAK = "Process group or mesh created while tracing"
 WHY = (
@@ -122,7 +122,7 @@ def _is_alive(group: Any) -> bool:
     return c10d.is_registered_group(group)
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """Remember what is made, and answer traced calls from that memory."""
     return [
         MEMORY,

@@ -26,7 +26,7 @@ from dynamo_dist.torch_compat import (
     dynamo_guards,
     dynamo_modules,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
 from dynamo_dist.tracing.ddp_average import Averaging, buckets
 from dynamo_dist.tracing.unsharded_parameters import Place, Read
@@ -306,6 +306,6 @@ def ddp_answers() -> dict[Any, Callable[..., Any]]:
     return {ddp.FORWARD: _forward, ddp.PRE_FORWARD: _pre_forward, ddp.POST_FORWARD: _post_forward}
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for eager calls of DDP modules."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for eager calls of DDP modules."""
     return ddp.on_eager_ddp_forward(_ran_eagerly)

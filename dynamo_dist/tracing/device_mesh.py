@@ -1,6 +1,6 @@
-"""Device meshes: the members that stock leaves closed.
+"""Device meshes: the members that upstream leaves closed.
 
-Stock guards a mesh by its layout, ranks, device type and dimension names, and opens 34 members. What
+Upstream guards a mesh by its layout, ranks, device type and dimension names, and opens 34 members. What
 is not among them ends in a hard error, even a missing attribute; here Python's own rules apply.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.device_mesh import DeviceMesh
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_meshes, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes, creation
 from dynamo_dist.tracing.attributes import is_data, python_attribute
 
@@ -30,14 +30,14 @@ _OF_THE_RANK = ("get_rank", "get_local_rank", "get_coordinate", "_sym_get_coordi
 
 
 class DeviceMeshVariable(dynamo_trackers.MeshTracker):
-    """A device mesh. The members that stock opened stay as stock traces them."""
+    """A device mesh. The members that upstream opened stay as upstream traces them."""
 
     def attribute(self, tx: Any, name: str) -> Any:
         if name in _OF_THE_RANK:
             dynamo_building.note_rank_dependent()
         if name in ("get_all_groups", *_DERIVED):
             return attributes.bound_method(self, tx, name)
-        if not dynamo_building.is_stocks_member(self, name):
+        if not dynamo_building.is_upstreams_member(self, name):
             found = python_attribute(self, tx, name)
             return attributes.refuse(self.real, name) if found is None else found
         if is_data(self.real, name):
@@ -65,7 +65,7 @@ class DeviceMeshVariable(dynamo_trackers.MeshTracker):
             return (
                 self if found is self.real else creation.found_or_break(tx, found, f"mesh.{name}")
             )
-        if dynamo_building.is_stocks_member(self, name):
+        if dynamo_building.is_upstreams_member(self, name):
             return None
         return self.attribute(tx, name).call_function(tx, args, kwargs)
 
@@ -73,10 +73,10 @@ class DeviceMeshVariable(dynamo_trackers.MeshTracker):
         return attributes.has_attribute(self.real, name)
 
     def text(self, tx: Any, name: str) -> Any:
-        # Made of what stock's guard of a mesh compares: layout, ranks, device type, names.
+        # Made of what upstream's guard of a mesh compares: layout, ranks, device type, names.
         return dynamo_building.build(tx, repr(self.real))
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for meshes besides tracking them."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for meshes besides tracking them."""
     return dynamo_meshes.derive_by_overload(DeviceMesh)

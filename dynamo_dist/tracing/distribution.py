@@ -1,6 +1,6 @@
 """``distribute_tensor`` with a source rank, while tracing.
 
-Stock calls a placement's method inside the graph, and that method scatters by an operator of c10d whose
+Upstream calls a placement's method inside the graph, and that method scatters by an operator of c10d whose
 writes functionalization does not see: all ranks but the source would get memory that nobody wrote to.
 Here the same scatter or broadcast is traced as the program's own call.
 """
@@ -24,7 +24,7 @@ from torch.distributed.tensor import (
 )
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_dtensors, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def distribute(
@@ -112,11 +112,11 @@ _SIGNATURE = inspect.signature(
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Ours for plain tensors and a source rank; stock traces what needs no communication."""
+    """Ours for plain tensors and a source rank; upstream traces what needs no communication."""
     try:
         bound = _SIGNATURE.bind(*args, **kwargs)
     except TypeError:
-        return None  # stock raises what eager raises
+        return None  # upstream raises what eager raises
     bound.apply_defaults()
     given = bound.arguments
     tensor = given["tensor"]
@@ -149,6 +149,6 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for ``distribute_tensor``."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for ``distribute_tensor``."""
     return dynamo_trackers.on_function(distribute_tensor, answer)

@@ -18,13 +18,13 @@ from dynamo_dist.torch_compat import (
     dynamo_dtensors,
     dynamo_trackers,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
-    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to stock.
+    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to upstream.
 
-    No guard: stock guards a DTensor's type, and what a class has does not change.
+    No guard: upstream guards a DTensor's type, and what a class has does not change.
     """
     if not issubclass(cls, DTensor):
         return None
@@ -33,10 +33,10 @@ def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
 
 
 def attribute(tx: Any, tracker: Any, name: str) -> Any:
-    """Return an attribute that stock gets wrong, see below; None leaves the rest to stock.
+    """Return an attribute that upstream gets wrong, see below; None leaves the rest to upstream.
 
     ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
-    that the program made cannot be built by stock. A gradient's layout breaks.
+    that the program made cannot be built by upstream. A gradient's layout breaks.
     """
     if name not in ("_local_tensor", "_spec", "placements"):
         return None
@@ -70,8 +70,8 @@ def traced_spec(tensor: DTensor) -> Any:
     return dtensor_specs.DTensorSpec(tensor.device_mesh, tensor.placements, tensor_meta=meta)
 
 
-def attributes_changes() -> list[Change]:
-    """List the changes that enabling makes for attributes."""
+def attributes_patches() -> list[Patch]:
+    """List the patches that enabling makes for attributes."""
     return dynamo_dtensors.on_tensor_attributes(has_tensor_attribute, attribute)
 
 
@@ -101,8 +101,8 @@ def _answer(function: Callable[[DTensor], Any]) -> Callable[..., Any]:
     return answer
 
 
-def copies_changes() -> list[Change]:
-    """List the changes that enabling makes for copies."""
+def copies_patches() -> list[Patch]:
+    """List the patches that enabling makes for copies."""
     return [
         *dynamo_trackers.on_function(copy.deepcopy, _answer(deep)),
         *dynamo_trackers.on_function(copy.copy, _answer(shallow)),
@@ -123,8 +123,8 @@ def _refuse_subclasses(tx: Any, value: Any, source: Any) -> Any:
     )
 
 
-def subclasses_changes() -> list[Change]:
-    """List the changes that enabling makes for subclasses."""
+def subclasses_patches() -> list[Patch]:
+    """List the patches that enabling makes for subclasses."""
     return dynamo_trackers.on_values(DTensor, is_of_a_subclass, _refuse_subclasses)
 
 
@@ -139,8 +139,8 @@ def _refuse_data_sizes(operation: str) -> None:
     )
 
 
-def data_sizes_changes() -> list[Change]:
-    """List the changes that enabling makes for sizes that only data tells."""
+def data_sizes_patches() -> list[Patch]:
+    """List the patches that enabling makes for sizes that only data tells."""
     return dynamo_building.on_sizes_told_by_data(_refuse_data_sizes)
 
 
@@ -166,8 +166,8 @@ def are_distributed(arguments: Any) -> bool:
     return bool(tensors) and all(isinstance(each, DTensor) for each in tensors)
 
 
-def inside_operators_changes() -> list[Change]:
-    """List the changes that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
+def inside_operators_patches() -> list[Patch]:
+    """List the patches that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
     return dtensor_dispatch.around_traced_calls(once_more)
 
 
@@ -195,7 +195,7 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         bound = _SIGNATURE.bind(*args, **kwargs).arguments
     except TypeError:
-        return None  # stock raises what eager raises
+        return None  # upstream raises what eager raises
     wanted = dynamo_building.constants([bound["requires_grad"]], {})
     if wanted is None or wanted[0][0]:
         dynamo_building.graph_break(
@@ -218,7 +218,7 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         given = _FROM_LOCAL.bind(*args, **kwargs).arguments
     except TypeError:
-        return None  # stock raises what eager raises
+        return None  # upstream raises what eager raises
     if "run_check" in given and dynamo_building.constants([given["run_check"]], {}) != (
         [False],
         {},
@@ -269,8 +269,8 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
         )
 
 
-def construction_changes() -> list[Change]:
-    """List the changes that enabling makes for ``DTensor(...)`` and ``from_local``."""
+def construction_patches() -> list[Patch]:
+    """List the patches that enabling makes for ``DTensor(...)`` and ``from_local``."""
     return [
         *dynamo_trackers.on_construction(DTensor, answer),
         *dynamo_trackers.on_function(DTensor.from_local, from_local),

@@ -11,7 +11,7 @@ from dynamo_dist.torch_compat import (
     dtensor_ranks,
     dynamo_dtensors,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import (
     contexts,
     distribution,
@@ -22,24 +22,24 @@ from dynamo_dist.tracing import (
 )
 
 
-def changes(config: DistConfig) -> list[Change]:
+def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
     return [
-        *dtensor_views.views_changes(),
-        *dtensor.attributes_changes(),
-        *dtensor.construction_changes(),
-        *higher_order.branches_changes(),
-        *dtensor.copies_changes(),
-        *dtensor.data_sizes_changes(),
-        *distribution.changes(),
-        *contexts.debug_changes(),
-        *placement.reduce_op_changes(),
-        *contexts.loss_parallel_changes(),
-        *contexts.implicit_replication_changes(),
-        *dtensor.inside_operators_changes(),
-        *higher_order.regions_changes(),
-        *dtensor.subclasses_changes(),
-        *dtensor_views.unused_outputs_changes(),
+        *dtensor_views.views_patches(),
+        *dtensor.attributes_patches(),
+        *dtensor.construction_patches(),
+        *higher_order.branches_patches(),
+        *dtensor.copies_patches(),
+        *dtensor.data_sizes_patches(),
+        *distribution.patches(),
+        *contexts.debug_patches(),
+        *placement.reduce_op_patches(),
+        *contexts.loss_parallel_patches(),
+        *contexts.implicit_replication_patches(),
+        *dtensor.inside_operators_patches(),
+        *higher_order.regions_patches(),
+        *dtensor.subclasses_patches(),
+        *dtensor_views.unused_outputs_patches(),
         *aot_runtime.keep_first_symbols(),
         *aot_tracing.equal_meshes_are_one(),
         *dynamo_dtensors.sizes_of_bases_are_inputs(),

@@ -14,7 +14,7 @@ from dynamo_dist.errors import DTensorError
 from dynamo_dist.torch_compat import aot_aliases
 from dynamo_dist.torch_compat import aot_runtime as outputs_compat
 from dynamo_dist.torch_compat import dtensor_dispatch as calls_compat
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 class _Absent(threading.local):
@@ -78,8 +78,8 @@ def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | Non
     return alike[0] if alike else None
 
 
-def unused_outputs_changes() -> list[Change]:
-    """List the changes that enabling makes for outputs that no loss uses."""
+def unused_outputs_patches() -> list[Patch]:
+    """List the patches that enabling makes for outputs that no loss uses."""
     return [
         *outputs_compat.on_forward_with_tangents(DTensor, _watched),
         *outputs_compat.on_plain_tangent(DTensor, _absent_gradient),
@@ -280,6 +280,6 @@ def _unknown(base: torch.Tensor, target: torch.Tensor) -> DTensorError:
     )
 
 
-def views_changes() -> list[Change]:
-    """List the changes that enabling makes for views."""
+def views_patches() -> list[Patch]:
+    """List the patches that enabling makes for views."""
     return aot_aliases.on_output_aliases(record, replay, apart_if_made_here, DTensor)

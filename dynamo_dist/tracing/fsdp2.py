@@ -31,7 +31,7 @@ from dynamo_dist.torch_compat import (
     fsdp,
 )
 from dynamo_dist.torch_compat.dynamo_calls import is_asked_for
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import unsharded_parameters, wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import (
     KEEPERS,
@@ -474,6 +474,6 @@ def fsdp_answers() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for sharding, and for eager calls of sharded modules."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for sharding, and for eager calls of sharded modules."""
     return fsdp.on_eager_forward(_ran_eagerly)

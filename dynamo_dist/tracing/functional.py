@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import dtensor_specs, dynamo_building, dynamo_dtensors, dynamo_modules
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 _METHODS = ("trigger_wait", "wait")  # of AsyncCollectiveTensor
 
@@ -45,10 +45,10 @@ def _attribute(tx: Any, tracker: Any, name: str) -> Any:
     return None
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for what functional collectives return."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for what functional collectives return."""
     return [
-        *(change for name in _METHODS for change in dynamo_modules.on_tensor_method(name, _itself)),
+        *(patch for name in _METHODS for patch in dynamo_modules.on_tensor_method(name, _itself)),
         *dynamo_dtensors.on_tensor_attributes(_has_attribute, _attribute),
     ]
 

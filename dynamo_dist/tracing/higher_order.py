@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_dtensors, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def in_line(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of the region's function, traced here; None leaves it to stock."""
+    """The result of the region's function, traced here; None leaves it to upstream."""
     function, *given = args
     inputs = [*given, *kwargs.values()]
     if _holds_dtensors(dynamo_building.realized(function)) or any(
@@ -32,8 +32,8 @@ def _holds_dtensors(function: Any) -> bool:
     )
 
 
-def regions_changes() -> list[Change]:
-    """List the changes that enabling makes for regions."""
+def regions_patches() -> list[Patch]:
+    """List the patches that enabling makes for regions."""
     return (
         dynamo_trackers.on_function(dynamo_calls.CALL, in_line)
         if dynamo_calls.CALL is not None
@@ -74,7 +74,7 @@ def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not any(dynamo_dtensors.holds_tensor_of(each, DTensor) for each in (condition, operands)):
         return None
     if not dynamo_dtensors.is_tensor_of(condition, torch.Tensor):
-        return None  # a number or a bool, which stock decides while tracing
+        return None  # a number or a bool, which upstream decides while tracing
     if torch.is_grad_enabled() and dynamo_dtensors.holds_gradients(operands):
         dynamo_building.graph_break(
             "torch.cond over DTensors that require gradients",
@@ -96,8 +96,8 @@ def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return None
 
 
-def branches_changes() -> list[Change]:
-    """List the changes that enabling makes for branches and loops."""
+def branches_patches() -> list[Patch]:
+    """List the patches that enabling makes for branches and loops."""
     return [
         *dynamo_trackers.on_function(torch.ops.higher_order.cond, _cond),
         *dynamo_trackers.on_function(torch.ops.higher_order.while_loop, _while),

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from dynamo_dist import switch
 from dynamo_dist.errors import ConfigError
 from dynamo_dist.torch_compat import dynamo_building, dynamo_compiler, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 hooked: dict[int, tuple[Callable[..., Any], Callable[..., Any]]] = {}
@@ -40,12 +40,12 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
     return register
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for the functions that were registered."""
-    return [change for pair in hooked.values() for change in _change(*pair)]
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for the functions that were registered."""
+    return [patch for pair in hooked.values() for patch in _change(*pair)]
 
 
-def _change(function: Any, replacement: Any) -> list[Change]:
+def _change(function: Any, replacement: Any) -> list[Patch]:
     return dynamo_trackers.on_function(
         function,
         lambda tx, args, kwargs: dynamo_building.call_traced(tx, replacement, args, kwargs),

@@ -18,12 +18,12 @@ from dynamo_dist.torch_compat import (
     dynamo_trackers,
     fsdp,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import backward, ddp, fsdp2, unsharded_parameters
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``_get_module_state(module)``; None leaves it to stock, for a module that is a state itself."""
+    """``_get_module_state(module)``; None leaves it to upstream, for a module that is a state itself."""
     tracker = [*args, *kwargs.values()][0]
     module = dynamo_building.python_object(tracker)
     if not isinstance(module, nn.Module) or isinstance(module, dynamo_modules.State):
@@ -37,8 +37,8 @@ def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def composable_changes() -> list[Change]:
-    """List the changes that enabling makes for the states of modules."""
+def composable_patches() -> list[Patch]:
+    """List the patches that enabling makes for the states of modules."""
     return dynamo_trackers.on_function(dynamo_modules.module_state, answer)
 
 
@@ -53,8 +53,8 @@ def explain_state_dict(text: str) -> None:
         )
 
 
-def parallel_changes() -> list[Change]:
-    """List the changes that enabling makes for modules of DDP and FSDP2."""
+def parallel_patches() -> list[Patch]:
+    """List the patches that enabling makes for modules of DDP and FSDP2."""
     answers: dict[Any, Callable[..., Any]] = {
         **fsdp2.fsdp_answers(),
         **ddp.ddp_answers(),
@@ -63,9 +63,9 @@ def parallel_changes() -> list[Change]:
         *dynamo_modules.on_methods(
             answers, {nn.Module.state_dict: explain_state_dict}, fsdp.hook_of
         ),
-        *unsharded_parameters.changes(),
-        *ddp.changes(),
-        *fsdp2.changes(),
+        *unsharded_parameters.patches(),
+        *ddp.patches(),
+        *fsdp2.patches(),
     ]
 
 
@@ -79,7 +79,7 @@ def has_traced_hooks(module: nn.Module) -> bool:
     """
     if dynamo_modules.module_state(module) is not None:
         return fsdp2.shards_in_graph(module) or ddp.averages_in_graph(module)
-    # Stock calls every module of torch's, and so all of DDP, through one function that is given up for all at once.
+    # Upstream calls every module of torch's, and so all of DDP, through one function that is given up for all at once.
     return isinstance(module, DistributedDataParallel) or any(
         getattr(module, name) for name in _HOOKS
     )
@@ -118,21 +118,21 @@ def _is_no_root_in_graph(module: nn.Module) -> bool:
     return dynamo_modules.module_state(module) is None or runs_around(module)
 
 
-def calls_changes() -> list[Change]:
-    """List the changes that enabling makes for the hooks of a compiled module."""
+def calls_patches() -> list[Patch]:
+    """List the patches that enabling makes for the hooks of a compiled module."""
     return [
         *dynamo_modules.on_module_compiled(has_traced_hooks, whole_call, runs_around),
         *fsdp.on_sharding(_sharded_later),
     ]
 
 
-def changes(config: DistConfig) -> list[Change]:
+def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
     return [
-        *calls_changes(),
-        *composable_changes(),
-        *backward.backward_changes(),
-        *backward.backward_hooks_changes(),
-        *backward.gradients_changes(),
-        *parallel_changes(),
+        *calls_patches(),
+        *composable_patches(),
+        *backward.backward_patches(),
+        *backward.backward_hooks_patches(),
+        *backward.gradients_patches(),
+        *parallel_patches(),
     ]

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import Placement
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes
 from dynamo_dist.tracing.device_mesh import DeviceMeshVariable
 
 
 def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The op that these constants make; None leaves others to stock."""
+    """The op that these constants make; None leaves others to upstream."""
     if len(args) != 1 or kwargs:
         return None
     try:
@@ -25,8 +25,8 @@ def _made(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return dynamo_building.build_unchanging(tx, dist.ReduceOp(value))
 
 
-def reduce_op_changes() -> list[Change]:
-    """List the changes that enabling makes for the class."""
+def reduce_op_patches() -> list[Patch]:
+    """List the patches that enabling makes for the class."""
     return dynamo_trackers.on_construction(dist.ReduceOp, _made)
 
 
@@ -63,7 +63,7 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
     def _constant_property(self, name: str) -> int | str | None:
         """The number or word behind a property that a class of torch defines, as ``split_factor``, which reads C++.
 
-        Stock traces it in no placement that is made in the program, and strided shards' in none.
+        Upstream traces it in no placement that is made in the program, and strided shards' in none.
         """
         definers = (cls for cls in type(self.real).__mro__ if name in vars(cls))
         definer = next(definers, object)
@@ -96,7 +96,7 @@ def _is_torchs(cls: type) -> bool:
 def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change either.
 
-    None leaves other things to stock.
+    None leaves other things to upstream.
     """
     value = dynamo_building.realized(args[0]) if args else None
     if isinstance(value, PlacementVariable):  # deepcopy() passes itself a memo
@@ -117,7 +117,7 @@ def load(tracker: Any) -> tuple[Any, bool]:
     return (lambda: type(value)(*args, **kwargs)), True
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
         *dynamo_trackers.on_codegen(PlacementVariable, load),

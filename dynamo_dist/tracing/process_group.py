@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dynamo_dist.torch_compat import c10d, dynamo_building, dynamo_guards, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes
 from dynamo_dist.tracing.attributes import is_data, python_attribute
 
@@ -65,8 +65,8 @@ def _boxed_group_from_outside(tx: Any, value: Any, source: Any) -> Any:
     return BoxedGroupVariable(value, source=source)
 
 
-def boxed_group_changes() -> list[Change]:
-    """List the changes that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
+def boxed_group_patches() -> list[Patch]:
+    """List the patches that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
     return dynamo_trackers.on_values(torch.ScriptObject, is_boxed_group, _boxed_group_from_outside)
 
 
@@ -106,7 +106,7 @@ VALUE_METHODS = {
 # Methods whose result belongs to the group and lives as long -> how to hold it while tracing.
 PART_METHODS = ("_get_backend", "boxed")
 
-# c10d queries of a group, which stock traces through the tables of c10d -> the value that they read.
+# c10d queries of a group, which upstream traces through the tables of c10d -> the value that they read.
 QUERIES: Mapping[Callable[..., Any], str] = {
     dist.get_rank: "rank",
     dist.get_world_size: "size",
@@ -119,7 +119,7 @@ QUERIES: Mapping[Callable[..., Any], str] = {
 
 
 class ProcessGroupVariable(dynamo_trackers.GroupTracker):
-    """A process group. As an argument of a collective it stays what stock makes of it."""
+    """A process group. As an argument of a collective it stays what upstream makes of it."""
 
     def guard_value(self, what: str) -> None:
         """Recompile when ``what`` (a key of ``GUARDS``) of the group changes."""
@@ -196,7 +196,7 @@ def answer_query(
 ) -> Any:
     """A c10d query while tracing: its answer, with what it read of the group guarded.
 
-    The group is the one it is given, or the default group. None leaves the query to stock: for
+    The group is the one it is given, or the default group. None leaves the query to upstream: for
     arguments that are not constants, and for a query that fails.
     """
     args, kwargs = [a.realize() for a in args], {name: a.realize() for name, a in kwargs.items()}
@@ -242,14 +242,14 @@ def _is_registered(group: dist.ProcessGroup) -> bool:
 _REGISTERED = functools.partial(dynamo_guards.VALUE_MATCH, what="registration", read=_is_registered)
 
 
-def changes() -> list[Change]:
+def patches() -> list[Patch]:
     """List the changes that enabling this tracker makes, besides ``registry.retracked``."""
     return [
-        *boxed_group_changes(),
+        *boxed_group_patches(),
         *(
-            change
+            patch
             for query in QUERIES
-            for change in dynamo_trackers.on_function(query, functools.partial(answer_query, query))
+            for patch in dynamo_trackers.on_function(query, functools.partial(answer_query, query))
         ),
         *dynamo_trackers.on_function(c10d.resolve_process_group, resolve_group),
     ]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Placement
 
 from dynamo_dist.settings import DistConfig
 from dynamo_dist.torch_compat import dynamo_guards, dynamo_meshes, dynamo_trackers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import creation, device_mesh, placement, process_group
 
 TRACKED = (dist.ProcessGroup, DeviceMesh, Placement)
@@ -25,7 +25,7 @@ def has_class_attribute(cls: Any, name: str) -> bool | None:
     return None
 
 
-def classes_changes() -> list[Change]:
+def classes_patches() -> list[Patch]:
     """List the changes that enabling any tracker makes for the classes."""
     return dynamo_trackers.extend_class_tracker(has_class_attribute)
 
@@ -37,7 +37,7 @@ class Registration:
     name: str
     traced: type
     tracker: type
-    changes: Callable[[], list[Change]]
+    patches: Callable[[], list[Patch]]
 
 
 TRACKERS = (
@@ -45,10 +45,10 @@ TRACKERS = (
         "process_group",
         dist.ProcessGroup,
         process_group.ProcessGroupVariable,
-        process_group.changes,
+        process_group.patches,
     ),
-    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, device_mesh.changes),
-    Registration("placement", Placement, placement.PlacementVariable, placement.changes),
+    Registration("device_mesh", DeviceMesh, device_mesh.DeviceMeshVariable, device_mesh.patches),
+    Registration("placement", Placement, placement.PlacementVariable, placement.patches),
 )
 
 
@@ -57,7 +57,7 @@ def active(config: DistConfig) -> tuple[Registration, ...]:
     return tuple(entry for entry in TRACKERS if entry.name not in config.trackers_off)
 
 
-def changes(config: DistConfig) -> list[Change]:
+def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order, for the trackers that are on; nothing is applied here."""
     entries = active(config)
     if not entries:
@@ -66,8 +66,8 @@ def changes(config: DistConfig) -> list[Change]:
         *dynamo_trackers.retrack({entry.traced: entry.tracker for entry in entries}),
         *dynamo_guards.register_guards(),
         *dynamo_trackers.extend_builtins(),
-        *classes_changes(),
-        *creation.changes(),
+        *classes_patches(),
+        *creation.patches(),
         *dynamo_meshes.mesh_as_context(device_mesh.DeviceMeshVariable),
-        *(change for entry in entries for change in entry.changes()),
+        *(patch for entry in entries for patch in entry.patches()),
     ]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dynamo_dist.torch_compat import dynamo_building, dynamo_calls, dynamo_modules
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import wrapper_agreement
 from dynamo_dist.tracing.fsdp2_gather import Gather
 
@@ -83,7 +83,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class HookVersions:
-    """The hooks of modules inside a wrapper: a program may add some after the first step, which stock does not guard."""
+    """The hooks of modules inside a wrapper: a program may add some after the first step, which upstream does not guard."""
 
     def __init__(self, inside: Iterable[nn.Module]) -> None:
         self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
@@ -114,7 +114,7 @@ def is_any_whole(tx: Any) -> bool:
 
 
 def answer(tx: Any, tracker: Any, name: str) -> Any:
-    """``module.name`` while tracing; None leaves it to stock."""
+    """``module.name`` while tracing; None leaves it to upstream."""
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None or not known.whole:
         return None
@@ -239,8 +239,8 @@ def _on_gradient(hook: Callable[[Any], None]) -> Callable[[torch.Tensor], torch.
     return run
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for parameters that are read whole."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for parameters that are read whole."""
     return [
         *dynamo_modules.on_reads(answer),
         *dynamo_modules.on_tensor_method(

@@ -19,7 +19,7 @@ from dynamo_dist.torch_compat import (
     dynamo_guards,
     dynamo_trackers,
 )
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 from dynamo_dist.tracing import attributes
 from dynamo_dist.tracing.functional import next_serial
 
@@ -423,8 +423,8 @@ def after_end(tx: Any) -> None:
             )
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for work in flight."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for work in flight."""
     return [
         *dynamo_trackers.on_values(dist.Work, _is_work, from_outside),
         *dynamo_calls.on_graph_end(before_end, after_end),

@@ -180,7 +180,7 @@ def _convolution_backward(
 ) -> int:
     """Gradients of input and weight cost what the forward does, each.
 
-    The stock formula forgets that groups divide the weight's gradient.
+    The upstream formula forgets that groups divide the weight's gradient.
     """
     spatial = (x if transposed else grad).shape[2:]
     forward = 2 * grad.shape[0] * math.prod(spatial) * weight.numel()

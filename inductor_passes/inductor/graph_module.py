@@ -34,7 +34,7 @@ def capturing(
 ) -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
     """A backend for ``torch.compile``, and the list of graphs that it fills, in the order of compiling.
 
-    Graphs stand where Inductor calls our passes: after AOTAutograd and stock's own passes. A function
+    Graphs stand where Inductor calls our passes: after AOTAutograd and upstream's own passes. A function
     so compiled returns tensors of the right shapes with nothing in them, so use it on a fake group.
     ``patches``: Inductor's configuration, such as ``options()`` makes.
     """

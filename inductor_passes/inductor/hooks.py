@@ -85,13 +85,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attachment:
-    """The passes of one compile, as Inductor configuration: on the joint graph, before and after stock's post-grad."""
+    """The passes of one compile, as Inductor configuration: on the joint graph, before and after upstream's post-grad."""
 
     options: PassOptions
     chain_pre: Any = None
     chain_post: Any = None
     chain_joint: Any = None
-    # Stock's reorder_for_locality, which we run in its stead: whether at all, and in training too.
+    # Upstream's reorder_for_locality, which we run in its stead: whether at all, and in training too.
     locality: bool = True
     locality_in_training: bool = False
     # Some value's shards differ in size.
@@ -126,7 +126,7 @@ class Attachment:
         )
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Stock's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
+        """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
         wanted = self.locality and (is_inference or self.locality_in_training)
         if wanted and not any(is_launch(node) for node in graph.nodes):
             inductor_compat.reorder_for_locality(graph)

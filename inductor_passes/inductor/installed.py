@@ -120,11 +120,11 @@ class _Taker:
 
     def compile(self, request: Request) -> Any:
         if not _parts:
-            return request.stock()
+            return request.upstream()
         own, inductor = _options_of(request)
         if is_plain(request.gm, request.inputs):
             report.start(own.report)
-            return request.stock()
+            return request.upstream()
         graph = (request.gm, request.inputs, own, inductor)
         for part in _parts.values():
             if part.compile_graph is not None:

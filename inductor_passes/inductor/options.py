@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # Everything in Inductor that moves a launch or a wait, by configuration key and its off value.
-STOCK_SCHEDULERS: Mapping[str, object] = {
+UPSTREAM_SCHEDULERS: Mapping[str, object] = {
     "reorder_for_compute_comm_overlap": False,
     "aten_distributed_optimizations.enable_overlap_scheduling": False,
     "aten_distributed_optimizations.enable_simple_overlap": False,
@@ -32,11 +32,11 @@ STOCK_SCHEDULERS: Mapping[str, object] = {
 }
 
 
-def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
-    """Stock's schedulers that would run under the current configuration and ``patches``."""
+def upstream_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
+    """Upstream's schedulers that would run under the current configuration and ``patches``."""
     known = inductor.config_keys()
     found = {}
-    for key, off in STOCK_SCHEDULERS.items():
+    for key, off in UPSTREAM_SCHEDULERS.items():
         if key in known:
             value = patches[key] if key in patches else inductor.get_config(key)
             if value != off and value is not None:
@@ -45,8 +45,8 @@ def stock_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
 
 
 def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
-    """Patches that switch stock's schedulers off, with a warning for what the user had asked for."""
-    running = stock_schedulers_on(patches)
+    """Patches that switch upstream's schedulers off, with a warning for what the user had asked for."""
+    running = upstream_schedulers_on(patches)
     say_taken(
         running,
         patches,
@@ -56,7 +56,7 @@ def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
     )
     if running:
         log.info("Inductor's own scheduling is off in this compile: %s", ", ".join(sorted(running)))
-    return {key: STOCK_SCHEDULERS[key] for key in running}
+    return {key: UPSTREAM_SCHEDULERS[key] for key in running}
 
 
 # What has been said of a key and of where it was set: once in a process.
@@ -137,7 +137,7 @@ def config_patches(
         patches[_JOINT] = attach_to_joint(attachment)
     patches["post_grad_custom_pre_pass"] = pre
     patches["post_grad_custom_post_pass"] = post
-    # Stock's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
+    # Upstream's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
     if value("reorder_for_locality"):
         say_taken(
             ["reorder_for_locality"],

@@ -1,4 +1,4 @@
-"""One compile of a Dynamo graph: what is asked for, and how it goes through stock Inductor with our passes.
+"""One compile of a Dynamo graph: what is asked for, and how it goes through upstream Inductor with our passes.
 
 ``CompileSession.run`` reads top to bottom. Torch calls back on the way::
 
@@ -84,7 +84,7 @@ class CompileSession:
     """One compile of one Dynamo graph, by configuration of its own: our options and Inductor's.
 
     ``region``: the compile's name in torch's logs. ``traits``: what else code of this compile is made with, for those who change
-    torch where it is made, or loaded from a cache. Inductor's and AOTAutograd's caches work as they do in stock.
+    torch where it is made, or loaded from a cache. Inductor's and AOTAutograd's caches work as they do in upstream.
 
     It lives as long as the code, for a backward graph that is lowered late, and so holds neither graph nor inputs.
     """
@@ -146,7 +146,7 @@ class CompileSession:
     def _lowers_backward(self) -> bool:
         """Whether a backward graph is lowered with its forward one.
 
-        Stock does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to agree on it would wait for
+        Upstream does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to agree on it would wait for
         those that get to theirs behind launches of the forward one.
         """
         return self.agrees and not dynamo.compiles_autograd()

@@ -100,7 +100,7 @@ class _Reached(Exception):
 
 
 def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) -> None:
-    """Run stock's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
+    """Run upstream's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
     from torch._guards import detect_fake_mode
     from torch._inductor.fx_passes.post_grad import post_grad_passes
     from torch._inductor.virtualized import V
@@ -150,7 +150,7 @@ def merged_without(
     """Let AOTAutograd merge equal nodes of a joint graph in the block, but not calls of the operators ``apart``.
 
     Where ``again`` has changed what was merged, it is merged once more. ``partitioners.fx_graph_cse`` and
-    ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where they are missing, stock's way stays.
+    ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where they are missing, upstream's way stays.
     """
     from torch._functorch import compile_utils, partitioners
 
@@ -158,12 +158,12 @@ def merged_without(
         yield
         return
 
-    def merging(stock: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
+    def merging(upstream: Callable[..., fx.Graph]) -> Callable[..., fx.Graph]:
         def merged(graph: fx.Graph, **how: Any) -> fx.Graph:
             before = compile_utils.rand_ops
             compile_utils.rand_ops = [*before, *apart(graph)]
             try:
-                return stock(graph, **how)
+                return upstream(graph, **how)
             finally:
                 compile_utils.rand_ops = before
 
@@ -187,10 +187,10 @@ def before_partition(
     """
     from torch._inductor import compile_fx
 
-    def asking(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def asking(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def partition(gm: fx.GraphModule, *args: Any, **how: Any) -> Any:
             ask(gm, how)
-            return stock(gm, *args, **how)
+            return upstream(gm, *args, **how)
 
         return partition
 

@@ -18,14 +18,14 @@ _OPTIONS = "dist_options"
 class Request:
     """One compile by ``backend="inductor"``: ``own`` and ``inductor`` are its options, of ours and of Inductor's.
 
-    ``stock()`` compiles as torch would. ``region`` names the compile for torch's logs, where it has a name.
+    ``upstream()`` compiles as torch would. ``region`` names the compile for torch's logs, where it has a name.
     """
 
     gm: fx.GraphModule
     inputs: Any
     own: Mapping[str, Any]
     inductor: Mapping[str, Any]
-    stock: Callable[[], Any]
+    upstream: Callable[[], Any]
     region: str | None = None
 
 
@@ -79,8 +79,8 @@ def take(taker: Taker) -> Callable[[], None]:
     methods, function = {name: vars(owner)[name] for name in made}, table["inductor"]
 
     def undo() -> None:
-        for name, stock in methods.items():
-            setattr(owner, name, stock)
+        for name, upstream in methods.items():
+            setattr(owner, name, upstream)
         table["inductor"] = function
 
     try:
@@ -97,11 +97,11 @@ def _is_ahead_of_time(wrapper: Any) -> bool:
     return bool(wrapper.compiler_name != "inductor")
 
 
-def _asks(taker: Taker, stock: Any) -> Any:
-    @functools.wraps(stock)
+def _asks(taker: Taker, upstream: Any) -> Any:
+    @functools.wraps(upstream)
     def call(self: Any, model_: Any, inputs_: Any, **how: Any) -> Any:
         def as_torch() -> Any:
-            return stock(self, model_, inputs_, **how)
+            return upstream(self, model_, inputs_, **how)
 
         if _is_ahead_of_time(self) or how.keys() - {"config_patches"}:
             return as_torch()
@@ -119,35 +119,35 @@ def _asks(taker: Taker, stock: Any) -> Any:
     return call
 
 
-def _compares(stock: Any) -> Any:
+def _compares(upstream: Any) -> Any:
     """Dynamo serves one compile's code to another whose backend is equal: other options are another backend."""
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def equal(self: Any, other: object) -> Any:
-        found = stock(self, other)
+        found = upstream(self, other)
         return found and getattr(self, _OPTIONS, {}) == getattr(other, _OPTIONS, {})
 
     return equal
 
 
-def _reads(taker: Taker, stock: Any) -> Any:
-    @functools.wraps(stock)
+def _reads(taker: Taker, upstream: Any) -> Any:
+    @functools.wraps(upstream)
     def apply_options(self: Any, options: Any) -> Any:
         if not options or _is_ahead_of_time(self):
-            return stock(self, options)
+            return upstream(self, options)
         own, rest = taker.own_options(options)
         if own:
             setattr(self, _OPTIONS, {**getattr(self, _OPTIONS, {}), **own})
-        return stock(self, rest)
+        return upstream(self, rest)
 
     return apply_options
 
 
-def _by_name(taker: Taker, stock: Any) -> Any:
-    @functools.wraps(stock)
+def _by_name(taker: Taker, upstream: Any) -> Any:
+    @functools.wraps(upstream)
     def inductor(gm: Any, inputs: Any, **how: Any) -> Any:
         def as_torch() -> Any:
-            return stock(gm, inputs, **how)
+            return upstream(gm, inputs, **how)
 
         if how.keys() - {"config_patches"}:
             return as_torch()

@@ -19,9 +19,9 @@ from inductor_passes.torch_compat.meshes import unpickled_as, without_places
 
 def cache_dir() -> str:
     """Inductor's cache folder. Seen in 2.11 to 2.15."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir as stock
+    from torch._inductor.runtime.cache_dir_utils import cache_dir as upstream
 
-    return str(stock())
+    return str(upstream())
 
 
 def counters() -> dict[str, int]:
@@ -29,9 +29,9 @@ def counters() -> dict[str, int]:
 
     Seen in 2.11 to 2.15.
     """
-    from torch._dynamo.utils import counters as stock
+    from torch._dynamo.utils import counters as upstream
 
-    return stock["inductor"]
+    return upstream["inductor"]
 
 
 @contextlib.contextmanager
@@ -76,10 +76,10 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
     """
     from torch._inductor.codecache import FxGraphCache
 
-    def looking_again(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
-            found = stock(key, *args, **kwargs)
-            return stock(key, *args, **kwargs) if found[0] is None and missed(key) else found
+            found = upstream(key, *args, **kwargs)
+            return upstream(key, *args, **kwargs) if found[0] is None and missed(key) else found
 
         return load_with_key
 
@@ -165,18 +165,18 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
 
     noted = TracedEntries()
 
-    def looking_again(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def looking_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def lookup(key: str, *args: Any, **kwargs: Any) -> Any:
             noted.ask(key)
-            found = stock(key, *args, **kwargs)
-            return stock(key, *args, **kwargs) if found is None and missed(noted) else found
+            found = upstream(key, *args, **kwargs)
+            return upstream(key, *args, **kwargs) if found is None and missed(noted) else found
 
         return lookup
 
-    def noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(upstream: Callable[..., Any]) -> Callable[..., Any]:
         def make_key(*args: Any, **kwargs: Any) -> Any:
-            noted.note(lambda: str(stock(*args, **kwargs)[0]))
-            return stock(*args, **kwargs)
+            noted.note(lambda: str(upstream(*args, **kwargs)[0]))
+            return upstream(*args, **kwargs)
 
         return make_key
 

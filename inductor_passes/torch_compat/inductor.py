@@ -101,10 +101,10 @@ def call_pass(pass_: Callable[..., Any], graph: fx.Graph, is_inference: bool) ->
 
 
 def reorder_for_locality(graph: fx.Graph) -> None:
-    """Stock's pass of that name. Seen in 2.11 to 2.15."""
-    from torch._inductor.fx_passes.post_grad import reorder_for_locality as stock
+    """Upstream's pass of that name. Seen in 2.11 to 2.15."""
+    from torch._inductor.fx_passes.post_grad import reorder_for_locality as upstream
 
-    stock(graph)
+    upstream(graph)
 
 
 def sort_by_data(graph: fx.Graph) -> None:
@@ -116,7 +116,7 @@ def sort_by_data(graph: fx.Graph) -> None:
 
 @functools.cache
 def can_pin_order() -> bool:
-    """Return whether stock's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
+    """Return whether upstream's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
     try:
         from torch._inductor.fx_passes import control_dependencies
     except ImportError:
@@ -148,25 +148,25 @@ def compile_fx(
     patches: Mapping[str, Any],
     region: str | None = None,
 ) -> Callable[..., Any]:
-    """Stock's entry for backends. ``region``: the compile's name in torch's logs, from 2.12 on. Seen in 2.11 to 2.15."""
-    from torch._inductor.compile_fx import compile_fx as stock
+    """Upstream's entry for backends. ``region``: the compile's name in torch's logs, from 2.12 on. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx as upstream
 
     named: dict[str, Any] = {} if region is None else {"compile_region_name": region}
-    compiled: Any = stock(
+    compiled: Any = upstream(
         gm, example_inputs, inner_compile=inner_compile, config_patches=dict(patches), **named
     )
     return compiled
 
 
 def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
-    """Stock's compile of one lowered graph. Seen in 2.11 to 2.15."""
-    from torch._inductor.compile_fx import compile_fx_inner as stock
+    """Upstream's compile of one lowered graph. Seen in 2.11 to 2.15."""
+    from torch._inductor.compile_fx import compile_fx_inner as upstream
 
-    return stock(*args, **kwargs)
+    return upstream(*args, **kwargs)
 
 
 def _tied(after: Sequence[Any], graph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``control_deps`` where nodes run in the order of the graph. Stock's has no kernel below autograd up to 2.11."""
+    """``control_deps`` where nodes run in the order of the graph. Upstream's has no kernel below autograd up to 2.11."""
     return graph(*args, **kwargs)
 
 

@@ -77,7 +77,7 @@ def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
         if isinstance(root, DeviceMesh):  # of a submesh, which holds it
             known[content(root, of_rank=False)] = root
     owner: Any = DeviceMesh
-    stock = owner.__dict__.get("__setstate__")
+    upstream = owner.__dict__.get("__setstate__")
 
     def set_state(self: DeviceMesh, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -91,10 +91,10 @@ def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
     try:
         yield
     finally:
-        if stock is None:
+        if upstream is None:
             del owner.__setstate__
         else:
-            owner.__setstate__ = stock
+            owner.__setstate__ = upstream
 
 
 def spec_of(value: object) -> Any:

@@ -157,34 +157,34 @@ def _remembers(value: object) -> bool:
 
 
 def _replace(undo: contextlib.ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    stock, held = getattr(owner, name), vars(owner).get(name)  # of a class: what binds it, too
-    setattr(owner, name, functools.wraps(stock)(wrap(stock)))
+    upstream, held = getattr(owner, name), vars(owner).get(name)  # of a class: what binds it, too
+    setattr(owner, name, functools.wraps(upstream)(wrap(upstream)))
     undo.callback(lambda: delattr(owner, name) if held is None else setattr(owner, name, held))
 
 
-def _noting(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def asked(*args: Any, **kwargs: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         if caller.startswith("torch._logging"):  # a line of a log has the rank
             with as_a_key():
-                return stock(*args, **kwargs)
-        _note(stock.__name__)
-        return stock(*args, **kwargs)
+                return upstream(*args, **kwargs)
+        _note(upstream.__name__)
+        return upstream(*args, **kwargs)
 
     return asked
 
 
-def _unnoted(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _unnoted(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def made(*args: Any, **kwargs: Any) -> Any:
         with as_a_key():
-            return stock(*args, **kwargs)
+            return upstream(*args, **kwargs)
 
     return made
 
 
-def _placed(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _placed(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def get_coordinate(self: DeviceMesh) -> Any:
-        found = stock(self)
+        found = upstream(self)
         return found if found is None or _permitted.get() or not _here() else _Place(found)
 
     return get_coordinate
@@ -197,11 +197,11 @@ class _Place(tuple[int, ...]):
 
 
 def _looked_at(name: str) -> Callable[..., Any]:
-    stock = getattr(tuple, name)
+    upstream = getattr(tuple, name)
 
     def looked(self: _Place, *args: Any) -> Any:
         _note("get_coordinate")
-        return stock(self, *args)
+        return upstream(self, *args)
 
     return looked
 
@@ -219,13 +219,13 @@ for _name in (
     setattr(_Place, _name, _looked_at(_name))
 
 
-def _of_even(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _of_even(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def local_shape(
         shape: Any, mesh_shape: Any, lookup: Any, placements: Any, skip_offset: bool = False
     ) -> Any:
         is_alike = skip_offset and _is_even(shape, mesh_shape, placements)
         with as_a_key() if is_alike else contextlib.nullcontext():
-            return stock(shape, mesh_shape, lookup, placements, skip_offset)
+            return upstream(shape, mesh_shape, lookup, placements, skip_offset)
 
     return local_shape
 

@@ -21,12 +21,12 @@ class _Place:
         self.owner, self.name = owner, name
         self.found = vars(owner)[name]
         is_bound = isinstance(self.found, (staticmethod, classmethod))
-        self.stock = getattr(owner, name) if is_bound else self.found
+        self.upstream = getattr(owner, name) if is_bound else self.found
         self.blocks: list[tuple[int, Wrap]] = []
 
-        @functools.wraps(self.stock)
+        @functools.wraps(self.upstream)
         def call(*args: Any, **kwargs: Any) -> Any:
-            function, here = self.stock, threading.get_ident()
+            function, here = self.upstream, threading.get_ident()
             for thread, wrap in tuple(self.blocks):
                 if thread == here:
                     function = wrap(function)
@@ -42,7 +42,7 @@ class _Place:
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
-    """Have this thread call ``wrap(stock)`` in place of ``owner.name`` in the block; without such a function, nothing."""
+    """Have this thread call ``wrap(upstream)`` in place of ``owner.name`` in the block; without such a function, nothing."""
     if name not in vars(owner):
         yield
         return

@@ -1,6 +1,6 @@
-"""``run.py --plugin disabled``: the plugin enabled, used and disabled again, which must leave stock torch.
+"""``run.py --plugin disabled``: the plugin enabled, used and disabled again, which must leave upstream torch.
 
-    python run.py --plugin disabled --out after.jsonl && python compare.py stock_2.13.0.jsonl after.jsonl
+    python run.py --plugin disabled --out after.jsonl && python compare.py upstream_2.13.0.jsonl after.jsonl
 """
 import torch
 import torch.distributed as dist

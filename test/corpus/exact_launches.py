@@ -3,7 +3,7 @@
 
     python exact_launches.py [--plugin dynamo_dist] [--case SUBSTR] [--family F,G] [--names FILE] [--out FILE]
 
-``launches.py`` compares kind and number. Here eager runs first, by stock torch, then the compiled program, and each launch is compared by
+``launches.py`` compares kind and number. Here eager runs first, by upstream torch, then the compiled program, and each launch is compared by
 kind, members of the group, bytes, dtype, reduce op, peer and place in the order. One JSON line per program. Statuses:
 
     same       all of that
@@ -56,7 +56,7 @@ def launched(case, setup, function):
 
 
 def eager(case):
-    """The launches of stock eager; None for a program that is not compared."""
+    """The launches of upstream eager; None for a program that is not compared."""
     torch._dynamo.reset(); R.clear_dtensor()
     setup = R.build(case)
     if len(setup["args_list"]) != 1 or case["opts"].get("nofg"):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """python explain_breaks.py [NAME ...]: what ``dynamo_dist.explain`` says of programs that break; one JSON line each.
 
-All programs by default that stock does not pass and ``gained.txt`` does not name. A program that has several breaks has them all in one line."""
+All programs by default that upstream does not pass and ``gained.txt`` does not name. A program that has several breaks has them all in one line."""
 import contextlib, io, json, os, sys
 
 NAMES, sys.argv[1:] = sys.argv[1:], []
@@ -12,9 +12,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def open_names():
-    stock = [json.loads(line) for line in open(os.path.join(HERE, "stock_2.13.0.jsonl"))]
+    upstream = [json.loads(line) for line in open(os.path.join(HERE, "upstream_2.13.0.jsonl"))]
     gained = set(open(os.path.join(HERE, "gained.txt")).read().split())
-    return [r["name"] for r in stock if r["status"] not in ("pass", "eager-fails") and r["name"] not in gained]
+    return [r["name"] for r in upstream if r["status"] not in ("pass", "eager-fails") and r["name"] not in gained]
 
 
 def explained(case):

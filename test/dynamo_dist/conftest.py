@@ -19,8 +19,8 @@ def torch_tables():
 
 
 @pytest.fixture(autouse=True)
-def stock_again():
-    """Each test starts and ends with stock torch and nothing compiled."""
+def upstream_again():
+    """Each test starts and ends with upstream torch and nothing compiled."""
     dynamo_dist.disable()
     torch.compiler.reset()
     yield

@@ -87,11 +87,11 @@ class Interrupted:
 def test_ctrl_c_leaves_torch_as_it_was(torch_tables, monkeypatch, at):
     torch_tables.settle()
     before = torch_tables.snapshot()
-    stock = switch.apply
+    upstream = switch.apply
 
-    def apply(changes):
-        changes[at] = Interrupted()
-        stock(changes)
+    def apply(patches):
+        patches[at] = Interrupted()
+        upstream(patches)
 
     monkeypatch.setattr(switch, "apply", apply)
     with pytest.raises(KeyboardInterrupt):
@@ -105,7 +105,7 @@ def test_what_another_has_wrapped_since_stays_and_is_named(torch_tables):
 
     torch_tables.settle()
     before = torch_tables.snapshot()
-    stock = convert_frame.exceeds_recompile_limit
+    upstream = convert_frame.exceeds_recompile_limit
     dynamo_dist.enable()
     ours = convert_frame.exceeds_recompile_limit
 
@@ -116,7 +116,7 @@ def test_what_another_has_wrapped_since_stays_and_is_named(torch_tables):
     with pytest.raises(ActivationError, match=r"exceeds_recompile_limit\), which is now .*theirs"):
         dynamo_dist.disable()
     assert convert_frame.exceeds_recompile_limit is theirs and not dynamo_dist.is_enabled()
-    convert_frame.exceeds_recompile_limit = stock
+    convert_frame.exceeds_recompile_limit = upstream
     assert torch_tables.difference(before, torch_tables.snapshot()) == []
 
 
@@ -186,7 +186,7 @@ def test_an_unknown_tracker_is_named(monkeypatch):
     )
 
 
-def test_a_tracker_that_is_off_is_left_to_stock(monkeypatch, mesh):
+def test_a_tracker_that_is_off_is_left_to_upstream(monkeypatch, mesh):
     def typed(x, m):
         return x + 1 if type(m) is type(mesh) else x
 
@@ -195,11 +195,11 @@ def test_a_tracker_that_is_off_is_left_to_stock(monkeypatch, mesh):
     with dynamo_dist.enabled():
         assert torch.equal(torch.compile(typed, backend="eager")(x, mesh), eager)
     torch.compiler.reset()
-    stock = torch.compile(typed, backend="eager")(x, mesh)
+    upstream = torch.compile(typed, backend="eager")(x, mesh)
     torch.compiler.reset()
     monkeypatch.setenv("DYNAMO_DIST_TRACKERS_OFF", "device_mesh")
     with dynamo_dist.enabled():
-        assert torch.equal(torch.compile(typed, backend="eager")(x, mesh), stock)
+        assert torch.equal(torch.compile(typed, backend="eager")(x, mesh), upstream)
 
 
 def test_the_digest_tells_states_apart(monkeypatch):
@@ -264,31 +264,31 @@ def test_a_compiled_function_outlives_disable(groups, compiled):
     assert run(x, sub).item() == 4
     assert len(compiles) == 1  # the guard of the group's size still holds
     assert run(x, world).item() == 8
-    assert len(compiles) == 2  # and still fails for another size: traced anew, by stock
+    assert len(compiles) == 2  # and still fails for another size: traced anew, by upstream
 
 
-def test_what_is_traced_after_disable_is_traced_by_stock(groups, compiled):
+def test_what_is_traced_after_disable_is_traced_by_upstream(groups, compiled):
     dynamo_dist.enable()
     run, _ = compiled(lambda x, group: x + len(group.name()))
     assert run(torch.zeros(1), groups[0]).item() == len(groups[0].name())
     dynamo_dist.disable()
-    with pytest.raises(Exception, match="name"):  # stock knows no such member
+    with pytest.raises(Exception, match="name"):  # upstream knows no such member
         run(torch.zeros(2), groups[0])
 
 
-def test_what_stock_gave_up_on_is_looked_at_anew(groups, compiled):
-    """A function of which stock made no graph at all is marked as such, for every later compile."""
+def test_what_upstream_gave_up_on_is_looked_at_anew(groups, compiled):
+    """A function of which upstream made no graph at all is marked as such, for every later compile."""
 
     def reduced(x):
         torch.distributed.reduce(x, 0)
 
-    by_stock, stock_graphs = compiled(reduced, fullgraph=False)
-    by_stock(torch.ones(8))
+    by_upstream, upstream_graphs = compiled(reduced, fullgraph=False)
+    by_upstream(torch.ones(8))
     with dynamo_dist.enabled():
         ours, graphs = compiled(reduced)
         ours(torch.ones(8))
         ours(torch.ones(8))
-    assert (len(stock_graphs), len(graphs)) == (0, 1)
+    assert (len(upstream_graphs), len(graphs)) == (0, 1)
 
 
 def test_a_backend_that_another_thread_registers_meanwhile(monkeypatch):
@@ -297,12 +297,12 @@ def test_a_backend_that_another_thread_registers_meanwhile(monkeypatch):
     from dynamo_dist.backend import compile_graph
 
     dynamo_dist.disable()
-    stock = registry._BACKENDS["dynamo_dist"]
+    upstream = registry._BACKENDS["dynamo_dist"]
 
     class Late:
         def load(self):
             registry._COMPILER_FNS["dynamo_dist"] = compile_graph
-            return stock.load()
+            return upstream.load()
 
     monkeypatch.setitem(registry._BACKENDS, "dynamo_dist", Late())
     monkeypatch.delitem(registry._COMPILER_FNS, "dynamo_dist", raising=False)

@@ -5,15 +5,13 @@ import json
 import pytest
 import torch
 
-from dynamo_dist import __main__, switch
-from dynamo_dist import patches as changes
-from dynamo_dist import patches as losses_of
+from dynamo_dist import __main__, patches, switch
 from dynamo_dist.settings import DistConfig
 
 
 @pytest.fixture(scope="module")
 def found():
-    return changes.listed(DistConfig())
+    return patches.listed(DistConfig())
 
 
 def test_each_change_that_is_applied_is_listed_and_none_other(found, enabled):
@@ -42,12 +40,10 @@ def test_places_can_be_read(found):
 
 
 def test_attributes_named_are_there_while_enabled(found, enabled):
-    attributes = [
-        (change.owner, change.name) for change in switch._applied if hasattr(change, "owner")
-    ]
+    attributes = [(patch.owner, patch.name) for patch in switch._applied if hasattr(patch, "owner")]
     assert all(name in vars(owner) for owner, name in attributes)
     named = {place for each in found for place in each.places}
-    assert {changes._place(change) for change in switch._applied} == named
+    assert {patches._place(patch) for patch in switch._applied} == named
 
 
 def test_versions_are_read_from_the_docstring(found):
@@ -59,7 +55,7 @@ def test_versions_are_read_from_the_docstring(found):
 
 
 def test_kinds_sum_up_what_is_listed_but_our_own_state(found):
-    kinds = changes.kinds(DistConfig())
+    kinds = patches.kinds(DistConfig())
     own = [each for each in found if each.what == "own state"]
     assert 0 < len(own) < 8
     assert sum(kind.places for kind in kinds) == sum(
@@ -69,13 +65,13 @@ def test_kinds_sum_up_what_is_listed_but_our_own_state(found):
 
 
 def test_each_kind_has_its_loss_and_the_worst_come_first():
-    kinds = changes.kinds(DistConfig())
-    losses = [lost for lost, _ in losses_of.LOSSES.values()]
+    kinds = patches.kinds(DistConfig())
+    losses = [lost for lost, _ in patches.LOSSES.values()]
     assert [kind.lost for kind in kinds] == [
         each for each in losses if each in {k.lost for k in kinds}
     ]
     makers = {".".join(maker.split(".")[-2:]) for kind in kinds for maker in kind.made_by}
-    assert makers >= losses_of.LOSSES.keys()
+    assert makers >= patches.LOSSES.keys()
     assert len(kinds) - sum(kind.what == "setting" for kind in kinds) <= 65
 
 

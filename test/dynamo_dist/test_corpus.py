@@ -1,6 +1,6 @@
-"""The program corpus with this package enabled: whatever stock passes, and what it gains.
+"""The program corpus with this package enabled: whatever upstream passes, and what it gains.
 
-``test/corpus`` holds 366 small programs with their referee, ``stock_VERSION.jsonl`` what stock torch
+``test/corpus`` holds 366 small programs with their referee, ``upstream_VERSION.jsonl`` what upstream torch
 makes of them, ``gained.txt`` those that pass besides in 2.13, and ``exceptions.json`` those that do not,
 each with its cause and the fix.
 """
@@ -18,7 +18,7 @@ from comparison.parts import PARTS
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 VERSION = torch.__version__.split("+")[0]
-STOCK = CORPUS / f"stock_{VERSION}.jsonl"
+UPSTREAM = CORPUS / f"upstream_{VERSION}.jsonl"
 GUARDED_GROUPS = {
     f"rc_pg_changes_{what}"
     for what in ("rank_size", "get_world_size", "ranks", "eq", "is_", "dict_key", "attr")
@@ -26,7 +26,7 @@ GUARDED_GROUPS = {
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not STOCK.exists(), reason=f"no results of stock torch {VERSION}"),
+    pytest.mark.skipif(not UPSTREAM.exists(), reason=f"no results of upstream torch {VERSION}"),
 ]
 
 
@@ -53,25 +53,25 @@ def run(names, folder, part, *options, plugin="dynamo_dist"):
 @pytest.mark.parametrize(
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]
 )
-def test_what_stock_passes_passes_and_what_was_gained_stays(every, tmp_path):
-    """All that is gained, and of what stock passes a third, or all: what is launched is looked at for another third."""
-    stock = records(STOCK)
-    passed_by_stock = {record["name"] for record in stock if record["status"] == "pass"}
+def test_what_upstream_passes_passes_and_what_was_gained_stays(every, tmp_path):
+    """All that is gained, and of what upstream passes a third, or all: what is launched is looked at for another third."""
+    upstream = records(UPSTREAM)
+    passed_by_upstream = {record["name"] for record in upstream if record["status"] == "pass"}
     gained = set((CORPUS / "gained.txt").read_text().split())
-    assert not gained & passed_by_stock
+    assert not gained & passed_by_upstream
     assert gained >= GUARDED_GROUPS
     expected = gained | {
-        record["name"] for record in stock[::every] if record["name"] in passed_by_stock
+        record["name"] for record in upstream[::every] if record["name"] in passed_by_upstream
     }
     assert len(expected) > 150
 
     # Two processes; families stay together, because some of their programs build on one another.
-    families = sorted({record["family"] for record in stock})
+    families = sorted({record["family"] for record in upstream})
     found = {}
     parts = []
     for part in range(2):
         mine = set(families[part::2])
-        names = [r["name"] for r in stock if r["family"] in mine and r["name"] in expected]
+        names = [r["name"] for r in upstream if r["family"] in mine and r["name"] in expected]
         parts.append(run(names, tmp_path, part, "--timeout", "600"))
     for out, process in parts:
         assert process.wait(timeout=840) == 0
@@ -83,16 +83,16 @@ def test_what_stock_passes_passes_and_what_was_gained_stays(every, tmp_path):
     assert failed == {}
 
 
-def test_every_program_of_stocks_is_expected_to_pass_or_excepted():
-    names = {record["name"] for record in records(STOCK)}
-    fails_in_eager = {r["name"] for r in records(STOCK) if r["status"] == "eager-fails"}
-    passed_by_stock = {r["name"] for r in records(STOCK) if r["status"] == "pass"}
+def test_every_program_of_upstreams_is_expected_to_pass_or_excepted():
+    names = {record["name"] for record in records(UPSTREAM)}
+    fails_in_eager = {r["name"] for r in records(UPSTREAM) if r["status"] == "eager-fails"}
+    passed_by_upstream = {r["name"] for r in records(UPSTREAM) if r["status"] == "pass"}
     gained = set((CORPUS / "gained.txt").read_text().split())
     excepted = {entry["case"] for entry in exceptions()}
     assert len(excepted) <= 12
-    assert not excepted & (gained | passed_by_stock)
+    assert not excepted & (gained | passed_by_upstream)
     if VERSION.startswith("2.13"):  # the version of gained.txt
-        assert names - fails_in_eager == gained | passed_by_stock | excepted
+        assert names - fails_in_eager == gained | passed_by_upstream | excepted
 
 
 def test_the_exceptions_break_with_their_fix(tmp_path):
@@ -119,14 +119,16 @@ def script(*arguments, timeout_s=300):
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def test_after_disable_programs_end_as_with_stock(tmp_path):
-    """A family of each kind, with what stock passes, breaks and gets wrong; the whole: compare.py."""
-    stock = [r for r in records(STOCK) if r["family"] in ("recompile", "async", "pg")]
-    assert {"pass", "break", "wrong"} <= {record["status"] for record in stock}
-    out, process = run([record["name"] for record in stock], tmp_path, 0, plugin="disabled")
+def test_after_disable_programs_end_as_with_upstream(tmp_path):
+    """A family of each kind, with what upstream passes, breaks and gets wrong; the whole: compare.py."""
+    upstream = [r for r in records(UPSTREAM) if r["family"] in ("recompile", "async", "pg")]
+    assert {"pass", "break", "wrong"} <= {record["status"] for record in upstream}
+    out, process = run([record["name"] for record in upstream], tmp_path, 0, plugin="disabled")
     assert process.wait(timeout=420) == 0
     found = {record["name"]: (record["status"], record.get("graphs")) for record in records(out)}
-    assert found == {record["name"]: (record["status"], record.get("graphs")) for record in stock}
+    assert found == {
+        record["name"]: (record["status"], record.get("graphs")) for record in upstream
+    }
 
 
 # One program each of: list, scatter, gradients, views, uneven shards, tensor parallel, a Work.

@@ -67,11 +67,11 @@ DTENSOR = "/torch/distributed/tensor/_api.py"
 
 @pytest.mark.parametrize("step", [*OPERATORS_ALONE, laid_out, trained])
 def test_a_loop_with_a_break(step, monkeypatch):
-    tried, stock = [], convert_frame._compile
+    tried, upstream = [], convert_frame._compile
 
     def compile_frame(code, *args, **kwargs):
         tried.append(code)
-        return stock(code, *args, **kwargs)
+        return upstream(code, *args, **kwargs)
 
     monkeypatch.setattr(convert_frame, "_compile", compile_frame)
 
@@ -113,24 +113,24 @@ def is_ours(code, places=("",)):
 def changed_for_eager():
     """Functions of ours that stand in torch, outside of its compilers: one of each code."""
     found = {}
-    for change in switch._applied:
-        owner = getattr(change, "owner", None)
+    for patch in switch._applied:
+        owner = getattr(patch, "owner", None)
         module = owner if isinstance(owner, types.ModuleType) else type(owner)
         module = owner.__module__ if isinstance(owner, type) else module.__name__
-        value = getattr(change, "value", None)
+        value = getattr(patch, "value", None)
         value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
         if (
-            isinstance(change, SetAttribute)
+            isinstance(patch, SetAttribute)
             and not module.startswith(COMPILERS)
             and isinstance(value, types.FunctionType)
             and is_ours(value.__code__)
         ):
-            found[value.__code__] = change, value
+            found[value.__code__] = patch, value
     return list(found.values())
 
 
 def is_left_alone(code):
-    """Whether Dynamo looks at no frame of this code; stock's check of a frame would miss the rest of it."""
+    """Whether Dynamo looks at no frame of this code; upstream's check of a frame would miss the rest of it."""
     look = convert_frame.CatchErrorsWrapper.__call__
     return isinstance(
         look(None, types.SimpleNamespace(f_code=code), None, None), ConvertFrameReturn
@@ -140,9 +140,9 @@ def is_left_alone(code):
 def test_dynamo_enters_no_function_that_is_changed_for_eager():
     found = changed_for_eager()
     assert len(found) >= 15
-    for change, function in found:
-        assert is_left_alone(function.__code__), change.name
-        if change.traced:
+    for patch, function in found:
+        assert is_left_alone(function.__code__), patch.name
+        if patch.traced:
             continue
 
         @torch.compile(backend="eager", fullgraph=True)
@@ -197,11 +197,11 @@ def alone():
 @pytest.fixture
 def entered(monkeypatch):
     """The code that Dynamo goes through: of functions compiled, of functions inlined."""
-    found, stock = [], symbolic_convert.InstructionTranslatorBase.run
+    found, upstream = [], symbolic_convert.InstructionTranslatorBase.run
 
     def run(self):
         found.append((self.f_code, getattr(self, "parent", None) is not None))
-        return stock(self)
+        return upstream(self)
 
     monkeypatch.setattr(symbolic_convert.InstructionTranslatorBase, "run", run)
     return found

@@ -16,8 +16,8 @@ from inductor_passes.errors import OptionError
 
 
 @pytest.fixture
-def stock(torch_tables):
-    """``stock()`` tells whether all tables of torch are as at first."""
+def upstream(torch_tables):
+    """``upstream()`` tells whether all tables of torch are as at first."""
     torch_tables.settle()
     torch_tables.snapshot()
     before = torch_tables.snapshot()
@@ -42,7 +42,7 @@ def test_a_program_is_traced_by_our_trackers_and_gets_the_passes(graphs, mesh):
     assert [c.kind for c in graph.collectives] == ["all_reduce"]
 
 
-def test_asked_twice_and_asked_late(stock):
+def test_asked_twice_and_asked_late(upstream):
     dynamo_dist.enable()
     assert inductor_backend.taken() is None
     dynamo_dist.enable(inductor=True)
@@ -54,25 +54,25 @@ def test_asked_twice_and_asked_late(stock):
     dynamo_dist.disable()
     dynamo_dist.disable()
     assert inductor_backend.taken() is None
-    assert stock()
+    assert upstream()
 
 
-def test_blocks_leave_what_was_before(stock):
+def test_blocks_leave_what_was_before(upstream):
     with dynamo_dist.enabled(inductor=True):
         assert inductor_backend.taken() == {}
         with dynamo_dist.enabled(inductor={"exact": True}):
             assert inductor_backend.taken() == {"exact": True}
             dynamo_dist.disable()
         assert inductor_backend.taken() == {}
-    assert stock()
+    assert upstream()
     with dynamo_dist.enabled():
         with dynamo_dist.enabled(inductor=True):
             pass
         assert inductor_backend.taken() is None
-    assert stock()
+    assert upstream()
 
 
-def test_install_and_enable_are_undone_each_by_its_own(stock, torch_tables):
+def test_install_and_enable_are_undone_each_by_its_own(upstream, torch_tables):
     inductor_passes.install()
     installed = torch_tables.snapshot()
     dynamo_dist.enable(inductor=True)
@@ -80,42 +80,42 @@ def test_install_and_enable_are_undone_each_by_its_own(stock, torch_tables):
     assert torch_tables.difference(installed, torch_tables.snapshot()) == []
     dynamo_dist.enable(inductor=True)
     inductor_passes.uninstall()
-    assert inductor_backend.taken() == {} and not stock()
+    assert inductor_backend.taken() == {} and not upstream()
     dynamo_dist.disable()
-    assert stock()
+    assert upstream()
 
 
-def test_options_are_checked_before_anything_is_done(stock):
+def test_options_are_checked_before_anything_is_done(upstream):
     with pytest.raises(OptionError, match=r"enable\(inductor=\.\.\.\) got the option 'shedule'"):
         dynamo_dist.enable(inductor={"shedule": "off"})
     assert not dynamo_dist.is_enabled()
     dynamo_dist.enable(inductor={"disable": ["below_autograd"]})
     dynamo_dist.disable()
-    assert stock()
+    assert upstream()
 
 
-def test_a_mapping_without_options_asks_for_it_too(stock):
+def test_a_mapping_without_options_asks_for_it_too(upstream):
     dynamo_dist.enable(inductor={})
     assert inductor_backend.taken() == {}
     dynamo_dist.disable()
-    assert stock()
+    assert upstream()
 
 
-def test_the_environment_asks(stock, monkeypatch):
+def test_the_environment_asks(upstream, monkeypatch):
     monkeypatch.setenv("DYNAMO_DIST_INDUCTOR", "0")
     with dynamo_dist.enabled():
         assert inductor_backend.taken() is None
     monkeypatch.setenv("DYNAMO_DIST_INDUCTOR", "1")
     with dynamo_dist.enabled():
         assert inductor_backend.taken() == {}
-    assert stock()
+    assert upstream()
     monkeypatch.setenv("DYNAMO_DIST_INDUCTOR", "yes")
     with pytest.raises(ConfigError, match=r"DYNAMO_DIST_INDUCTOR is 'yes'.*Set it to 1 or 0"):
         dynamo_dist.enable()
 
 
 def test_the_first_compile_enables_where_the_environment_asks(monkeypatch):
-    asked, stock = [], torch.compile
+    asked, upstream = [], torch.compile
     monkeypatch.setattr(dynamo_compiler, "before_first_compile", asked.append)
     monkeypatch.setattr(autoload, "log_names_are_in_time", lambda internal: False)
     autoload.register_log_names()
@@ -136,7 +136,7 @@ def test_the_first_compile_enables_where_the_environment_asks(monkeypatch):
         compiles()
         assert inductor_backend.taken() == {}
         dynamo_dist.disable()
-        assert torch.compile is stock and torch.nn.Module.compile is in_place
+        assert torch.compile is upstream and torch.nn.Module.compile is in_place
         early(torch.relu)
         assert not dynamo_dist.is_enabled()
 
@@ -145,17 +145,17 @@ def test_what_cannot_be_enabled_says_so_at_each_compile():
     def fail():
         raise ConfigError("no", "", "")
 
-    stock, in_place = torch.compile, torch.nn.Module.compile
+    upstream, in_place = torch.compile, torch.nn.Module.compile
     dynamo_compiler.before_first_compile(fail)
     try:
         for compile in (torch.compile, torch.compile, torch.nn.Linear(1, 1).compile):
             with pytest.raises(ConfigError):
                 compile()
     finally:
-        torch.compile, torch.nn.Module.compile = stock, in_place
+        torch.compile, torch.nn.Module.compile = upstream, in_place
 
 
-def test_it_is_listed_with_the_changes():
+def test_it_is_listed_with_the_patches():
     listed = patches.listed(DistConfig(inductor=True))
     assert "torch._TorchCompileInductorWrapper.__call__" in listed[-1].places[0]
     assert listed[-1].versions == "2.13 to 2.15"
@@ -164,18 +164,18 @@ def test_it_is_listed_with_the_changes():
         assert patches._place(switch._applied[-1]) == ", ".join(listed[-1].places)
 
 
-def test_stock_is_stock_in_a_comparison(stock):
+def test_upstream_is_upstream_in_a_comparison(upstream):
     inductor_passes.install()
     with dynamo_dist.enabled(inductor={"exact": True}):
-        with comparison.plugin_for("stock"):
-            assert not dynamo_dist.is_enabled() and stock()
+        with comparison.plugin_for("upstream"):
+            assert not dynamo_dist.is_enabled() and upstream()
         assert inductor_backend.taken() == {"exact": True}
         with comparison.plugin_for("ours"):
             assert dynamo_dist.is_enabled()
-    assert not dynamo_dist.is_enabled() and not stock()
+    assert not dynamo_dist.is_enabled() and not upstream()
 
 
-def test_plain_graphs_stay_torchs(mesh, by_stock):
+def test_plain_graphs_stay_torchs(mesh, by_upstream):
     with dynamo_dist.enabled(inductor={"schedule": "off"}):
         torch.compile(torch.relu)(torch.ones(2))
-    assert by_stock == [{}]
+    assert by_upstream == [{}]

@@ -226,7 +226,7 @@ def test_the_corpus_launches_what_eager_launches(every, tmp_path):
     # Of every three the second, and always what packs its launches.
     chosen = [
         record
-        for at, record in enumerate(map(json.loads, _lines("stock_2.13.0.jsonl")))
+        for at, record in enumerate(map(json.loads, _lines("upstream_2.13.0.jsonl")))
         if (at - 1) % every == 0 or record["name"] in PACKED
     ]
     families = sorted({record["family"] for record in chosen})

@@ -59,7 +59,7 @@ with fake_group(4):
     torch.manual_seed(0)
     x = DTensor.from_local(torch.randn(8, 16), mesh, [Shard(1)], run_check=False)
     w = DTensor.from_local(torch.randn(16, 16), mesh, [Shard(0)], run_check=False)
-    backend = {"stock": "inductor", "enabled": "dynamo_dist", "disabled": "inductor"}.get(state)
+    backend = {"upstream": "inductor", "enabled": "dynamo_dist", "disabled": "inductor"}.get(state)
     if state == "disabled":
         dynamo_dist.enable()
         dynamo_dist.disable()

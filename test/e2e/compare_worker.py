@@ -41,7 +41,7 @@ def wrong_on_one_rank(gm, inputs, **kwargs):
     return lambda *args: [out + (rank == 1) for out in gm(*args)]
 
 
-dynamo_dist.numerics.comparison.BACKENDS = {"stock": "eager", "ours": wrong_on_one_rank}
+dynamo_dist.numerics.comparison.BACKENDS = {"upstream": "eager", "ours": wrong_on_one_rank}
 found = compare()
 assert not found.ok
 assert bool(found.variants["ours"].differences) == (rank == 1)

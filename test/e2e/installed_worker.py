@@ -1,4 +1,4 @@
-"""One rank of ``test_installed.py``: programs that say ``torch.compile(model)``, by stock and with the passes installed.
+"""One rank of ``test_installed.py``: programs that say ``torch.compile(model)``, by upstream and with the passes installed.
 
 Kernels are Python (``test/support/fuzzing/without_cpp.py``), but for FlexAttention's, which is a template in C++.
 """
@@ -96,7 +96,7 @@ def by_eager():
     return train(reference, reference)
 
 
-def stock_trains_and_no_pass_runs():
+def upstream_trains_and_no_pass_runs():
     ours = model()
     with records_of_block() as found:
         close(train(ours, torch.compile(ours)), by_eager())
@@ -233,7 +233,7 @@ def flex_attention_beside_a_launch():
 
 
 IN_PYTHON = [
-    stock_trains_and_no_pass_runs,
+    upstream_trains_and_no_pass_runs,
     whole_model_trains,
     whole_model_trains_with_the_plugin,
     regions_compiled_in_place_train,

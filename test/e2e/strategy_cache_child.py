@@ -29,7 +29,7 @@ def sharded(schema):
 
 
 STATES = {
-    "stock": dynamo_dist.disable,
+    "upstream": dynamo_dist.disable,
     "enabled": dynamo_dist.enable,
     "registered": lambda: register_strategy(SIN)(whole),
     "registered again": lambda: register_strategy(SIN)(sharded),

@@ -101,7 +101,7 @@ def test_dynamic_sizes_compile_once(mesh):
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
-def test_modes_mean_what_they_mean_in_stock(mesh, mode):
+def test_modes_mean_what_they_mean_in_upstream(mesh, mode):
     model = parallel_mlp(mesh)
     check(
         model,

@@ -26,17 +26,17 @@ def run(state, cache, new=True):
 
 
 def test_three_states_share_one_cache_folder(tmp_path):
-    first = {state: run(state, tmp_path) for state in ("stock", "enabled", "disabled")}
-    again = {state: run(state, tmp_path) for state in ("stock", "enabled", "disabled")}
-    assert (first["stock"]["hits"], first["stock"]["misses"]) == (0, 1)
+    first = {state: run(state, tmp_path) for state in ("upstream", "enabled", "disabled")}
+    again = {state: run(state, tmp_path) for state in ("upstream", "enabled", "disabled")}
+    assert (first["upstream"]["hits"], first["upstream"]["misses"]) == (0, 1)
     assert (first["enabled"]["hits"], first["enabled"]["misses"]) == (0, 1)
-    # Disabled is stock again, to the cache too.
+    # Disabled is upstream again, to the cache too.
     assert (first["disabled"]["hits"], first["disabled"]["misses"]) == (1, 0)
     for state, result in again.items():
         assert (result["hits"], result["misses"]) == (1, 0), state
     # The record of what the passes did comes back from a warm cache, where no pass ran.
     assert first["enabled"]["records"] == again["enabled"]["records"] == [["inference", 1, True]]
-    assert first["stock"]["records"] == again["disabled"]["records"] == []
+    assert first["upstream"]["records"] == again["disabled"]["records"] == []
     assert len({r["checksum"] for r in (*first.values(), *again.values())}) == 1
 
 

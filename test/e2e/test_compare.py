@@ -41,7 +41,7 @@ def test_a_model_is_left_as_it_was_in_one_process():
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
     assert torch.equal(model.linear.weight.grad, torch.ones(8, 8))
     assert model.linear.bias.grad is None and model.training and not model.norm.training
-    assert str(found).count("agree") == 1 and "stock Inductor" in str(found)
+    assert str(found).count("agree") == 1 and "upstream Inductor" in str(found)
     torch.set_rng_state(random_state)
 
 
@@ -50,9 +50,9 @@ def off_by_one(gm, inputs, **kwargs):
 
 
 def test_a_wrong_backend_does_not_agree(monkeypatch):
-    monkeypatch.setattr(comparison, "BACKENDS", {"stock": "eager", "ours": off_by_one})
+    monkeypatch.setattr(comparison, "BACKENDS", {"upstream": "eager", "ours": off_by_one})
     found = dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)
-    assert not found.ok and not found.variants["stock"].differences
+    assert not found.ok and not found.variants["upstream"].differences
     assert found.variants["ours"].differences == {"output 0": "values differ by at most 1"}
     assert "DIFFER" in str(found) and "dynamo_dist: output 0 values differ" in str(found)
 
@@ -61,13 +61,13 @@ def fails(gm, inputs, **kwargs):
     raise ValueError("cannot compile this")
 
 
-def test_what_stock_cannot_do_is_shown_and_what_ours_cannot_is_raised(monkeypatch):
-    monkeypatch.setattr(comparison, "BACKENDS", {"stock": fails, "ours": "eager"})
+def test_what_upstream_cannot_do_is_shown_and_what_ours_cannot_is_raised(monkeypatch):
+    monkeypatch.setattr(comparison, "BACKENDS", {"upstream": fails, "ours": "eager"})
     with fake_group(2):
         found = dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)
-    assert "cannot compile this" in found.variants["stock"].error and found.ok
+    assert "cannot compile this" in found.variants["upstream"].error and found.ok
     assert "failed" in str(found)
-    monkeypatch.setattr(comparison, "BACKENDS", {"stock": "eager", "ours": fails})
+    monkeypatch.setattr(comparison, "BACKENDS", {"upstream": "eager", "ours": fails})
     with pytest.raises(CompareError, match=r"while running ours: .*cannot compile"):
         dynamo_dist.compare(lambda x: x * 2, torch.ones(3), steps=1)
 

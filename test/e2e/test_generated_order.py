@@ -124,7 +124,7 @@ def test_without_pinning_inductor_undoes_the_order():
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_no_collective_no_difference(grad):
-    """A model without a collective compiles to stock's very code."""
+    """A model without a collective compiles to upstream's very code."""
 
     def plain(x, w):
         y = torch.relu(x @ w)

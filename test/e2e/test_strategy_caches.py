@@ -14,7 +14,7 @@ CHILD = Path(__file__).with_name("strategy_cache_child.py")
 ROOT = CHILD.parents[2]
 SHARDED, WHOLE = "(Shard(dim=0),)", "(Replicate(),)"
 PLACEMENTS = {
-    "stock": SHARDED,
+    "upstream": SHARDED,
     "enabled": SHARDED,
     "registered": WHOLE,
     "registered again": SHARDED,
@@ -59,7 +59,7 @@ EXPECTED = {name: (each, each) for name, each in PLACEMENTS.items()}
 
 def test_each_set_of_strategies_has_an_entry_of_its_own(first):
     assert placements(first) == EXPECTED
-    # Disabled is stock, to the caches too.
+    # Disabled is upstream, to the caches too.
     assert hits(first, "aot") == [0, 0, 0, 0, 1]
 
 
@@ -89,6 +89,6 @@ def test_an_upgrade_is_another_set_of_strategies(first, cache, tmp_path):
             before, before.replace("beside_the_reduction", "on_whole_tensors")
         )
     )
-    found = run(["stock", "enabled"], cache, tmp_path)
-    assert placements(found) == {"stock": (SHARDED, SHARDED), "enabled": (WHOLE, WHOLE)}
+    found = run(["upstream", "enabled"], cache, tmp_path)
+    assert placements(found) == {"upstream": (SHARDED, SHARDED), "enabled": (WHOLE, WHOLE)}
     assert hits(found, "aot") == [1, 0]

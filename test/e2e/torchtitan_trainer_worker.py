@@ -1,4 +1,4 @@
-"""One rank of ``test_torchtitan.py``: torchtitan's own trainer on CPU ranks, eager and compiled by stock and by ours.
+"""One rank of ``test_torchtitan.py``: torchtitan's own trainer on CPU ranks, eager and compiled by upstream and by ours.
 
 A case is a model and what of its debug configuration is set, ``llama3,tp=2`` or ``deepseek_v3,ep=2,ac=none``; each
 trains three times from the same weights on the same text: in eager, with its own compile, and with its own compile
@@ -7,7 +7,7 @@ after ``dynamo_dist.enable(inductor=True)``. By hand::
     torchrun --nproc-per-node 2 test/e2e/torchtitan_trainer_worker.py FOLDER llama3,tp=2 deepseek_v3,ep=2
 
 ``short`` among the settings leaves C++ out (Inductor then calls torch's own kernels), ``ways=eager+ours`` a way. With
-``spmd=spmd_types`` ``ways`` may name eager or stock, not both: a second trainer of stock in a process has other meshes.
+``spmd=spmd_types`` ``ways`` may name eager or upstream, not both: a second trainer of upstream in a process has other meshes.
 
 Set besides, for it to run on a CPU at all: the device (without a GPU it takes CUDA for granted), figures of memory
 that a CPU has none of, no CUDA graphs, its ``ScaledDotProductAttention`` (FlexAttention has no backward on CPU), two
@@ -126,7 +126,7 @@ def train(config, start):
     local = {n: p.to_local() if isinstance(p, DTensor) else p for n, p in model.named_parameters()}
     with torch.no_grad():
         for name, weight in local.items():
-            # On a CPU stock draws the same for all shards, and we do not.
+            # On a CPU upstream draws the same for all shards, and we do not.
             weight.copy_(start.setdefault(name, weight.detach().clone()))
     trainer.metrics_processor.log = lambda step, loss, largest, norm, **_: found.append(
         (loss, norm)
@@ -142,7 +142,7 @@ def train(config, start):
 
 WAYS = {
     "eager": contextlib.nullcontext,
-    "stock": contextlib.nullcontext,
+    "upstream": contextlib.nullcontext,
     "ours": functools.partial(dynamo_dist.enabled, inductor=True),
 }
 

@@ -163,11 +163,11 @@ def ran(case, mesh):
 @contextlib.contextmanager
 def lowerings():
     """Graphs that Inductor lowers in the block, as a list that grows."""
-    found, stock = [], GraphLowering.run
+    found, upstream = [], GraphLowering.run
 
     def run(self, *args, **kwargs):
         found.append(self)
-        return stock(self, *args, **kwargs)
+        return upstream(self, *args, **kwargs)
 
     with mock.patch.object(GraphLowering, "run", run):
         yield found

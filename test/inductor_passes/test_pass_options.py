@@ -15,7 +15,7 @@ def test_ours_and_inductors_are_told_apart():
     assert inductor == {"max_autotune": True, "triton.cudagraphs": False}
 
 
-def test_dashes_are_taken_as_stock_takes_them():
+def test_dashes_are_taken_as_upstream_takes_them():
     assert split({"max-autotune": True})[1] == {"max_autotune": True}
 
 

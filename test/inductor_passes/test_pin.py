@@ -81,7 +81,7 @@ def exchanged(x, y):
     return c10d.wait_tensor(torch.ops.dynamo_dist.irecv(y, 1, 0, "0", 3))
 
 
-def test_a_wait_that_nobody_reads_is_stocks():
+def test_a_wait_that_nobody_reads_is_upstreams():
     """Of any other operator Inductor drops the value, and then what was to run after it runs before."""
     found, module = ties(exchanged, [4], [4])
     assert found["irecv"] == ["wait_tensor"]

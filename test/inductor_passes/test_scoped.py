@@ -7,8 +7,8 @@ import pytest
 from inductor_passes.torch_compat import scoped
 
 
-def louder(stock):
-    return lambda word: stock(word) + "!"
+def louder(upstream):
+    return lambda word: upstream(word) + "!"
 
 
 @pytest.fixture(params=["function", "static", "class"])

@@ -148,7 +148,7 @@ def tensor_parallel(compile_: Compile) -> None:
 
 
 def weights_only(compile_: Compile, x_placement: object = None) -> None:
-    """Only the weights are placed; stock chooses the rest, op by op."""
+    """Only the weights are placed; upstream chooses the rest, op by op."""
     mesh = init_device_mesh("cpu", (8,))
     model = nn.Sequential(Block(), Block()).bfloat16()
     annotate(model, mesh, by_column_or_row)

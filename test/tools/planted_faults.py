@@ -30,10 +30,10 @@ def rewrite():
     """Merged launches are handed out in the wrong order."""
     from inductor_passes.rewrite import merge_tiny
 
-    stock = merge_tiny.merge
+    upstream = merge_tiny.merge
 
     def merge(graph, bucket, name):
-        stock(graph, bucket, name)
+        upstream(graph, bucket, name)
         pieces = [
             n for n in graph.nodes if n.op == "call_function" and n.name.startswith("getitem")
         ]

@@ -41,24 +41,24 @@ def test_rows_say_what_they_are():
     assert all(row.says.endswith((".", ":")) for row in known().values())
 
 
-def test_none_is_wrong_or_worse_than_stock():
+def test_none_is_wrong_or_worse_than_upstream():
     for name, each in KEPT["rows"].items():
         assert each["ours"]["class"] in ("works", "breaks", "refuses"), name
-        assert each["stock"]["class"] != "works" or each["ours"]["class"] == "works", name
+        assert each["upstream"]["class"] != "works" or each["ours"]["class"] == "works", name
 
 
-def test_fifty_that_stock_fails_work():
+def test_fifty_that_upstream_fails_work():
     gained = [
         name
         for name, each in KEPT["rows"].items()
-        if each["ours"]["class"] == "works" != each["stock"]["class"]
+        if each["ours"]["class"] == "works" != each["upstream"]["class"]
     ]
     assert len(gained) >= 50
 
 
 def test_a_rows_end_is_a_class_of_the_page():
     ends = {name: End(name) for name in ("right", "breaks", "refuses", "error", "wrong", "hang")}
-    rows = rows_of({"stock": ends, "ours": ends})
+    rows = rows_of({"upstream": ends, "ours": ends})
     assert [row["ours"]["class"] for row in rows.values()] == list(CLASSES)
 
 
@@ -72,18 +72,18 @@ def test_what_not_all_ranks_refuse_is_an_error():
 
 def test_operators_that_are_not_ok_have_a_row():
     ends = {
-        "stock": {"add": End("right"), "sum": End("wrong", "wrong (2 of 9): off")},
+        "upstream": {"add": End("right"), "sum": End("wrong", "wrong (2 of 9): off")},
         "ours": {"add": End("right"), "sum": End("right")},
     }
     text = strategies(ends)
-    assert "| stock | 2 operators: 1 ok, 1 wrong |" in text
+    assert "| upstream | 2 operators: 1 ok, 1 wrong |" in text
     assert "| `sum` | wrong (2 of 9) | ok |" in text and "`add`" not in text
 
 
 @pytest.mark.slow
 def test_sample_on_real_ranks():
     found = dict(ranks.run(PARTS["graphs"], list(SAMPLE), "ours", 60.0))
-    rows = rows_of({"stock": found, "ours": found})
+    rows = rows_of({"upstream": found, "ours": found})
     assert {name: each["ours"]["class"] for name, each in rows.items()} == {
         name: KEPT["rows"][name]["ours"]["class"] for name in SAMPLE
     }

@@ -1,4 +1,4 @@
-"""Stock beside ours: verdicts, programs that hang or die, records that add up, and the quick part itself."""
+"""Upstream beside ours: verdicts, programs that hang or die, records that add up, and the quick part itself."""
 
 import json
 import os
@@ -20,7 +20,7 @@ HANG, CRASH, UNFIT = End("hang"), End("crash"), End("unfit")
 
 
 @pytest.mark.parametrize(
-    ("stock", "ours", "verdict"),
+    ("upstream", "ours", "verdict"),
     [
         (RIGHT, RIGHT, "same"),
         (RIGHT, ERROR, "lost"),
@@ -28,7 +28,7 @@ HANG, CRASH, UNFIT = End("hang"), End("crash"), End("unfit")
         (RIGHT, CRASH, "lost"),
         (RIGHT, WRONG, "wrong"),
         (RIGHT, UNFIT, "lost"),
-        # Where stock refuses, to compute something else or to hang is worse than to refuse.
+        # Where upstream refuses, to compute something else or to hang is worse than to refuse.
         (ERROR, WRONG, "wrong"),
         (ERROR, HANG, "lost"),
         (ERROR, ERROR, "neither"),
@@ -40,8 +40,8 @@ HANG, CRASH, UNFIT = End("hang"), End("crash"), End("unfit")
         (UNFIT, WRONG, "wrong"),
     ],
 )
-def test_verdicts(stock, ours, verdict):
-    assert judge(stock, ours).name == verdict
+def test_verdicts(upstream, ours, verdict):
+    assert judge(upstream, ours).name == verdict
 
 
 def test_what_others_have_wrong_is_not_ours():
@@ -61,10 +61,10 @@ def test_where_refusals_are_to_be_explained_errors_and_hangs_are_lost():
 
 def test_without_a_reference_the_sides_are_compared():
     one, other = torch.ones(3), torch.tensor([1.0, 1.0, 2.0])
-    stock = End("right", "", numbers([one]))
-    assert judge(stock, End("right", "", numbers([one.clone()]))).name == "same"
-    assert judge(stock, End("right", "", numbers([other]))).name == "wrong"
-    assert judge(stock, End("right", "", numbers([one, one]))).name == "wrong"
+    upstream = End("right", "", numbers([one]))
+    assert judge(upstream, End("right", "", numbers([one.clone()]))).name == "same"
+    assert judge(upstream, End("right", "", numbers([other]))).name == "wrong"
+    assert judge(upstream, End("right", "", numbers([one, one]))).name == "wrong"
 
 
 def test_what_differs_is_said():
@@ -144,13 +144,13 @@ SAMPLE = "^(nn_functional_(mse_loss|conv2d|avg_pool2d|prelu)|norm_inf|scatter_re
 
 @pytest.mark.slow
 def test_strategies_of_a_sample(tmp_path):
-    """Stock is found wrong where it is, ours is right, and records are resumed."""
+    """Upstream is found wrong where it is, ours is right, and records are resumed."""
     arguments = ("--part", "strategies", "--only", SAMPLE, "--results", str(tmp_path))
     code, parts = parity(*arguments)
     assert code == 0 and parts["strategies"]["same"] + parts["strategies"]["gained"] == 7
     files = {path: path.read_text() for path in tmp_path.rglob("*.jsonl")}
-    (stock,) = (text for path, text in files.items() if path.parent.name.startswith("stock"))
-    ends = {record["name"]: record for record in map(json.loads, stock.splitlines())}
+    (upstream,) = (text for path, text in files.items() if path.parent.name.startswith("upstream"))
+    ends = {record["name"]: record for record in map(json.loads, upstream.splitlines())}
     assert ends["nn_functional_conv2d"]["status"] == "wrong"
     assert ends["scatter_reduce_sum"]["why"].startswith("no strategy")
     assert parity(*arguments) == (code, parts)

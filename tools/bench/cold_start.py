@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""How much does a program's first step take, cold and from caches, beside stock?
+"""How much does a program's first step take, cold and from caches, beside upstream?
 
     python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--fsdp] [--json FILE]
 
@@ -26,7 +26,7 @@ from statistics import mean
 from typing import Any
 
 BACKENDS: dict[str, dict[str, Any]] = {
-    "stock": {"backend": "inductor"},
+    "upstream": {"backend": "inductor"},
     "ours": {"backend": "dynamo_dist"},
     "shared": {"backend": "dynamo_dist", "options": {"compile": "shared"}},
 }

@@ -94,13 +94,13 @@ class Launches:
     def __init__(self) -> None:
         self.count = 0
         self.problems: list[str] = []
-        self.stock = JITFunction.run
+        self.upstream = JITFunction.run
 
     def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **how: Any) -> Any:
         self.count += 1
         try:
             # The binder raises for a missing or unknown argument, the compiler for what it cannot compile.
-            made = self.stock(kernel, *args, grid=grid, warmup=True, **how)
+            made = self.upstream(kernel, *args, grid=grid, warmup=True, **how)
         except Exception as error:
             self.note(f"{kernel.__name__}: {type(error).__name__}: {error}")
             return None

@@ -1,4 +1,4 @@
-"""Host time of a step compiled with the passes on one GPU, beside eager and stock, with and without CUDA graphs."""
+"""Host time of a step compiled with the passes on one GPU, beside eager and upstream, with and without CUDA graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES = {"default": {}, "reduce-overhead": {"triton.cudagraphs": True}}
 
 
 def measure_host() -> dict[str, Any]:
-    """Microseconds of the host for a step of small products on a group of one rank, and ratios to eager and stock."""
+    """Microseconds of the host for a step of small products on a group of one rank, and ratios to eager and upstream."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return steps(torch.device("cuda"))
@@ -40,14 +40,14 @@ def steps(place: torch.device, calls: int = CALLS) -> dict[str, Any]:
     found: dict[str, Any] = {"eager_us": host_us(lambda: layers(*inputs), calls)}
     for mode, options in MODES.items():
         times = {}
-        for side, given in (("stock", options), ("ours", inductor_passes.options(options))):
+        for side, given in (("upstream", options), ("ours", inductor_passes.options(options))):
             torch.compiler.reset()
             step = torch.compile(layers, fullgraph=True, options=given)
             times[side] = host_us(lambda step=step: step(*inputs), calls)
         found[mode] = {
-            "stock_us": times["stock"],
+            "upstream_us": times["upstream"],
             "ours_us": times["ours"],
-            "ours_over_stock": times["ours"] / times["stock"],
+            "ours_over_upstream": times["ours"] / times["upstream"],
             "ours_over_eager": times["ours"] / found["eager_us"],
         }
     return found

@@ -188,7 +188,7 @@ class GatherCase:
         self.cublas()
 
     def chunked(self, rate: float) -> None:
-        """What stock's pipeline does: one product for each rank's rows, as they come."""
+        """What upstream's pipeline does: one product for each rank's rows, as they come."""
         current = torch.cuda.current_stream()
         self.link.begin()
         self.side.wait_stream(current)

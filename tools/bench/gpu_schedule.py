@@ -1,7 +1,7 @@
 """What does the schedule hide on a GPU? Training steps on one, beside collectives that are paced copies.
 
 Layers of a Llama 3 8B block, their weights in eight shards: a gather for each weight, a reduce-scatter for each
-gradient. Kernels and streams are real, links are modelled (``cuda_timed_group.py``). Variants: stock Inductor, stock
+gradient. Kernels and streams are real, links are modelled (``cuda_timed_group.py``). Variants: upstream Inductor, upstream
 with its opt-in reordering, and ours, with a topology whose links are those of the run; at links that take half as
 long as all compute, as long, and twice as long. They take turns. Two ways to copy: by 16 multiprocessors, which
 compute then misses, and by a copy engine.
@@ -37,7 +37,7 @@ from inductor_passes.report import recorder
 WORLD = 8
 BASE = "h100x8"
 LOADS = (0.5, 1.0, 2.0)  # link time of all collectives over the compute time of the step
-STOCK_REORDER = {
+UPSTREAM_REORDER = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
 }
@@ -99,7 +99,7 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
     host_ms = _host_ms(free)
     with link(lambda *_: 0.0, "none"):
         alone_us = 1e3 * statistics.median(timed(free, host_ms) for _ in range(rounds))
-    steps = {"stock": step_of(sizes, None), "stock reorder": step_of(sizes, STOCK_REORDER)}
+    steps = {"upstream": step_of(sizes, None), "upstream reorder": step_of(sizes, UPSTREAM_REORDER)}
     runs: list[tuple[float, str, str, Step, Topology]] = []
     predicted: dict[tuple[float, str], float] = {}
     for load in LOADS:
@@ -115,7 +115,7 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
         with recorder.records_of_block() as records:
             ours = step_of(sizes, {"topology": str(path)})
         predicted[load, "ours"] = sum(record.after.makespan_us for record in records) / 1e3
-        predicted[load, "stock"] = sum(record.before.makespan_us for record in records) / 1e3
+        predicted[load, "upstream"] = sum(record.before.makespan_us for record in records) / 1e3
         for variant, step in (*steps.items(), ("ours", ours)):
             for copies in ("programs", "engine"):
                 runs.append((load, variant, copies, step, topology))
@@ -164,7 +164,7 @@ def figures(step: float, compute: float, link_time: float) -> dict[str, float]:
 
 
 def step_of(sizes: Sizes, options: dict[str, Any] | None) -> Step:
-    """One training step, compiled by stock or, with options of ours, by us; warmed up."""
+    """One training step, compiled by upstream or, with options of ours, by us; warmed up."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     place = torch.device("cuda")

@@ -3,8 +3,8 @@
     python tools/bench/host.py --json tools/bench/results/host.json
 
 A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time, guards
-included, and no collective takes any. Stock's compiled module, ours, and
-the local one compiled by the plugin take turns with the local one compiled by stock, in one process; the
+included, and no collective takes any. Upstream's compiled module, ours, and
+the local one compiled by the plugin take turns with the local one compiled by upstream, in one process; the
 figures are ratios of medians and of the fastest calls. Training accumulates into ``.grad``. Time is processor
 time of the thread, which does all of it: what others on the same machine take does not count, but that they
 empty its caches does, which is what the fastest calls leave out.
@@ -38,7 +38,7 @@ from dynamo_dist.testing import fake_mesh
 
 RANKS, WIDTH = 8, 64
 CALLS = 5  # of one variant in a row
-VARIANTS = ("stock", "ours", "local_by_ours", "local")
+VARIANTS = ("upstream", "ours", "local_by_ours", "local")
 OURS = ("ours", "local_by_ours")  # compiled by the plugin
 LOCAL = ("local_by_ours", "local")
 
@@ -112,7 +112,7 @@ def measure(layers: int, rounds: int) -> dict[str, dict[str, list[float]]]:
             times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
             for _ in track(range(rounds), description=phase, transient=True):
                 for variant in VARIANTS:
-                    # What enabling changes in torch at run time must not speed stock up.
+                    # What enabling changes in torch at run time must not speed upstream up.
                     on = dynamo_dist.enabled() if variant in OURS else nullcontext()
                     with on:
                         for _ in range(CALLS):

@@ -1,4 +1,4 @@
-"""Ranks on two hosts, joined by a slow link: stock, stock's reordering, and ours.
+"""Ranks on two hosts, joined by a slow link: upstream, upstream's reordering, and ours.
 
 The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
 (tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link, and training of a

@@ -1,9 +1,9 @@
-"""Question: what does a block communicate if only its weights are placed: stock, by hand, planned?
+"""Question: what does a block communicate if only its weights are placed: upstream, by hand, planned?
 
     python tools/bench/plan.py --out tools/bench/results/plan.json
 
 An 8B-shaped decoder block (width 4096, 32 heads, hidden 14336, batch 8, 2048 tokens, bfloat16), forward
-and backward, traced on a fake group of eight ranks. Baselines: stock's choice op by op, and the same
+and backward, traced on a fake group of eight ranks. Baselines: upstream's choice op by op, and the same
 block with Megatron's redistributes written by hand. Times are **modelled**, by torch's own formula for
 redistributes (6.6 us and 0.6 us a hop to start, 87.7 GiB/s), of the collectives in the graphs that
 Inductor would get; the planner is given the same prices. Seconds are processor time.
@@ -48,7 +48,7 @@ COLUMN, ROW = ("q", "k", "v", "gate", "up"), ("o", "down")
 PEAK_FLOPS, MEMORY_BYTES = 989e6 * 0.7, 3.35e6 * 0.7  # of an H100, a microsecond
 
 
-class StockPrices:
+class UpstreamPrices:
     """torch's formula for the cost of a redistribute on eight GPUs of a host."""
 
     def collective_us(self, kind: str, payload_bytes: float, ranks: Sequence[int]) -> float:
@@ -128,7 +128,7 @@ def all_to_all_as_on_gpus() -> None:
 
 def modelled_us(graphs: list[Captured]) -> tuple[float, dict[str, int]]:
     """Time and number of the collectives of all graphs."""
-    prices, total, counts = StockPrices(), 0.0, dict[str, int]()
+    prices, total, counts = UpstreamPrices(), 0.0, dict[str, int]()
     for captured in graphs:
         for node in captured.graph.nodes:
             name = _kind(node)
@@ -153,7 +153,7 @@ def communication(
     how: str,
     backend_of: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> tuple[float, dict[str, int]]:
-    """Time and number of collectives of one training step of ``layers`` blocks; ``how`` is ``stock``, ``hand`` or ``planned``."""
+    """Time and number of collectives of one training step of ``layers`` blocks; ``how`` is ``upstream``, ``hand`` or ``planned``."""
     torch.compiler.reset()
     with capturing() as (inner, graphs):
         leading: list[Placement] = [Replicate()] * (mesh.ndim - 1)
@@ -189,18 +189,18 @@ def planning(seconds: dict[str, float], inner: Callable[..., Any]) -> Callable[.
         recorded = record(gm, inputs)
         seconds["record_s"] = time.process_time() - start
         start = time.process_time()
-        made = plan(recorded.program, recorded.schemas, recorded.meshes, StockPrices())
+        made = plan(recorded.program, recorded.schemas, recorded.meshes, UpstreamPrices())
         seconds["solve_s"] = time.process_time() - start
         seconds["operations"], seconds["gap_percent"] = len(made.choices), 100 * made.gap
-        seconds["model_stock_ms"] = made.stock_us[0] / 1e3
+        seconds["model_upstream_ms"] = made.upstream_us[0] / 1e3
         seconds["model_planned_ms"] = made.planned_us[0] / 1e3
         with tempfile.NamedTemporaryFile(suffix=".json") as kept:
             name = repair.fingerprint(gm, inputs)
             repair.file.save_plan(kept.name, {name: repair.file.StoredPlan.of(made)})
             start = time.process_time()
-            repair.find_plan(gm, inputs, name, StockPrices(), "", kept.name)
+            repair.find_plan(gm, inputs, name, UpstreamPrices(), "", kept.name)
             seconds["cached_s"] = time.process_time() - start
-            return repair.compile_repaired(gm, inputs, inner, StockPrices(), "", kept.name)
+            return repair.compile_repaired(gm, inputs, inner, UpstreamPrices(), "", kept.name)
 
     return backend
 
@@ -225,7 +225,7 @@ def main() -> None:
     with fake_mesh(*shape) as mesh:
         for label, x_placement in (("replicated", Replicate()), ("sharded on sequence", Shard(1))):
             row: dict[str, Any] = {"input": label}
-            for how in ("stock", "hand", "planned"):
+            for how in ("upstream", "hand", "planned"):
                 seconds: dict[str, float] = {}
                 backend_of = functools.partial(planning, seconds) if how == "planned" else _as_is
                 # The planner works where the plugin is on; the others are what torch does by itself.

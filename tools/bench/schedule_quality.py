@@ -6,8 +6,8 @@ PROBLEMS_DIR holds schedule problems (``*.json.gz`` or ``*.json``, the format of
 ``inductor_passes/schedule/solver/problem_file.py``). Baselines: the lower bound that the solver certifies, and
 the program's own order; ``own`` is our sharper bound, computed apart, looking further. Makespans are simulated by the rules of ``inductor_passes/schedule/solver/problem.py``;
 nothing is measured but the solver's own time (CPU time of the process, JSON aside). Where the folder has
-a ``stock*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us`` and ``peak_bytes``),
-the row says how long stock torch's best mode takes, and ``stock_capped`` its best mode within our cap.
+a ``upstream*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us`` and ``peak_bytes``),
+the row says how long upstream torch's best mode takes, and ``upstream_capped`` its best mode within our cap.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from inductor_passes.schedule.solver.solve import solve
 from inductor_passes.schedule.solver.tasks import Tasks
 
 
-def stock_modes(folder: Path) -> dict[str, list[tuple[float, int]]]:
-    """Per problem the makespan and peak of each mode of stock torch, as far as the folder has them."""
+def upstream_modes(folder: Path) -> dict[str, list[tuple[float, int]]]:
+    """Per problem the makespan and peak of each mode of upstream torch, as far as the folder has them."""
     modes: dict[str, list[tuple[float, int]]] = {}
-    for path in sorted(folder.glob("stock*.jsonl")):
+    for path in sorted(folder.glob("upstream*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            found = [mode for key, mode in entry.items() if key.startswith("stock_")]
+            found = [mode for key, mode in entry.items() if key.startswith("upstream_")]
             modes[entry["problem"]] = [(mode["makespan_us"], mode["peak_bytes"]) for mode in found]
     return modes
 
@@ -49,7 +49,7 @@ def main() -> None:
     paths = sorted([*options.problems.glob("*.json.gz"), *options.problems.glob("*.json")])
     if not paths:
         sys.exit(f"no *.json or *.json.gz in {options.problems}")
-    stock = stock_modes(options.problems)
+    upstream = upstream_modes(options.problems)
     rows = []
     for path in paths:
         problem = load_problem(path)
@@ -74,11 +74,11 @@ def main() -> None:
             "seconds": round(seconds, 2),
             "strategy": solution.strategy,
         }
-        modes = stock.get(problem.name, [])
+        modes = upstream.get(problem.name, [])
         if modes:
-            row["stock"] = round(min(us for us, _ in modes) / solution.bound_us, 4)
+            row["upstream"] = round(min(us for us, _ in modes) / solution.bound_us, 4)
             capped = [us for us, peak in modes if peak <= solution.cap_bytes]
-            row["stock_capped"] = round(min(capped) / solution.bound_us, 4) if capped else None
+            row["upstream_capped"] = round(min(capped) / solution.bound_us, 4) if capped else None
         rows.append(row)
         print(" ".join(f"{key}={value}" for key, value in row.items()))
     summary = {

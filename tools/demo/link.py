@@ -35,8 +35,8 @@ TITLES = {
     "compute": "compute alone, no link",
     "communication": "communication alone",
     "both": "both at once, independent",
-    "stock": "stock Inductor, default",
-    "stock_reorder": "stock Inductor, its opt-in reordering",
+    "upstream": "upstream Inductor, default",
+    "upstream_reorder": "upstream Inductor, its opt-in reordering",
     "ours": "dynamo_dist",
 }
 
@@ -168,7 +168,7 @@ def summarise(ranks: list[dict], rate: str) -> dict:
     """The object that ``--json`` prints. Times are milliseconds of the slower rank in each round."""
     rounds = {name: slowest([rank["ms"][name] for rank in ranks]) for name in ranks[0]["ms"]}
     ideal = slowest([rounds["compute"], rounds["communication"]])
-    to_stock = ratios(rounds["ours"], rounds["stock"])
+    to_upstream = ratios(rounds["ours"], rounds["upstream"])
     step_ms = {name: statistics.median(times) for name, times in rounds.items()}
     predicted_ms = ranks[0]["predicted_ms"]
     return {
@@ -178,15 +178,15 @@ def summarise(ranks: list[dict], rate: str) -> dict:
         "program": ranks[0]["program"],
         "step_ms": step_ms,
         "step_ms_quartiles": {name: quartiles(times) for name, times in rounds.items()},
-        "ratio_ours_to_stock": statistics.median(to_stock),
-        "ratio_quartiles": quartiles(to_stock),
+        "ratio_ours_to_upstream": statistics.median(to_upstream),
+        "ratio_quartiles": quartiles(to_upstream),
         "ratio_ours_to_longer_alone": statistics.median(ratios(rounds["ours"], ideal)),
         "ratio_ours_to_both": statistics.median(ratios(rounds["ours"], rounds["both"])),
         "predicted_ms": predicted_ms,
         "prediction_error": {
-            name: predicted_ms[name] / step_ms[name] - 1 for name in ("stock", "ours")
+            name: predicted_ms[name] / step_ms[name] - 1 for name in ("upstream", "ours")
         },
-        "rounds": len(to_stock),
+        "rounds": len(to_upstream),
         "numbers_equal": all(rank["equal"] for rank in ranks),
         "order_kept": all(rank["order_kept"] for rank in ranks),
     }
@@ -206,7 +206,7 @@ def show(results: dict) -> None:
     console.print(table)
     low, high = results["ratio_quartiles"]
     console.print(
-        f"ours / stock: {results['ratio_ours_to_stock']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to {high:.3f}, "
         f"{results['rounds']} rounds in turn); results "
         f"{'equal' if results['numbers_equal'] else 'DIFFER'}; launches and waits "
         f"{'stand' if results['order_kept'] else 'DO NOT stand'} in the generated code as scheduled"

@@ -31,8 +31,8 @@ from inductor_passes.testing import leave_process
 
 LAYERS, WIDTH, ROWS = 8, 1024, 512
 PROGRAM = f"{LAYERS} layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32 in two shards"
-# Stock's own way to move launches up and waits down; off by default.
-STOCK_REORDER = {
+# Upstream's own way to move launches up and waits down; off by default.
+UPSTREAM_REORDER = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"],
 }
@@ -106,23 +106,23 @@ def measure(rank: int, rounds: int, work: Path, progress: Progress) -> dict:
         variants[name] = (state, call)
 
     compute = torch.compile(compute_alone)
-    add("compute", "stock", lambda: compute(x, weights))
-    add("communication", "stock", lambda: communicate(shards)())
+    add("compute", "upstream", lambda: compute(x, weights))
+    add("communication", "upstream", lambda: communicate(shards)())
 
     def both() -> None:
         wait = communicate(shards)
         compute(x, weights)
         wait()
 
-    add("both", "stock", both)
+    add("both", "upstream", both)
     rounds_alone = [timed(variants["compute"][1], {}, "") for _ in range(CALIBRATION_ROUNDS)]
     topology = link_topology(agreed_ms(statistics.median(rounds_alone)), x, shards, work)
 
     for name, fn in (
-        ("stock", compiled(chain, "stock")),
-        ("stock_reorder", torch.compile(chain, options=STOCK_REORDER)),
+        ("upstream", compiled(chain, "upstream")),
+        ("upstream_reorder", torch.compile(chain, options=UPSTREAM_REORDER)),
     ):
-        add(name, "stock", lambda fn=fn: fn(x, shards))
+        add(name, "upstream", lambda fn=fn: fn(x, shards))
     with collect() as collector:
         with plugin_for("ours"):
             ours = compiled(chain, "ours", {"topology": str(topology)})
@@ -142,7 +142,7 @@ def measure(rank: int, rounds: int, work: Path, progress: Progress) -> dict:
     return {
         "program": PROGRAM,
         "ms": times,
-        "equal": torch.equal(results["stock"], results["ours"]),
+        "equal": torch.equal(results["upstream"], results["ours"]),
         "recompiles": unique_graphs() - graphs,
         "order_kept": all(graph.order_kept for graph in collector.graphs),
         "predicted_ms": predictions(collector.graphs),
@@ -170,9 +170,9 @@ def link_topology(
 
 
 def predictions(graphs: list[GraphRecord]) -> dict[str, float]:
-    """Milliseconds that the simulator expects of stock's order and of ours."""
+    """Milliseconds that the simulator expects of upstream's order and of ours."""
     return {
-        "stock": sum(graph.before.makespan_us for graph in graphs) / 1e3,
+        "upstream": sum(graph.before.makespan_us for graph in graphs) / 1e3,
         "ours": sum(graph.after.makespan_us for graph in graphs) / 1e3,
     }
 

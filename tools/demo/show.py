@@ -17,7 +17,7 @@ from rich.table import Table
 from dynamo_dist.numerics import comparison
 
 TITLES = comparison.TITLES | {
-    "stock_blocks": "stock, block by block",
+    "upstream_blocks": "upstream, block by block",
     "split_auto": "in parts, auto",
     "split_2": "in 2 parts",
 }
@@ -45,10 +45,10 @@ def training_results(
     return {
         "ok": ok,
         "graph_breaks": ours["graph_breaks"],
-        "graph_breaks_stock": merged["stock"]["graph_breaks"],
+        "graph_breaks_upstream": merged["upstream"]["graph_breaks"],
         "graphs": ours["graphs"],
         "max_loss_diff": differences["ours"],
-        "max_loss_diff_stock": differences["stock"],
+        "max_loss_diff_upstream": differences["upstream"],
         "launches": sum(ours["launches"].values()),
         "launches_by_kind": {name: result["launches"] for name, result in merged.items()},
         "exposed_us_before": before_us,
@@ -58,7 +58,7 @@ def training_results(
         "step_ms_spread": {
             name: [min(r["step_ms"]), max(r["step_ms"])] for name, r in merged.items()
         },
-        **_ours_to_stock(ranks),
+        **_ours_to_upstream(ranks),
         "first_step_s": {name: result["first_s"] for name, result in merged.items()},
         "losses": losses,
         "model": str(sizes),
@@ -80,7 +80,7 @@ def over_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _ours_to_stock(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _ours_to_upstream(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of steps that stood in one turn, each of the slower rank; and forward and backward apart."""
 
     def times(name: str, what: str) -> list[float]:
@@ -89,12 +89,12 @@ def _ours_to_stock(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     def to(name: str) -> list[float]:
         return ratios(times("ours", "step_ms"), times(name, "step_ms"))
 
-    steps = to("stock")
+    steps = to("upstream")
     names = ranks[0]["variants"]
     gradients = {name: statistics.median(times(name, "forward_backward_ms")) for name in names}
     found = {
         "timed_steps": len(steps),
-        "ratio_ours_to_stock": statistics.median(steps),
+        "ratio_ours_to_upstream": statistics.median(steps),
         "ratio_quartiles": quartiles(steps),
         "forward_backward_ms": gradients,
         "ratio_ours_to": {name: statistics.median(to(name)) for name in names if name != "ours"},
@@ -127,7 +127,7 @@ def training(results: dict[str, Any]) -> None:
     table.add_column("")
     for name in losses:
         table.add_column(TITLES[name], justify="right")
-    breaks = {"stock": results["graph_breaks_stock"], "ours": results["graph_breaks"]}
+    breaks = {"upstream": results["graph_breaks_upstream"], "ours": results["graph_breaks"]}
     table.add_row("graph breaks", *(str(breaks.get(name, "")) for name in losses))
     table.add_row("largest loss difference to eager", *_loss_cells(results))
     launches = results["launches_by_kind"]
@@ -167,7 +167,7 @@ def training(results: dict[str, Any]) -> None:
     verdict = "agree" if results["ok"] else "DO NOT AGREE"
     low, high = results["ratio_quartiles"]
     console.print(
-        f"step, ours / stock: {results['ratio_ours_to_stock']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"step, ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to {high:.3f}, "
         f"{results['timed_steps']} steps in turn)"
     )
     console.print(f"eager and compiled {verdict} (limit {TOLERANCE:g}, no graph break)")
@@ -192,7 +192,7 @@ def _only_ours(names: Any, value: object) -> list[str]:
 
 
 def _loss_cells(results: dict[str, Any]) -> list[str]:
-    by_name = {"ours": results["max_loss_diff"], "stock": results["max_loss_diff_stock"]}
+    by_name = {"ours": results["max_loss_diff"], "upstream": results["max_loss_diff_upstream"]}
     return [f"{by_name[name]:.1e}" if name in by_name else "" for name in results["losses"]]
 
 

@@ -1,4 +1,4 @@
-"""One rank of the demo: the same training run eager, under stock Inductor and under dynamo_dist.
+"""One rank of the demo: the same training run eager, under upstream Inductor and under dynamo_dist.
 
 Started by ``training.py`` through torchrun, or by ``link.py`` in a network namespace. Writes what it
 measured and its report to ``rank<R>.json`` in the work folder.
@@ -33,7 +33,7 @@ from inductor_passes.testing import leave_process
 LEARNING_RATE = 1e-3
 # Beside the three, over a link, by how the model is parallel: ways to train it -> whose way it is, and its options.
 BESIDE = {
-    "fsdp": {"stock_blocks": ("stock", {})},
+    "fsdp": {"upstream_blocks": ("upstream", {})},
     "tensor": {
         "split_auto": ("ours", {"split": "auto"}),
         "split_2": ("ours", {"split": 2}),
@@ -121,7 +121,7 @@ class Run:
         self.graph_count = 0
         self.reports: list[RunReport] = []
         with plugin_for(self.whose):
-            if variant == "stock_blocks":
+            if variant == "upstream_blocks":
                 for block in self.model.model.layers:
                     block.compile()
                 self.forward = self.model

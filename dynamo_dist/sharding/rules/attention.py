@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.sharding.rows import Call, P, R, Row, Rows
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def convolution_forward(call: Call) -> list[Row]:
@@ -127,7 +127,7 @@ def in_context_parallel(
             "torch passes keys around in a ring on CUDA alone.",
             "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
         )
-    results = dtensor_dispatch.as_stock(op, in_context_parallel, args, kwargs)
+    results = dtensor_dispatch.as_upstream(op, in_context_parallel, args, kwargs)
     return tuple(_by_query(each) for each in results)
 
 
@@ -135,15 +135,15 @@ def _by_query(tensor: DTensor) -> DTensor:
     return tensor.redistribute(placements=[Shard(QUERY_LENGTH)] * tensor.device_mesh.ndim)
 
 
-def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
+def output_by_query(upstream: Callable[..., Any]) -> Callable[..., Any]:
     """Results are taken apart as the queries were: torch takes local tensors in any placements for that."""
 
-    @functools.wraps(stock)
+    @functools.wraps(upstream)
     def output(self: Any, module: Any, inputs: Any, outputs: Any, mesh: Any) -> Any:
         def by_sequence(value: DTensor) -> DTensor:
             return value.redistribute(placements=[Shard(self.seq_dim)] * value.device_mesh.ndim)
 
-        return stock(
+        return upstream(
             self,
             module,
             inputs,
@@ -154,8 +154,8 @@ def output_by_query(stock: Callable[..., Any]) -> Callable[..., Any]:
     return output
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for ``context_parallel``."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for ``context_parallel``."""
     return dtensor_specs.in_context_parallel(
         dict.fromkeys(dtensor_dispatch.overloads(KERNEL), in_context_parallel), output_by_query
     )

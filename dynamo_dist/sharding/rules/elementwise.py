@@ -175,7 +175,7 @@ def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     return of_parts
 
 
-def filled(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
+def filled(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's, which writes the number into every part of a sum."""
     decide = strategy(broadcast, any_part=True)
 

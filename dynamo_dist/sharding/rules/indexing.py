@@ -39,7 +39,7 @@ def backward(call: Call) -> list[Row]:
     return rows
 
 
-def of_own_rows(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
+def of_own_rows(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``forward``, unless rows are sharded and each rank looks up its own."""
     decide = strategy(forward)
 
@@ -224,7 +224,7 @@ INDEXING_ROWS: dict[str, Rows] = {
 GATHER = "aten.gather.default"
 
 
-def of_own_part(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
+def of_own_part(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is needed."""
     decide = strategy(gather, any_part=True)
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from dynamo_dist.sharding.rules.reduction import is_extreme
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
 from dynamo_dist.torch_compat import dtensor_specs as specs_compat
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
-Stock = Callable[[], Any]
+Upstream = Callable[[], Any]
 
 _MOST, _MOST_ALIKE = 256, 8
 _NUMBERS = (int, float, bool, complex)
@@ -38,15 +38,15 @@ _answers: dict[Any, tuple[_Answer, ...]] = (
 
 
 def run(
-    op: dtensor_specs.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], stock: Stock
+    op: dtensor_specs.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], upstream: Upstream
 ) -> Any:
-    """The results; ``stock`` makes the call in any other way, and its answer is learned.
+    """The results; ``upstream`` makes the call in any other way, and its answer is learned.
 
     The first argument of ``op`` is a list, and of each entry a result is computed by itself.
     """
     unwrapped = None if specs_compat.is_observed() else _unwrap(args, kwargs)
     if unwrapped is None:
-        return stock()
+        return upstream()
     local, specs = unwrapped
     told = map(_told, (*args, *kwargs.values()))
     key = (op, specs[0][0], len(specs[0]), *(args[1:] if "norm" in op.name() else told))
@@ -54,14 +54,14 @@ def run(
     # Equal lists hold the same objects most of the time, which is what Python compares first.
     answer = next((each for each in known if each.specs == specs), None)
     if answer is None:
-        results = stock()
+        results = upstream()
         if len(_answers) >= _MOST:
             _answers.clear()
         # Parameter groups may begin alike; of more than a few the oldest goes.
         _answers[key] = (_learned(op, specs, results), *known[: _MOST_ALIKE - 1])
         return results
     if not answer.holds:
-        return stock()
+        return upstream()
     answer.specs = specs
     found = op(*local, **kwargs)
     return found if answer.results is None else specs_compat.wrap_all(found, answer.results)
@@ -162,7 +162,7 @@ def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str
         mesh = next((each.device_mesh for each in entry if isinstance(each, DTensor)), None)
         groups.setdefault(mesh, []).append(at)
     if len(groups) == 1 and None not in groups:
-        return dtensor_dispatch.as_stock(op, handler, args, kwargs)
+        return dtensor_dispatch.as_upstream(op, handler, args, kwargs)
     found: dict[int, Any] = {}
     for mesh, kept in groups.items():
         some_args, some_kwargs = _only(kept, len(entries), (args, kwargs))
@@ -172,7 +172,7 @@ def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str
             )
             results = op(*some_args, **some_kwargs)
         else:
-            results = dtensor_dispatch.as_stock(op, handler, some_args, some_kwargs)
+            results = dtensor_dispatch.as_upstream(op, handler, some_args, some_kwargs)
         found.update(zip(kept, results or (), strict=False))
     return [found[at] for at in sorted(found)] or None
 
@@ -187,7 +187,7 @@ def norms(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def clip(
-    stock: Callable[..., None],
+    upstream: Callable[..., None],
     parameters: Any,
     max_norm: float,
     total_norm: torch.Tensor,
@@ -197,12 +197,14 @@ def clip(
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     # A look at each gradient costs more than one at the parameters; lists of both are the handler's.
     if foreach is not False and set(map(type, given)) <= {DTensor}:
-        return stock(given, max_norm, total_norm, foreach)
+        return upstream(given, max_norm, total_norm, foreach)
     plain = [each for each in given if not isinstance(each.grad, DTensor)]
     if not plain or not isinstance(total_norm, DTensor):
-        return stock(given, max_norm, total_norm, foreach)
-    stock([each for each in given if isinstance(each.grad, DTensor)], max_norm, total_norm, foreach)
-    return stock(plain, max_norm, _whole(total_norm), foreach)
+        return upstream(given, max_norm, total_norm, foreach)
+    upstream(
+        [each for each in given if isinstance(each.grad, DTensor)], max_norm, total_norm, foreach
+    )
+    return upstream(plain, max_norm, _whole(total_norm), foreach)
 
 
 def _is_list(value: object) -> bool:
@@ -223,18 +225,18 @@ def _whole(tensor: DTensor) -> torch.Tensor:
     return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)._local_tensor
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for every operator on lists of which each entry is computed for itself."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for every operator on lists of which each entry is computed for itself."""
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
     ops = dict.fromkeys(dtensor_strategies.decided_operators())
     ops.update(dict.fromkeys(op for name in undecided for op in dtensor_dispatch.overloads(name)))
     entrywise = [
-        change
+        patch
         for op in ops
         if op.name().startswith(("aten::_foreach_", "aten::_fused_"))
         and "List[Tensor]" in str(op._schema.arguments[0].type)
         and len(op._schema.returns) <= 1
-        for change in dtensor_strategies.on_dispatch(
+        for patch in dtensor_strategies.on_dispatch(
             op, norms if "_foreach_norm" in op.name() else handler
         )
     ]

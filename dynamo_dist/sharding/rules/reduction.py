@@ -58,7 +58,7 @@ def _sharded(call: Call) -> list[tuple[Shard, Shard]]:
     return [(Shard(d), Shard(d - (d > 1))) for d in range(ndim) if ndim > 1 and d != 1]
 
 
-def of_sums(stock: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
+def of_sums(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """In the place of torch's: ``forward``, but a mean over shards is computed from two sums."""
     decide = strategy(forward)
 

@@ -10,7 +10,7 @@ from dynamo_dist.sharding import rows as layout
 from dynamo_dist.sharding.rules import attention, elementwise, indexing, lists, reduction, views
 from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_strategies
 from dynamo_dist.torch_compat.dtensor_dispatch import one_decision_for_numbers
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 FAMILIES: tuple[Mapping[str, layout.Rows], ...] = (
     attention.ATTENTION_ROWS,
@@ -45,40 +45,40 @@ WRAPPED = (
 )
 
 
-def changes(config: DistConfig) -> list[Change]:
+def patches(config: DistConfig) -> list[Patch]:
     """Everything to apply, in order; nothing is applied here."""
     return [
         # Undone last, so that no decision of ours outlives the strategies.
         dtensor_strategies.ClearCaches(),
         *(
-            change
+            patch
             for family in FAMILIES
             for name, rows in family.items()
             for op in dtensor_dispatch.overloads(name)
-            for change in dtensor_strategies.on_strategy(
+            for patch in dtensor_strategies.on_strategy(
                 op,
                 fallback.of_ours(layout.strategy(rows, family in OF_ANY_PART)),
                 dtensor_strategies.schema_info(op),
             )
         ),
         *(
-            change
+            patch
             for family in WRAPPED
             for name, wrap in family.items()
             for op in dtensor_dispatch.overloads(name)
-            if (stock := dtensor_strategies.stock_strategy(op)) is not None
-            for change in dtensor_strategies.on_strategy(
+            if (upstream := dtensor_strategies.upstream_strategy(op)) is not None
+            for patch in dtensor_strategies.on_strategy(
                 op,
-                fallback.of_ours(wrap(fallback.of_torch(stock))),
+                fallback.of_ours(wrap(fallback.of_torch(upstream))),
                 dtensor_strategies.schema_info(op),
             )
         ),
-        *views.changes(),
-        *attention.changes(),
-        *collectives.changes(),
-        *writes.in_place_changes(),
-        *lists.changes(),
-        *writes.writes_changes(),
+        *views.patches(),
+        *attention.patches(),
+        *collectives.patches(),
+        *writes.in_place_patches(),
+        *lists.patches(),
+        *writes.writes_patches(),
         *aot_gradients.replicas_in_backward(),
         *aot_gradients.pending_inputs_stay_pending(),
         *dtensor_strategies.whole_numbers_in_parts(),

@@ -15,7 +15,7 @@ from dynamo_dist.sharding.rows import Call, P, Row, Rows, elements, is_even
 from dynamo_dist.sharding.rules.elementwise import AVERAGE
 from dynamo_dist.sharding.rules.reduction import WrapStrategy
 from dynamo_dist.torch_compat import dtensor_dispatch, dtensor_specs, dtensor_strategies
-from dynamo_dist.torch_compat.patching import Change
+from dynamo_dist.torch_compat.patching import Patch
 
 
 def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,8 +55,8 @@ def _stays_inside(tensor: DTensor, size: Any, stride: Any, offset: int | None = 
     return not offset and tensor.is_contiguous() and reach < tensor.numel()
 
 
-def changes() -> list[Change]:
-    """List the changes that enabling makes for ``as_strided``."""
+def patches() -> list[Patch]:
+    """List the patches that enabling makes for ``as_strided``."""
     return dtensor_strategies.on_dispatch(torch.ops.aten.as_strided.default, handler)
 
 

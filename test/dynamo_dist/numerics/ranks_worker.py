@@ -68,7 +68,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 x = torch.arange(32.0).view(4, 8).cos()
-stock = report_of_loss(mesh, x)
+upstream = report_of_loss(mesh, x)
 with dynamo_dist.enabled():
     right = [report_of_tensor_parallel(mesh, x), report_of_loss(mesh, x)]
     block = Block()
@@ -79,8 +79,9 @@ with dynamo_dist.enabled():
 seen = {
     "a tensor-parallel step and a loss are right": all(report.ok for report in right),
     "operators were compared": all(len(report.operators) > 3 for report in right),
-    "stock's loss is wrong": not stock.ok and "mse_loss" in stock.first.op,
-    "its line is named": stock.first is not None and "F.mse_loss(a * 2, b)" in stock.first.line,
+    "upstream's loss is wrong": not upstream.ok and "mse_loss" in upstream.first.op,
+    "its line is named": upstream.first is not None
+    and "F.mse_loss(a * 2, b)" in upstream.first.line,
     "the planted strategy is found": not planted.ok and planted.first.op == "aten.sin.default",
     "foreach over DTensors and plain tensors": all(
         torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected, strict=True)

@@ -39,7 +39,7 @@ def loss(x, y):
     return F.mse_loss(x * 2, y)
 
 
-def test_a_loss_that_stock_gets_wrong_is_found_and_is_right_once_enabled():
+def test_a_loss_that_upstream_gets_wrong_is_found_and_is_right_once_enabled():
     x = torch.arange(10.0).view(5, 2)
     with all_ranks(4) as mesh:
         inputs = [split(x, mesh, [Shard(0)], True), split(x + 1, mesh, [Shard(0)])]

@@ -108,7 +108,7 @@ def test_a_failing_backend_is_told():
     assert "of the backend" in item.explanation
 
 
-def test_collectives_that_stock_cannot_trace():
+def test_collectives_that_upstream_cannot_trace():
     def objects(x):
         gathered = [None] * 8
         dist.all_gather_object(gathered, 1)

@@ -161,13 +161,13 @@ def test_no_graph(report):
     assert "No graph came to Inductor" in Page(render_html(uncalled)).words
 
 
-def test_what_stock_compiled_is_shown_once(report, graph):
+def test_what_upstream_compiled_is_shown_once(report, graph):
     same = graph(passes=(), after=graph().before)
     page = Page(render_html(report(graphs=(same,))))
     assert page.count("svg", class_="plot") == 1
-    assert "Stock Inductor compiled these graphs." in page.words
+    assert "Upstream Inductor compiled these graphs." in page.words
     assert "80 µs → 80 µs" not in page.words
-    assert "Stock Inductor compiled" not in Page(render_html(report())).words
+    assert "Upstream Inductor compiled" not in Page(render_html(report())).words
 
 
 def test_ranks_that_differ_come_first(report):

@@ -90,7 +90,7 @@ def test_ranks_that_agree(report):
     )
 
 
-def test_what_stock_compiled_is_told_once(report, graph):
+def test_what_upstream_compiled_is_told_once(report, graph):
     same = graph(passes=(), after=graph().before)
     facts = (Fact("peak memory of the process", 3 << 29, "bytes", "measured"),)
     TestCase().assertExpectedInline(
@@ -103,7 +103,7 @@ dynamo_dist 0.1.0: rank 1 of 8, torch 2.13.0
   exposed       80 us (simulated on h100x8)
   time          230 us (simulated on h100x8)
   peak memory   3 MiB (simulated on h100x8)
-  Stock Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", or explain with --backend dynamo_dist.
+  Upstream Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", or explain with --backend dynamo_dist.
 
 peak memory of the process: 1.50 GiB (measured)
 

@@ -87,7 +87,7 @@ def test_collectives_of_forward_and_backward(mesh, off):
     x = torch.ones(4, requires_grad=True)
     grad = torch.ones(4)
     options = {"disable": ["below_autograd"]} if off else {}
-    stock = autograd_calls(lambda: funcol.all_reduce(torch.ones(4), "sum", mesh["tp"]))
+    upstream = autograd_calls(lambda: funcol.all_reduce(torch.ones(4), "sum", mesh["tp"]))
     with fresh_cache():
         for _ in ("compiled", "from a warm cache"):
             torch.compiler.reset()
@@ -96,4 +96,4 @@ def test_collectives_of_forward_and_backward(mesh, off):
             x.grad = None
             calls = autograd_calls(lambda step=step: step(x).backward(grad))
             assert torch.equal(x.grad, grad)
-            assert (calls > 0) is (off and stock > 0)
+            assert (calls > 0) is (off and upstream > 0)

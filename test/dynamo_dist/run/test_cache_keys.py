@@ -37,7 +37,7 @@ def test_what_python_calls_a_hash_is_in_no_key(enabled, pickler):
         assert key(pickler, here["tp"]) == key(pickler, there["tp"]) != key(pickler, here)
 
 
-def test_stock_has_it_there():
+def test_upstream_has_it_there():
     here, there = (made(1, flat=False) for _ in range(2))
     hash(here)
     assert key(FxGraphCachePickler, here) != key(FxGraphCachePickler, there)
@@ -60,7 +60,7 @@ def test_a_submesh_is_told_from_that_of_another_root():
     assert one == other and content(one) != content(other)
 
 
-def test_other_objects_are_pickled_as_stock_does(enabled):
+def test_other_objects_are_pickled_as_upstream_does(enabled):
     def pickled():
         graph = torch.fx.symbolic_trace(lambda x: x)
         return FxGraphCachePickler(graph).dumps(FakeScriptObject("wrapped", "Other", None))

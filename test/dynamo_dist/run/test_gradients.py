@@ -21,7 +21,7 @@ from dynamo_dist.runtime.gradients import DIRECT_GRADIENTS, Gradients
 from inductor_passes.inductor.session_in_work import in_work
 
 pytestmark = pytest.mark.skipif(
-    not gradients.gradients_changes(),
+    not gradients.gradients_patches(),
     reason="this torch wraps gradients in code that nothing can replace",
 )
 
@@ -247,7 +247,7 @@ def test_other_parameters_between_steps(model, compile_, mesh, given):
     eager = copy.deepcopy(model)
     step = compile_(model)
 
-    def change(both):
+    def patch(both):
         for module in (model, eager):
             both(module)
         for module, forward in ((model, step), (eager, eager)):
@@ -267,7 +267,7 @@ def test_other_parameters_between_steps(model, compile_, mesh, given):
         module[2].weight.requires_grad_(False)
 
     for both in (lambda module: None, replaced, assigned, frozen):
-        change(both)
+        patch(both)
     assert sum(given) == 0
 
 
@@ -386,6 +386,6 @@ def test_after_disable_and_where_it_is_not_wanted(model, given):
     assert_same_gradients(model, eager)
 
 
-def test_a_torch_without_the_seam_keeps_stocks_way(monkeypatch):
+def test_a_torch_without_the_seam_keeps_upstreams_way(monkeypatch):
     monkeypatch.setattr(gradients.aot_gradients, "_hook_owner", None)
-    assert gradients.gradients_changes() == []
+    assert gradients.gradients_patches() == []

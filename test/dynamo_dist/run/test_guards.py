@@ -1,4 +1,4 @@
-"""Cheaper guards fail when stock's would: the same programs, recompiled as often."""
+"""Cheaper guards fail when upstream's would: the same programs, recompiled as often."""
 
 import functools
 from collections import OrderedDict
@@ -142,7 +142,7 @@ def always_called(module):
         always_called,
     ],
 )
-def test_other_hooks_recompile(compiles, change):
+def test_other_hooks_recompile(compiles, patch):
     model = nn.Linear(4, 4)
     model.register_forward_hook(scaled((2.0,))[0])
     step, guards = compiles(model)
@@ -150,7 +150,7 @@ def test_other_hooks_recompile(compiles, change):
     for _ in range(2):
         step(x)
     assert len(guards) == 1
-    change(model)
+    patch(model)
     for _ in range(2):
         assert torch.equal(step(x), model(x))
     assert len(guards) == 2
@@ -336,6 +336,6 @@ def test_our_own_code_is_not_guarded_and_what_is_read_by_way_of_it_is(enabled, m
     assert all("group" in name and "WORLD" in name for name in own)
 
 
-def test_outside_a_compile_stocks_way_is_in_place():
+def test_outside_a_compile_upstreams_way_is_in_place():
     lighten()
-    assert DTensor.__tensor_unflatten__ is aot_runtime.stock_unflatten
+    assert DTensor.__tensor_unflatten__ is aot_runtime.upstream_unflatten

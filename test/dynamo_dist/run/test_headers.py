@@ -1,4 +1,4 @@
-"""No header is compiled for the first few libraries of a host that has none; for any other as in stock."""
+"""No header is compiled for the first few libraries of a host that has none; for any other as in upstream."""
 
 import pytest
 from torch._inductor import codecache
@@ -22,12 +22,12 @@ def asked(tmp_path, monkeypatch):
         codecache, "_precompile_header", lambda header: ask.made.append(header) or "path"
     )
     before = codecache.write, codecache._precompile_header
-    changes = inductor_cpp.only_for_builds()
-    for change in changes:
-        change.apply()
+    patches = inductor_cpp.only_for_builds()
+    for patch in patches:
+        patch.apply()
     yield ask
-    for change in reversed(changes):
-        change.undo()
+    for patch in reversed(patches):
+        patch.undo()
     assert (codecache.write, codecache._precompile_header) == before
 
 

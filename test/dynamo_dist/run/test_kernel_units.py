@@ -132,11 +132,11 @@ class TestBuilt:
         together = torch.compile(program)(x)
         assert inductor_cpp._functions
         torch._dynamo.reset()
-        stock = {
+        upstream = {
             name: getattr(AsyncCompile, name).__wrapped__ for name in ("cpp_pybinding", "wait")
         }
         with pytest.MonkeyPatch.context() as patched, fresh_cache():
-            for name, function in stock.items():
+            for name, function in upstream.items():
                 patched.setattr(AsyncCompile, name, function)
             by_torch = torch.compile(program)(x)
             assert not inductor_cpp._functions and CppPythonBindingsCodeCache.cache

@@ -14,7 +14,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trials(monkeypatch):
-    """Units and codes that were tried, by a stock that says what it is asked to."""
+    """Units and codes that were tried, by a upstream that says what it is asked to."""
     made = []
 
     def check_build(self, code):
@@ -22,10 +22,10 @@ def trials(monkeypatch):
         return code != "bad"
 
     monkeypatch.setattr(VecISA, "check_build", check_build)
-    (change,) = inductor_cpp.probed_once_a_host()
-    change.apply()
+    (patch,) = inductor_cpp.probed_once_a_host()
+    patch.apply()
     yield made
-    change.undo()
+    patch.undo()
 
 
 def test_what_has_succeeded_is_not_tried_again(trials):

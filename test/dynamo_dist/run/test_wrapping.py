@@ -21,12 +21,12 @@ def tensor(mesh):
     return distribute_tensor(torch.ones(8, 3), mesh["tp"], [Shard(0)], src_data_rank=None)
 
 
-def test_equal_to_stocks_and_with_one_spec(tensor):
+def test_equal_to_upstreams_and_with_one_spec(tensor):
     given = pieces(tensor)
-    stock = DTensor.__tensor_unflatten__(*given)
+    upstream = DTensor.__tensor_unflatten__(*given)
     first, second = unflatten(*given), unflatten(*given)
     assert first._spec is second._spec
-    assert first._spec == stock._spec and first.requires_grad == stock.requires_grad
+    assert first._spec == upstream._spec and first.requires_grad == upstream.requires_grad
     assert (
         first.to_local() is not second.to_local() or first.to_local() is given[0]["_local_tensor"]
     )

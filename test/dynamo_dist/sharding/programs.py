@@ -1,4 +1,4 @@
-"""Calls that stock gets wrong or refuses, with the layouts in which it does."""
+"""Calls that upstream gets wrong or refuses, with the layouts in which it does."""
 
 import torch
 import torch.nn.functional as F

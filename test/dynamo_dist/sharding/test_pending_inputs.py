@@ -56,10 +56,10 @@ X = torch.arange(32.0).view(8, 4) - 9
 
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("make", MADE)
-def test_eager_is_as_on_one_device(ranks, make, change):
+def test_eager_is_as_on_one_device(ranks, make, patch):
     found, expected = make(split(X, ranks, [Shard(0)])), make(X)
-    change(found)
-    change(expected)
+    patch(found)
+    patch(expected)
     assert isinstance(found.placements[0], Partial)
     torch.testing.assert_close(whole_tensor(found), expected)
 
@@ -71,11 +71,11 @@ def pending_twice(make, mesh):
 
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("make", MADE)
-def test_compiled_is_as_eager(make, change):
+def test_compiled_is_as_eager(make, patch):
     with fake_mesh(4) as mesh:
         pending, expected = pending_twice(make, mesh)
-        torch.compile(change, backend="aot_eager", fullgraph=True)(pending)
-        change(expected)
+        torch.compile(patch, backend="aot_eager", fullgraph=True)(pending)
+        patch(expected)
         assert pending.placements == expected.placements
         torch.testing.assert_close(pending.to_local(), expected.to_local())
 
@@ -96,14 +96,14 @@ def test_a_copy_of_another_kind_is_no_copy_of_parts(ranks):
 @pytest.mark.parametrize(
     "change", [lambda n: n.neg_(), lambda n: n.sub_(1), lambda n: n.mul_(-1), lambda n: n.log_()]
 )
-def test_a_norm_in_parts_cannot_become_negative(ranks, change):
+def test_a_norm_in_parts_cannot_become_negative(ranks, patch):
     """The parts' squares are summed up, so that the sign would be lost without a word."""
     norm = torch.norm(split(X, ranks, [Shard(0)]))
     with pytest.raises(StrategyError, match="may be negative, which the parts of a norm cannot"):
-        change(norm)
+        patch(norm)
     whole = norm.redistribute(placements=[Replicate()])
-    change(whole)
-    torch.testing.assert_close(whole_tensor(whole), change(torch.norm(X)))
+    patch(whole)
+    torch.testing.assert_close(whole_tensor(whole), patch(torch.norm(X)))
 
 
 def test_one_that_is_trained_stays_in_parts():

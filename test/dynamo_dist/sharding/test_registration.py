@@ -32,7 +32,7 @@ def everywhere(schema):
     return OpStrategy([OpSpec(spec, input_specs=[spec], redistribute_cost=[[0.0]])])
 
 
-def test_eager_asks_it_from_now_on_and_stock_after_disable(tensor):
+def test_eager_asks_it_from_now_on_and_upstream_after_disable(tensor):
     sharded = (Replicate(), Shard(0))
     dynamo_dist.enable()
     assert tensor.sin().placements == sharded  # the decision is in the cache now

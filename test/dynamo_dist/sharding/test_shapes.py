@@ -1,4 +1,4 @@
-"""Shapes that break stock's tracing: they compile to one graph, and are right."""
+"""Shapes that break upstream's tracing: they compile to one graph, and are right."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ PROGRAMS = {
 }
 
 
-# Under dynamic=True stock can trace none of them: it loses track of the global sizes.
+# Under dynamic=True upstream can trace none of them: it loses track of the global sizes.
 CASES = [(name, dynamic) for name in PROGRAMS for dynamic in (False, True)]
 
 

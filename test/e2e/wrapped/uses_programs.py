@@ -180,7 +180,7 @@ def recurrent():
         return fully_shard(model, mesh=line())
 
     with torch._dynamo.config.patch(allow_rnn=True):
-        # Eager calls put other tensors in the list of weights that torch keeps, which stock guards.
+        # Eager calls put other tensors in the list of weights that torch keeps, which upstream guards.
         train(wrap, Recurrent, mixed=MIXED, graphs=2)
 
 

@@ -33,7 +33,7 @@ def of_torch():
 
 
 @pytest.fixture(autouse=True)
-def stock_again():
+def upstream_again():
     torch._dynamo.reset()
     before = of_torch()
     with fake_group(4):
@@ -90,15 +90,15 @@ def test_every_way_to_inductor_runs_the_passes(graphs, way):
     inductor_passes.uninstall()
 
 
-def test_what_was_wrapped_before_counts_and_what_is_compiled_after_does_not(graphs, by_stock):
+def test_what_was_wrapped_before_counts_and_what_is_compiled_after_does_not(graphs, by_upstream):
     before = torch.compile(reduced, dynamic=False)
     inductor_passes.install()
     with contextlib.suppress(Exception):  # torch's entry is a stand-in
         before(X, W)
-    assert by_stock[0].keys() > {"post_grad_custom_post_pass"}
+    assert by_upstream[0].keys() > {"post_grad_custom_post_pass"}
     inductor_passes.uninstall()
     before(X[:4], W)
-    assert by_stock[1:] == [{}]
+    assert by_upstream[1:] == [{}]
 
 
 def test_options_of_ours_for_all_and_for_one(graphs):
@@ -176,19 +176,19 @@ def test_unknown_options_say_which_are_known():
         torch.compile(reduced, options={"schedule": "of"})
 
 
-def test_a_plain_graph_is_compiled_by_torch_as_without_us(by_stock):
+def test_a_plain_graph_is_compiled_by_torch_as_without_us(by_upstream):
     def plain(x):
         return torch.relu(x)
 
     for options in (None, {"max_autotune": True}):
         torch.compile(plain, options=options)(X)
-    stock = list(by_stock)
-    by_stock.clear()
+    upstream = list(by_upstream)
+    by_upstream.clear()
     torch._dynamo.reset()
     inductor_passes.install()
     for options in (None, {"max_autotune": True}, {"max_autotune": True, "schedule": "off"}):
         torch.compile(plain, options=options)(X)
-    assert by_stock == [*stock, stock[-1]]
+    assert by_upstream == [*upstream, upstream[-1]]
 
 
 def test_ahead_of_time_compiles_stay_torchs():
@@ -223,13 +223,13 @@ def run_once():
     torch.compile(reduced)(X, W)
 
 
-def test_torch_goes_its_own_way_when_another_keeps_our_function(by_stock):
+def test_torch_goes_its_own_way_when_another_keeps_our_function(by_upstream):
     inductor_passes.install()
     kept = WRAPPER.__call__
     inductor_passes.uninstall()
     wrapper = WRAPPER(None, {"max_autotune": True}, None)
     kept(wrapper, torch.fx.symbolic_trace(lambda x: x + 1), [X])
-    assert by_stock == [{"max_autotune": True}]
+    assert by_upstream == [{"max_autotune": True}]
 
 
 def test_a_failed_change_leaves_nothing(monkeypatch):
@@ -251,11 +251,11 @@ def test_a_failed_change_leaves_nothing(monkeypatch):
 
 def test_the_compile_keeps_its_name(graphs, monkeypatch):
     seen = []
-    stock = inductor_compat.compile_fx
+    upstream = inductor_compat.compile_fx
 
     def compile_fx(gm, inputs, inner, patches, region=None):
         seen.append(region)
-        return stock(gm, inputs, inner, patches, region)
+        return upstream(gm, inputs, inner, patches, region)
 
     monkeypatch.setattr(inductor_compat, "compile_fx", compile_fx)
     inductor_passes.install()

@@ -4,7 +4,7 @@ import pytest
 
 import inductor_passes as ip
 from inductor_passes.inductor import options
-from inductor_passes.inductor.options import STOCK_SCHEDULERS, stock_schedulers_on
+from inductor_passes.inductor.options import UPSTREAM_SCHEDULERS, upstream_schedulers_on
 from inductor_passes.torch_compat import inductor
 
 OPT_IN = "reorder_for_compute_comm_overlap"
@@ -15,20 +15,20 @@ def nothing_said():
     options._said.clear()
 
 
-def test_ours_on_means_stocks_off(caplog):
+def test_ours_on_means_upstreams_off(caplog):
     patches = ip.options({OPT_IN: True})
     assert patches[OPT_IN] is False
-    assert not stock_schedulers_on(patches)
+    assert not upstream_schedulers_on(patches)
     assert "two schedulers undo each other" in caplog.text
 
 
 def switched_on(key):
     """A value of the key other than what ours sets."""
-    return "all" if STOCK_SCHEDULERS.get(key) == "none" else True
+    return "all" if UPSTREAM_SCHEDULERS.get(key) == "none" else True
 
 
 SET_BY_USERS = [
-    *(key for key in STOCK_SCHEDULERS if key in inductor.config_keys()),
+    *(key for key in UPSTREAM_SCHEDULERS if key in inductor.config_keys()),
     "reorder_for_locality",
 ]
 
@@ -53,23 +53,23 @@ def test_what_was_set_in_options_is_said_once(key, caplog):
 
 
 def test_what_was_switched_off_for_the_process_is_not_said(caplog):
-    off = {key: STOCK_SCHEDULERS.get(key, False) for key in SET_BY_USERS}
+    off = {key: UPSTREAM_SCHEDULERS.get(key, False) for key in SET_BY_USERS}
     with inductor.inductor_config().patch(off):
         ip.options()
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_ours_off_means_stocks_stay(caplog):
+def test_ours_off_means_upstreams_stay(caplog):
     assert ip.options({OPT_IN: True, "schedule": "off"})[OPT_IN] is True
     assert not caplog.text
 
 
-def test_what_stock_runs_by_default_is_switched_off_in_silence(caplog):
-    """From torch 2.14 one of stock's schedulers is on by default; before that there is none."""
-    default_on = stock_schedulers_on({})
+def test_what_upstream_runs_by_default_is_switched_off_in_silence(caplog):
+    """From torch 2.14 one of upstream's schedulers is on by default; before that there is none."""
+    default_on = upstream_schedulers_on({})
     patches = ip.options()
-    assert all(patches[key] == STOCK_SCHEDULERS[key] for key in default_on)
-    assert not stock_schedulers_on(patches)
+    assert all(patches[key] == UPSTREAM_SCHEDULERS[key] for key in default_on)
+    assert not upstream_schedulers_on(patches)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -143,7 +143,12 @@ def test_targets_take_the_worst_figure_and_miss_what_is_not_there():
         "schedule": {
             "rows": [
                 {"variant": "ours", "copies": "engine", "over_longer": 1.2, "hidden_share": 0.95},
-                {"variant": "stock", "copies": "engine", "over_longer": 9.0, "hidden_share": 0.0},
+                {
+                    "variant": "upstream",
+                    "copies": "engine",
+                    "over_longer": 9.0,
+                    "hidden_share": 0.0,
+                },
             ]
         },
         # Of one-shot, which is for small messages, no share of memory's rate is asked.

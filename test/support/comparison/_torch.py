@@ -1,4 +1,4 @@
-"""Private torch names for running programs beside stock, seen in torch 2.13."""
+"""Private torch names for running programs beside upstream, seen in torch 2.13."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def no_kernels() -> Iterator[None]:
 
     A fault of lowering or of code generation shows in seconds, because nothing is compiled by C++.
     """
-    stock: Any = GraphLowering.compile_to_module
+    upstream: Any = GraphLowering.compile_to_module
 
     def written(self: Any) -> Any:
         code, _ = self.codegen()
@@ -47,7 +47,7 @@ def no_kernels() -> Iterator[None]:
         ):
             yield
     finally:
-        patched.compile_to_module = stock
+        patched.compile_to_module = upstream
 
 
 class _Run(fx.Interpreter):
@@ -71,10 +71,10 @@ def flex_attention_anywhere() -> Iterator[None]:
     """Gradients of ``flex_attention`` on the CPU too, where its operator has none but the graph that is traced."""
     from torch.nn.attention import flex_attention as module
 
-    stock = module._validate_device
+    upstream = module._validate_device
     patched: Any = module
     patched._validate_device = lambda *tensors: None
     try:
         yield
     finally:
-        patched._validate_device = stock
+        patched._validate_device = upstream

@@ -36,7 +36,7 @@ DESTINATION_ONLY = {"reduce", "dnf_reduce"}
 
 def names(part: str) -> list[str]:
     """All of them, in the order of families: some build on one another."""
-    lines = (CORPUS / "stock_2.13.0.jsonl").read_text().splitlines()
+    lines = (CORPUS / "upstream_2.13.0.jsonl").read_text().splitlines()
     found = [json.loads(line)["name"] for line in lines]
     return found if part == "corpus-ranks" else [*found, "reduce_after_another"]
 
@@ -52,11 +52,11 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
         dist.init_process_group("fake", store=FakeStore(), rank=RANKS[part], world_size=8)
     backend = "aot_eager"
     if part != "corpus":
-        stock = backend_named("inductor" if side == "stock" else "dynamo_dist")
+        upstream = backend_named("inductor" if side == "upstream" else "dynamo_dist")
         contextlib.ExitStack().enter_context(no_kernels())
 
         def lowered(gm: Any, inputs: Any, **options: Any) -> Any:
-            return stock(gm, inputs, **options)
+            return upstream(gm, inputs, **options)
 
         register_backend(lowered, name="lowered_only")
         backend = "lowered_only"

@@ -104,7 +104,7 @@ def _values_of(row: Row, rank: int, side: str | None) -> tuple[list[Any], BaseEx
 
 
 def _compiled(row: Row, side: str, function: Any) -> Any:
-    lowered = "inductor" if side == "stock" else "dynamo_dist"
+    lowered = "inductor" if side == "upstream" else "dynamo_dist"
     backend = lowered if row.backend == "lowered" else "aot_eager"
     return torch.compile(function, backend=backend, dynamic=row.dynamic)
 

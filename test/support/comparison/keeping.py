@@ -1,6 +1,6 @@
 """Records of programs on disk: a run resumes, and its parts add up.
 
-Stock's records hold for a version of torch, ours for the last commit that changed a package. Both hold for
+Upstream's records hold for a version of torch, ours for the last commit that changed a package. Both hold for
 the programs as they are: a digest of their sources is in the name of a file.
 """
 
@@ -44,7 +44,7 @@ class Kept:
 
     def _path(self, part: str, side: str) -> Path:
         version = torch.__version__.split("+")[0]
-        of = f"stock_{version}" if side == "stock" else f"{self.commit}_{version}"
+        of = f"upstream_{version}" if side == "upstream" else f"{self.commit}_{version}"
         return self._folder / of / f"{part}_{_digest()}.jsonl"
 
 

@@ -39,7 +39,7 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
     def run(program: str) -> End:
         name, backend, way = program.rsplit("-", 2)
         op = known[name]
-        inductor = "inductor" if side == "stock" else "dynamo_dist"
+        inductor = "inductor" if side == "upstream" else "dynamo_dist"
         used = inductor if backend == "lowered" else backend
         around = no_kernels() if backend == "lowered" else contextlib.nullcontext()
         seen: list[Any] = []

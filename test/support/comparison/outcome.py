@@ -52,27 +52,27 @@ class Verdict:
     why: str = ""
 
 
-def judge(stock: End, ours: End, theirs: bool = False, explained: bool = False) -> Verdict:
-    """Never worse than stock: ours may fail where stock fails, and may never be wrong, hang or die.
+def judge(upstream: End, ours: End, theirs: bool = False, explained: bool = False) -> Verdict:
+    """Never worse than upstream: ours may fail where upstream fails, and may never be wrong, hang or die.
 
-    theirs: the programs are code of others, who may be wrong themselves; what is wrong in stock is then
+    theirs: the programs are code of others, who may be wrong themselves; what is wrong in upstream is then
     not held against ours. explained: ours may refuse or break a graph, but neither fail otherwise nor hang.
     """
-    if "unfit" in (stock.status, ours.status) and stock.status == ours.status:
+    if "unfit" in (upstream.status, ours.status) and upstream.status == ours.status:
         return Verdict("unfit", ours.why)
-    if theirs and stock.status == ours.status == "wrong":
+    if theirs and upstream.status == ours.status == "wrong":
         return Verdict("neither", ours.why)
     if ours.status == "wrong":
-        return Verdict("wrong", f"{ours.why} (stock: {stock.status})")
+        return Verdict("wrong", f"{ours.why} (upstream: {upstream.status})")
     failed = ("hang", "crash", "error") if explained else ("hang", "crash")
-    if ours.status in failed and (explained or stock.status not in failed):
-        return Verdict("lost", f"{ours.status}: {ours.why} (stock: {stock.status})")
+    if ours.status in failed and (explained or upstream.status not in failed):
+        return Verdict("lost", f"{ours.status}: {ours.why} (upstream: {upstream.status})")
     if ours.status == "right":
-        if stock.status != "right":
-            return Verdict("gained", f"stock: {stock.status}: {stock.why}")
-        apart = _apart(stock.numbers, ours.numbers)
-        return Verdict("wrong", f"stock and ours: {apart}") if apart else Verdict("same")
-    if stock.status == "right":
+        if upstream.status != "right":
+            return Verdict("gained", f"upstream: {upstream.status}: {upstream.why}")
+        apart = _apart(upstream.numbers, ours.numbers)
+        return Verdict("wrong", f"upstream and ours: {apart}") if apart else Verdict("same")
+    if upstream.status == "right":
         return Verdict("lost", ours.why)
     return Verdict("neither", ours.why)
 
@@ -142,10 +142,10 @@ def numbers(results: Any) -> tuple[Any, ...]:
     return tuple(kept)
 
 
-def _apart(stock: Sequence[Any], ours: Sequence[Any]) -> str:
-    if len(stock) != len(ours):
-        return f"{len(stock)} and {len(ours)} results"
-    for at, (a, b) in enumerate(zip(stock, ours, strict=True)):
+def _apart(upstream: Sequence[Any], ours: Sequence[Any]) -> str:
+    if len(upstream) != len(ours):
+        return f"{len(upstream)} and {len(ours)} results"
+    for at, (a, b) in enumerate(zip(upstream, ours, strict=True)):
         if isinstance(a, list) and isinstance(b, list):
             if list(a[:2]) != list(b[:2]):
                 return f"result {at}: {a[:2]} and {b[:2]}"

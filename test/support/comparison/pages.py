@@ -47,7 +47,7 @@ def rows_of(ends: Ends) -> dict[str, Any]:
             "truth": ours.truth or "none",
             **{
                 side: {"class": CLASS_OF.get(end.status, end.status), "why": end.why}
-                for side, end in (("stock", ends["stock"][name]), ("ours", ours))
+                for side, end in (("upstream", ends["upstream"][name]), ("ours", ours))
             },
         }
         for name, ours in ends["ours"].items()
@@ -93,14 +93,14 @@ and not lowered. Where eager mode itself raises without the plugin, or takes a r
 
 {counts}
 
-{both} of them work with both, {gained} with the plugin alone, {lost} with stock alone.
+{both} of them work with both, {gained} with the plugin alone, {lost} with upstream alone.
 """
 
 
 def counted(rows: Mapping[str, Any]) -> str:
     """A table of how many rows ended how."""
     lines = ["| | " + " | ".join(CLASSES) + " |", "| --- |" + " --- |" * len(CLASSES)]
-    for side, says in (("stock", "stock"), ("ours", "dynamo_dist")):
+    for side, says in (("upstream", "upstream"), ("ours", "dynamo_dist")):
         counts = Counter(each[side]["class"] for each in rows.values())
         lines.append(f"| {says} | " + " | ".join(str(counts[each]) for each in CLASSES) + " |")
     return "\n".join(lines)
@@ -111,7 +111,7 @@ def page(kept: Mapping[str, Any]) -> str:
     rows: Mapping[str, Any] = kept["rows"]
     works = {
         side: {name for name, each in rows.items() if each[side]["class"] == "works"}
-        for side in ("stock", "ours")
+        for side in ("upstream", "ours")
     }
     text = HEAD.format(
         number=len(rows),
@@ -119,19 +119,19 @@ def page(kept: Mapping[str, Any]) -> str:
         torch=kept["torch"],
         seconds=round(PARTS["graphs"].seconds),
         counts=counted(rows),
-        both=len(works["stock"] & works["ours"]),
-        gained=len(works["ours"] - works["stock"]),
-        lost=len(works["stock"] - works["ours"]),
+        both=len(works["upstream"] & works["ours"]),
+        gained=len(works["ours"] - works["upstream"]),
+        lost=len(works["upstream"] - works["ours"]),
     )
     programs = known()
     for section, title in titles().items():
-        lines = [f"\n## {title}\n", "| program | stock | dynamo_dist |", "| --- | --- | --- |"]
+        lines = [f"\n## {title}\n", "| program | upstream | dynamo_dist |", "| --- | --- | --- |"]
         for name, each in rows.items():
             if programs[name].section != section:
                 continue
             says = programs[name].says + (" *(eager)*" if each["truth"] == "plugin" else "")
             lines.append(
-                f"| {_cell(says)} `{name}` | {each['stock']['class']} | {_ours(each['ours'])} |"
+                f"| {_cell(says)} `{name}` | {each['upstream']['class']} | {_ours(each['ours'])} |"
             )
         text += "\n".join(lines) + "\n"
     return text

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SIDES = ("stock", "ours")
+SIDES = ("upstream", "ours")
 Run = Callable[[str], dict[str, Any]]
 
 
@@ -45,7 +45,7 @@ class Part:
 
 
 def working(part: Part, side: str) -> Run:
-    """Called once in each process of ``workers.run``: the plugin on for ours, and never imported for stock."""
+    """Called once in each process of ``workers.run``: the plugin on for ours, and never imported for upstream."""
     os.environ.setdefault("DYNAMO_DIST_AGREEMENT_SECONDS", "20")
     if not os.environ.get("PARITY_LOUD"):
         sys.stdout = sys.stderr = open(

@@ -43,7 +43,7 @@ class Given:
     @property
     def backend(self) -> str:
         """The backend of this way."""
-        inductor = "inductor" if self.side == "stock" else "dynamo_dist"
+        inductor = "inductor" if self.side == "upstream" else "dynamo_dist"
         return {"lowered": inductor, "code": inductor}.get(self.way, "aot_eager")
 
     def compiled(self, function: Any, **options: Any) -> Any:

@@ -139,4 +139,4 @@ def test_processes_that_the_script_starts_are_ranks_too(cache, tmp_path):
     for report in merged["reports"]:
         (gather,) = report["graphs"][0]["collectives"]
         assert gather["cause"] == "Shard(0) -> Replicate() on tp"
-        assert report["graphs"][0]["passes"] == []  # stock's backend: looked at, not changed
+        assert report["graphs"][0]["passes"] == []  # upstream's backend: looked at, not changed

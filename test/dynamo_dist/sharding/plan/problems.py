@@ -27,16 +27,16 @@ class Prices:
         return "test"
 
 
-def op(text, inputs, stock, output, **more):
-    """A step of one output; ``stock`` are the specs of its inputs."""
-    specs = tuple((word,) for word in stock)
+def op(text, inputs, upstream, output, **more):
+    """A step of one output; ``upstream`` are the specs of its inputs."""
+    specs = tuple((word,) for word in upstream)
     return Step("op", text, inputs, (X,), specs, ((output,),), 0, **more)
 
 
-def chain(length, stock="R", source="S0"):
-    """A source, ``length`` pointwise steps that stock runs on ``stock``, and an output pinned to S0."""
-    steps = [op("aten.sin.default(*)", (Ref(-1),), [stock], stock)]
-    steps += [op("aten.sin.default(*)", (Ref(i),), [stock], stock) for i in range(length - 1)]
+def chain(length, upstream="R", source="S0"):
+    """A source, ``length`` pointwise steps that upstream runs on ``upstream``, and an output pinned to S0."""
+    steps = [op("aten.sin.default(*)", (Ref(-1),), [upstream], upstream)]
+    steps += [op("aten.sin.default(*)", (Ref(i),), [upstream], upstream) for i in range(length - 1)]
     pin = Step(
         "redistribute", "redistribute", (Ref(length - 1),), (X,), (("S0",),), (("S0",),), 0, True
     )

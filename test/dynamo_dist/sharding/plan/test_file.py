@@ -10,7 +10,7 @@ from expecttest import assert_expected_inline
 from dynamo_dist.errors import PlanError
 from dynamo_dist.planning import file
 from dynamo_dist.planning.planner import Plan
-from dynamo_dist.program import Choice, stock_choice
+from dynamo_dist.program import Choice, upstream_choice
 
 problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 
@@ -18,7 +18,7 @@ problems = runpy.run_path(str(Path(__file__).with_name("problems.py")))
 def stored():
     program = problems["chain"](1)
     sharded = Choice((("S0",),), (("S0",),))
-    choices = (sharded, stock_choice(program.steps[1]))
+    choices = (sharded, upstream_choice(program.steps[1]))
     return file.StoredPlan.of(Plan(program, choices, (22.0, 0.0), (0.0, 0.0), 0.0, "greedy", 0.1))
 
 
@@ -27,9 +27,9 @@ def test_a_line_a_step():
         file.text_of({"abc": stored()}),
         """\
 {"schema": 1, "plans": {
-  "abc": {"summary": {"method": "greedy", "stock_us": [22.0, 0.0], "planned_us": [0.0, 0.0], "bound_us": 0.0}, "steps": [
-    {"step": 0, "op": "aten.sin.default(*)", "stock": ["R"], "inputs": ["S0"], "outputs": ["S0"]},
-    {"step": 1, "op": "redistribute", "stock": ["S0"], "inputs": ["S0"], "outputs": ["S0"]}
+  "abc": {"summary": {"method": "greedy", "upstream_us": [22.0, 0.0], "planned_us": [0.0, 0.0], "bound_us": 0.0}, "steps": [
+    {"step": 0, "op": "aten.sin.default(*)", "upstream": ["R"], "inputs": ["S0"], "outputs": ["S0"]},
+    {"step": 1, "op": "redistribute", "upstream": ["S0"], "inputs": ["S0"], "outputs": ["S0"]}
   ]}
 }}
 """,

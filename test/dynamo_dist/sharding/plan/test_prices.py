@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dynamo_dist.planning.cost import Costs, TopologyPrices
 from dynamo_dist.planning.planner import record
-from dynamo_dist.program import stock_choice
+from dynamo_dist.program import upstream_choice
 from dynamo_dist.testing import fake_mesh
 from inductor_passes.cost import TopologyCostModel, load_topology
 from inductor_passes.cost.collectives import shape_of_ranks
@@ -73,7 +73,7 @@ def planned_us(fn, inputs, topology, placement=Replicate()):
     """What the planner makes of the forward on one rank."""
     program = recorded(fn, inputs, placement)
     costs = Costs(program, TopologyPrices(topology, RANKS))
-    return sum(costs.compute_us(i, stock_choice(step)) for i, step in enumerate(program.steps))
+    return sum(costs.compute_us(i, upstream_choice(step)) for i, step in enumerate(program.steps))
 
 
 @pytest.mark.parametrize("topology", [PLAIN, MEASURED], ids=["formulas", "measured"])

@@ -15,7 +15,7 @@ from dynamo_dist.testing import fake_mesh
 
 
 def mlp(x, up, down):
-    """Column, then row; the norm of the middle makes stock gather it."""
+    """Column, then row; the norm of the middle makes upstream gather it."""
     h = x @ up
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1.0)
     return torch.relu(h) @ down
@@ -66,9 +66,9 @@ def test_the_plan_of_a_small_program(mesh, tmp_path):
         expected = mlp(*inputs(mesh))
     assert out.placements == expected.placements
     (plan,) = file.load_plans(path).values()
-    assert sum(plan.planned_us) < sum(plan.stock_us)
+    assert sum(plan.planned_us) < sum(plan.upstream_us)
     assert plan.bound_us <= sum(plan.planned_us) + 1e-6
-    shown = [f"{row.text}: {row.stock} => {row.inputs}" for row in plan.rows]
+    shown = [f"{row.text}: {row.upstream} => {row.inputs}" for row in plan.rows]
     assert_expected_inline(
         "\n".join(shown),
         """\
@@ -101,7 +101,10 @@ def test_a_place_that_no_tensor_can_take_is_named_and_the_plan_left(mesh, tmp_pa
     path = tmp_path / "plan.json"
     with torch.no_grad():
         planned(mlp, inputs(mesh), str(path))
-        old, new = '"stock": ["S1"], "inputs": ["S1"]', f'"stock": ["S1"], "inputs": ["{word}"]'
+        old, new = (
+            '"upstream": ["S1"], "inputs": ["S1"]',
+            f'"upstream": ["S1"], "inputs": ["{word}"]',
+        )
         assert old in path.read_text()
         path.write_text(path.read_text().replace(old, new))
         torch.compiler.reset()
@@ -153,9 +156,9 @@ def test_an_edited_file_is_carried_out(mesh, tmp_path):
         rows = list(plan.rows)
         first = next(i for i, row in enumerate(rows) if row.text.startswith("aten.mm"))
         rows[first] = file.PlanRow(
-            rows[first].text, rows[first].stock, (("S0",), ("R",)), (("S0",),)
+            rows[first].text, rows[first].upstream, (("S0",), ("R",)), (("S0",),)
         )
-        edited = file.StoredPlan(tuple(rows), *((plan.stock_us, plan.planned_us, 0.0, "edited")))
+        edited = file.StoredPlan(tuple(rows), *((plan.upstream_us, plan.planned_us, 0.0, "edited")))
         file.save_plan(str(path), {name: edited})
         torch.compiler.reset()
         planned(mlp, inputs(mesh), str(path), seen)

@@ -20,13 +20,13 @@ def mesh():
 @pytest.fixture
 def asked(monkeypatch):
     """Calls that were left to torch."""
-    calls, stock = [], dtensor_dispatch.as_stock
+    calls, upstream = [], dtensor_dispatch.as_upstream
 
     def counted(op, *rest):
         calls.append(op)
-        return stock(op, *rest)
+        return upstream(op, *rest)
 
-    monkeypatch.setattr(dtensor_dispatch, "as_stock", counted)
+    monkeypatch.setattr(dtensor_dispatch, "as_upstream", counted)
     return calls
 
 

@@ -57,7 +57,7 @@ def test_a_loop_breaks(x):
         one_graph(program)(torch.tensor(0), x)
 
 
-def test_plain_tensors_stay_stocks(compiled):
+def test_plain_tensors_stay_upstreams(compiled):
     def program(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
 

@@ -62,9 +62,9 @@ def test_a_graph_draws_what_python_draws(name, layout):
     there = on_a_rank(PROGRAMS[name], LAYOUTS[layout], backend="aot_eager")
     here = on_a_rank(PROGRAMS[name], LAYOUTS[layout])
     dynamo_dist.disable()
-    stock = on_a_rank(PROGRAMS[name], LAYOUTS[layout])
+    upstream = on_a_rank(PROGRAMS[name], LAYOUTS[layout])
     torch.testing.assert_close(there, here, rtol=0, atol=0)
-    torch.testing.assert_close(here, stock, rtol=0, atol=0)
+    torch.testing.assert_close(here, upstream, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

@@ -26,7 +26,7 @@ WORLD = 8
 
 
 class Tracker(_random.OffsetBasedRNGTracker):
-    """Stock's arithmetic, without a device to read a state from."""
+    """Upstream's arithmetic, without a device to read a state from."""
 
     def __init__(self):
         self._device = torch.device("cuda", 0)

@@ -66,7 +66,7 @@ def test_one_graph_serves_all_sizes(cls):
 
 
 def test_what_is_looked_up_in_sharded_rows_has_the_length_of_its_indices():
-    """Stock takes the number of ranks for it, where it was compiled for that."""
+    """Upstream takes the number of ranks for it, where it was compiled for that."""
     with fake_mesh(8) as mesh:
         weight = distribute_tensor(torch.ones(32, 4), mesh, [Shard(0)], src_data_rank=None)
 

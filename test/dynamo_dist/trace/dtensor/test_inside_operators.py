@@ -44,7 +44,7 @@ PROGRAMS = {
 def test_compiled_as_in_eager_mode(mesh, name):
     function, tensor = PROGRAMS[name]
     x = placed(mesh, tensor)
-    with dtensor_dispatch.made_tensors_are_replicas():  # stock's eager refuses the last
+    with dtensor_dispatch.made_tensors_are_replicas():  # upstream's eager refuses the last
         expected = function(x)
     for backend in ("eager", "aot_eager"):
         torch._dynamo.reset()

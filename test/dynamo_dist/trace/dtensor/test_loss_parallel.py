@@ -92,7 +92,7 @@ def test_a_context_around_the_compiled_function_is_left_as_it_was(row):
     assert table == before
 
 
-def test_plain_tensors_inside_the_context_are_stocks(row, compiled):
+def test_plain_tensors_inside_the_context_are_upstreams(row, compiled):
     def program(x, y):
         with loss_parallel():
             return F.cross_entropy(x, y)

@@ -37,7 +37,7 @@ def test_a_product_that_is_pending(mesh):
     assert torch.equal(found.to_local(), x.to_local() @ w.to_local())
 
 
-def test_plain_tensors_stay_stocks(mesh, compiled):
+def test_plain_tensors_stay_upstreams(mesh, compiled):
     region = torch.compiler.nested_compile_region(lambda x: x.sin())
     function, graphs = compiled(lambda x: region(x) * 2)
     function(torch.ones(2))

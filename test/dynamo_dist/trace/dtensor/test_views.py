@@ -222,9 +222,9 @@ def unsafe_view(d):
 @pytest.mark.parametrize("made", [unsafe_view, lambda d: (d * 2).t()])
 def test_sizes_that_torch_pickles_wrong_are_not_kept(mesh, made, monkeypatch):
     """torch 2.13 writes freed memory where an ``_unsafe_view`` of a local tensor is pickled."""
-    found, stock = [], dtensor_views._way
+    found, upstream = [], dtensor_views._way
     monkeypatch.setattr(
-        dtensor_views, "_way", lambda *given: found.append(stock(*given)) or found[-1]
+        dtensor_views, "_way", lambda *given: found.append(upstream(*given)) or found[-1]
     )
     with torch.no_grad():
         given = tensor(mesh, (Replicate(), Replicate()))

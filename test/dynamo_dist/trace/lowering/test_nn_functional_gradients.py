@@ -34,7 +34,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_there_is_a_gradient(enabled, program, ranks):
-    """For each number of ranks: stock counts arguments, of which these have as many as there are ranks."""
+    """For each number of ranks: upstream counts arguments, of which these have as many as there are ranks."""
     results = []
     with fake_mesh(ranks) as mesh:
         for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)):

@@ -151,7 +151,7 @@ def test_what_eager_refuses_is_eagers_error(mesh):
         torch.compile(of_another, backend="aot_eager")(leaf(mesh), leaf(mesh, 1))
 
 
-def test_plain_programs_of_other_backends_are_as_in_stock():
+def test_plain_programs_of_other_backends_are_as_in_upstream():
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(Exception, match="trace_autograd_ops"):
         torch.compile(gradient, backend="aot_eager", fullgraph=True)(x)

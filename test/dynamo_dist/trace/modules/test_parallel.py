@@ -50,9 +50,9 @@ def test_what_ddp_wraps_compiles(mesh, compiled):
         (lambda model: model.set_custom_all_gather(object()), "custom communication (object)"),
     ],
 )
-def test_fsdp2_with_communication_of_its_own(mesh, change, why):
+def test_fsdp2_with_communication_of_its_own(mesh, patch, why):
     model = fully_shard(Block(), mesh=mesh["tp"])
-    change(model)
+    patch(model)
     text = refused(lambda x: model(x) * 2, torch.ones(2, 8))
     assert "FSDP2 module called in a compiled function" in text
     assert f"no counterpart of its {why}" in text

@@ -1,4 +1,4 @@
-"""Device meshes inside compiled functions: eager's answers for what stock leaves closed."""
+"""Device meshes inside compiled functions: eager's answers for what upstream leaves closed."""
 
 import copy
 

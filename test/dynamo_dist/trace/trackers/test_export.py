@@ -1,4 +1,4 @@
-"""``torch.export`` of programs with meshes and placements: as stock exports them, trackers or not."""
+"""``torch.export`` of programs with meshes and placements: as upstream exports them, trackers or not."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from dynamo_dist.testing import fake_mesh
 
 @pytest.fixture
 def constants():
-    """What stock asks for before it exports a program that makes DTensors."""
+    """What upstream asks for before it exports a program that makes DTensors."""
     _pytree.register_constant(DTensorSpec)
     yield
     _pytree._deregister_pytree_node(DTensorSpec)
@@ -45,6 +45,6 @@ def squares(mesh):
 def test_one_mesh_that_is_reached_in_two_ways(make, strict, constants):
     with fake_mesh(4) as mesh:
         module, x = make(mesh), torch.randn(4, 8)
-        stock = str(torch.export.export(module, (x,), strict=strict).graph)
+        upstream = str(torch.export.export(module, (x,), strict=strict).graph)
         with dynamo_dist.enabled():
-            assert str(torch.export.export(module, (x,), strict=strict).graph) == stock
+            assert str(torch.export.export(module, (x,), strict=strict).graph) == upstream

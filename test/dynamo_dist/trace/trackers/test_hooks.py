@@ -57,4 +57,4 @@ def test_a_second_one_takes_the_place_of_the_first():
 def test_what_cannot_be_called_is_refused(function, replacement):
     with pytest.raises(ConfigError, match="which is no function"):
         trace_instead(function)(replacement)
-    assert not hooks.changes()
+    assert not hooks.patches()

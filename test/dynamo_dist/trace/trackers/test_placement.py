@@ -157,7 +157,7 @@ def test_a_subclass_that_torch_never_initialised(compiled):
     assert made == Bare(2)
 
 
-def test_other_copies_are_stocks(compiled):
+def test_other_copies_are_upstreams(compiled):
     run, _ = compiled(lambda x, things: (copy.deepcopy(things), x + 1))
     things = [[1, 2], (3,), "text"]
     deep, _ = run(torch.zeros(1), things)

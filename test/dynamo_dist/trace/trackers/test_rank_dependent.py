@@ -19,9 +19,9 @@ def told(monkeypatch):
 
     def run_passes(graph, options, *, phase, ranks_differ, **rest):
         found[phase] = ranks_differ
-        return stock(graph, options, phase=phase, ranks_differ=ranks_differ, **rest)
+        return upstream(graph, options, phase=phase, ranks_differ=ranks_differ, **rest)
 
-    stock = attachment.run_passes
+    upstream = attachment.run_passes
     monkeypatch.setattr(attachment, "run_passes", run_passes)
     return found
 

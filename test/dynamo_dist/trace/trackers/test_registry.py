@@ -1,4 +1,4 @@
-"""Which trackers are on, and that each can be left to stock."""
+"""Which trackers are on, and that each can be left to upstream."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ def test_the_registry_and_the_config_name_the_same_trackers():
 def test_changes_are_listed_not_made(torch_tables):
     torch_tables.settle()
     before = torch_tables.snapshot()
-    assert trackers.changes(DistConfig())
+    assert trackers.patches(DistConfig())
     assert torch_tables.difference(before, torch_tables.snapshot()) == []
 
 
 def test_nothing_changes_without_trackers():
-    assert trackers.changes(DistConfig(frozenset(TRACKER_NAMES))) == []
+    assert trackers.patches(DistConfig(frozenset(TRACKER_NAMES))) == []
 
 
 @pytest.mark.parametrize("off", TRACKER_NAMES)

@@ -37,7 +37,7 @@ class Part:
     cut: bool = False
 
 
-# Options of all programs of a run, as JSON: ``compile`` and ``split``; ``null`` runs stock's own backend.
+# Options of all programs of a run, as JSON: ``compile`` and ``split``; ``null`` runs upstream's own backend.
 OPTIONS = "FUZZ_RANKS_OPTIONS"
 
 
@@ -116,7 +116,7 @@ def _moved(record: GraphRecord) -> bool:
 def _difference(expected: Seen, found: Seen, stage: str, tolerance: float) -> str:
     for name in sorted({*expected, *found}):
         if name not in expected and "gradient" in name and not found[name].any():
-            continue  # what nothing reads behind a graph break has a gradient of zeros, in stock torch too
+            continue  # what nothing reads behind a graph break has a gradient of zeros, in upstream torch too
         if name not in expected or name not in found:
             where = "compiled" if name in found else "eager"
             return f"{stage}, {name}: only in {where} mode"
