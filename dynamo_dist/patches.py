@@ -1,4 +1,8 @@
-"""List what ``enable()`` changes in torch, and what a user would lose without each kind, worst first."""
+"""List what ``enable()`` changes in torch, and what a user would lose without each kind, worst first.
+
+The list is made by the functions that make the changes, and its sentences are theirs: how is the first
+of the function's docstring, why the first of the module that asks for it.
+"""
 
 from __future__ import annotations
 

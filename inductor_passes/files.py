@@ -2,6 +2,14 @@
 
 ``text_of`` reads a file, plain or gzipped, up to a size. ``parsed`` makes JSON values of it. ``checked`` compares
 these with a schema. ``load`` does all three. An error is one line: file, field, value, fix.
+
+``text_of`` reads a file, plain or gzipped, up to a size; ``parsed`` makes JSON values of it; ``checked`` holds
+these against a schema; ``load`` does all three. What is wrong is one line: file, field, value, fix.
+
+Stricter than the standard in numbers: 1.0 is no integer, NaN and infinity are no numbers, and nothing counts beyond ``MOST``.
+
+A record is some tens of kilobytes for a graph, and a job that recompiles for weeks makes many. One that is gone costs a
+warm start its report and nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Pin the order of an FX graph, so that it survives Inductor's lowering."""
+"""Pin the order of an FX graph, so that it survives Inductor's lowering.
+
+Inductor's scheduler reorders for memory and fuses across launches; left alone it puts a launch
+back in front of its wait. Upstream's ``control_deps`` ties nodes to others that must run first:
+pinned are launches, waits, and the matrix products and reductions between them. Pointwise nodes
+stay free, because tying one would force its value into memory and cost a fusion.
+"""
 
 from __future__ import annotations
 

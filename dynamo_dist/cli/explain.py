@@ -1,4 +1,12 @@
-"""``python -m dynamo_dist explain SCRIPT``: run a script on all its ranks and report its breaks and graphs."""
+"""``python -m dynamo_dist explain SCRIPT``: run a script on all its ranks and report its breaks and graphs.
+
+``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``, as
+``dynamo_dist.diagnostics.records`` describes it, or ``{"error": why}`` where there is no report; what the script
+prints goes to standard error then. The exit status is the script's own.
+
+Under torchrun that is its agent's. Under any other launcher the commands open one of their own at the address
+where the scripts' process group met, which all ranks know, can reach, and have left when they end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Collect, inside an explained process, what it compiles, and keep a journal of it on disk."""
+"""Collect, inside an explained process, what it compiles, and keep a journal of it on disk.
+
+``import torch`` calls ``install()`` where the environment names a folder; so processes that the script
+starts are explained too. The script's own behaviour stays: without ``BACKEND`` Inductor's configuration
+has one more pass, which looks at graphs and changes none.
+
+Each process appends lines of JSON to a file of its own, ``{"kind": KIND, "data": {...}}``. A later line
+about the same thing replaces the earlier; a last line that was cut off is not read.
+"""
 
 from __future__ import annotations
 

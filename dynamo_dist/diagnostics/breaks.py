@@ -1,4 +1,10 @@
-"""Causes of a program's graph breaks: Dynamo's messages taken apart, the user's line, and advice."""
+"""Causes of a program's graph breaks: Dynamo's messages taken apart, the user's line, and advice.
+
+The causes are data (``CATALOG``) and the first that matches wins. To add causes of one's own, put
+them in front: ``collect(catalog=(*MINE, *CATALOG))``. A break that no cause fits keeps Dynamo's words.
+
+The text has had one form from torch 2.13 to 2.15; what does not have it becomes an explanation.
+"""
 
 from __future__ import annotations
 

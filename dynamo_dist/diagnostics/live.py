@@ -1,4 +1,7 @@
-"""Log breaks, recompiles, plans and changes of placement while the plugin is on."""
+"""Log breaks, recompiles, plans and changes of placement while the plugin is on.
+
+Graph breaks happen before a backend is first called, so they are listened for from ``enable()`` on.
+"""
 
 from __future__ import annotations
 

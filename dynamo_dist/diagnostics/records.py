@@ -1,4 +1,24 @@
-"""The record of one run as plain data, its JSON schema, and records read from disk."""
+"""The record of one run as plain data, its JSON schema, and records read from disk.
+
+JSON schema, version 1 (``RunReport.to_json``). Times are microseconds, sizes bytes; every list keeps
+the order in which things were seen. A reader ignores fields it does not know; the version rises when
+a field changes its meaning or goes.
+
+    schema           1
+    rank, world_size ints
+    torch_version, plugin_version, topology   strings; topology is "" where no graph was costed
+    graphs           list of graph records, each with a "schema" of its own
+                     (inductor_passes.records.GraphRecord.to_json)
+    breaks           list of {kind, reason, user_line, explanation, fix, cause, effect, count, hints}
+    recompiles       list of {function, user_line, guard, count}
+    plans            list of {graph, method, steps, upstream_us, planned_us, bound_us, changes}; changes is
+                     a list of {op, upstream, planned}: where upstream and the plan put an operation's inputs
+    facts            list of {name, value, unit, source}; value is a number, a string or a list of
+                     numbers, source says where it comes from: "simulated on h100x8",
+                     "measured, CPU", "emulated link, 1 Gbit/s"
+
+``python -m dynamo_dist explain --schema`` prints it; ``docs/report.schema.json`` is a copy.
+"""
 
 from __future__ import annotations
 

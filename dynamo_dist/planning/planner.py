@@ -1,4 +1,10 @@
-"""Record a program, find its repeated layers, and plan it."""
+"""Record a program, find its repeated layers, and plan it.
+
+Two steps are alike if op, shapes, choices and what they move agree and their inputs come from alike steps at the same
+distance. A program of L equal layers then shows L runs of alike steps, forward and backward; the
+inner ones are tied to the second, so that the plan of the first, the last and one inner layer is the plan
+of all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Add gradients of a compiled graph straight into the parameters' ``.grad``, or refuse a second backward."""
+"""Add gradients of a compiled graph straight into the parameters' ``.grad``, or refuse a second backward.
+
+A compiled graph brings one backward graph, which is no operation that autograd could differentiate.
+
+Upstream wraps each gradient as a DTensor, and autograd then adds it to ``.grad`` by a DTensor operation of
+its own. Here backward adds all of them itself, at once and below DTensor, wherever nobody could tell
+the difference. Where somebody could (a hook that is given the gradient, ``torch.autograd.grad``, other
+placements, a tensor that is no leaf), the gradient goes the way it always went.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Guards that cost less on every call and fail when upstream's would: values, module hooks, closures."""
+"""Guards that cost less on every call and fail when upstream's would: values, module hooks, closures.
+
+Upstream guards a hook leaf by leaf down to the placements in its closure, for every hook of a tensor
+parallel style. Next to nothing of it can change while the closure's cells hold the same objects.
+
+Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is compared
+field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and functions of
+ours that are traced in place of torch's are guarded like the program's own.
+
+Upstream walks through three dictionaries of each module that tensor parallel styles have put hooks on. Those of
+the module that was traced are what they were until their versions change.
+"""
 
 from __future__ import annotations
 

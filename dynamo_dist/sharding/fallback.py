@@ -1,4 +1,13 @@
-"""Run an operator for which no strategy decides, on gathered tensors if need be."""
+"""Run an operator for which no strategy decides, on gathered tensors if need be.
+
+An error of ours could be answered by gathering too, with right numbers. It would stay hidden then, and
+cost a collective and memory on every call; raised, it names what to report and how to go on without.
+
+An operator's decomposition runs on the DTensors themselves, so that every size in it is global, and
+each operator in it has a strategy of its own. What has none, or cannot be decomposed so, runs on
+gathered arguments, if its schema can be believed: whole arguments are the same on every rank, and what
+it writes to is known. Others, and what draws random numbers, are refused.
+"""
 
 from __future__ import annotations
 

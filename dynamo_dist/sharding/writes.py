@@ -1,4 +1,8 @@
-"""Calls that write: to a view whose elements were gathered, or in place where placements differ."""
+"""Calls that write: to a view whose elements were gathered, or in place where placements differ.
+
+A slice, a select or a diagonal along a sharded dimension is computed from the gathered tensor, so what
+is written to it would be lost. Here the write is done to the whole, and each rank keeps its part.
+"""
 
 from __future__ import annotations
 

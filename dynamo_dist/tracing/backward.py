@@ -1,4 +1,17 @@
-"""``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function."""
+"""``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function.
+
+Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's engine
+does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce; and the
+gradients of DTensors come in other layouts than eager's.
+
+Upstream traces them under compiled autograd only. Here each hook is traced as a function of gradients, and
+the graph registers what was traced where eager registers the hook; AOTAutograd runs it when it makes the
+backward graph. A hook that does more than compute, such as one that appends to a list, cannot be traced
+so and breaks with a fix.
+
+Torch can trace it and does not by default, so that the graph ends there; and a gradient of that gradient, through a
+compiled backward, is an error. It is traced where DTensors take part, and in all that names our backend.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,23 @@
-"""DTensors while tracing: construction, attributes, copies, subclasses."""
+"""DTensors while tracing: construction, attributes, copies, subclasses.
+
+Upstream answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
+``to_local`` or ``full_tensor`` takes the branch for plain tensors.
+
+``distribute_tensor``, ``zeros``, ``ones``, ``empty`` and ``full`` are Python that traces, up to this
+call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
+
+Upstream traces how the class is pickled, and ends inside its mesh.
+
+They break the graph: eager mode runs the operation, and the next graph gets what it returned.
+
+Traced, operators are taken apart that eager runs as one: ``one_hot`` compares with a range of classes,
+``interpolate`` picks by indices that it computes. Torch refuses to mix these with DTensors, as it
+refuses a rank's own. Where a call was given DTensors alone, they are no rank's own: they come from sizes
+and numbers that all ranks have. So a call that fails for them runs once more with plain tensors as
+replicas, unless it draws random numbers, which ranks would not have in common.
+
+AOTAutograd takes what they hold for a DTensor's, and stops when the function runs.
+"""
 
 from __future__ import annotations
 

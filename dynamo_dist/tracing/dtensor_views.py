@@ -1,4 +1,14 @@
-"""Views of DTensors that leave a compiled function, and outputs of which only some have gradients."""
+"""Views of DTensors that leave a compiled function, and outputs of which only some have gradients.
+
+Autograd makes them itself, as plain tensors of the global shape, which AOTAutograd refuses where the
+backward was traced with a DTensor. A hook before the backward's node sees which gradients are absent;
+AOTAutograd then gets local zeros in their place, without communication.
+
+A compiled graph returns a view of an input as a tensor of its own, and AOTAutograd then makes the alias
+that eager returns: by ``as_strided`` from the input, which DTensor refuses, and which could not know a
+slice from a select anyway. Here the views that led to an output are recorded while AOTAutograd looks at
+the program, and replayed on the input at each call, so that autograd and version counters are eager's.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@
 of autograd. Here those hooks do nothing while a call is traced; a parameter reads as its gather, whose
 backward reduces into the registered shard. FSDP2's own runtime is not entered, and goes on from where it was
 in the next eager call.
+
+``fully_shard`` puts new parameters in place of the old ones, and torch lets a step of the old ones pass without a word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What functional collectives return, and questions that are answered while tracing."""
+"""What functional collectives return, and questions that are answered while tracing.
+
+The tensor of a graph has been waited for, so that a program that asks it to wait gets the tensor itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Modules while tracing: their hooks, and the state of composable APIs and wrappers."""
+"""Modules while tracing: their hooks, and the state of composable APIs and wrappers.
+
+Upstream compiles ``forward`` and leaves the module's own hooks around it: each becomes a graph of its own,
+and what no frame of the user holds, such as the hooks of parallel styles, breaks. Here the whole call is
+one frame, as it is for a submodule.
+
+They find it in a dictionary of all modules of the process, which upstream guards by its length: any module
+that is sharded later would recompile everything. Here only the module itself is guarded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Work in flight: its handles in traced code, and Dynamo's tracker of them."""
+"""Work in flight: its handles in traced code, and Dynamo's tracker of them.
+
+A launch is told apart from its end. ``launched`` are the results of functional collectives that nobody
+has waited for, ``outputs`` the buffers that the program passed in, and ``finish(launched, outputs)`` waits
+and copies. Traced, ``start`` is a ``WorkVariable`` whose ``wait()`` traces ``finish`` right there; a Work
+that leaves the graph is a ``GraphWork``, which calls the same function. It is made and waited for where Dynamo
+may look at every frame, so it keeps Dynamo out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Ranks agree, through the job's store, on one way to run a wrapper's forward: in one graph, or eagerly."""
+"""Ranks agree, through the job's store, on one way to run a wrapper's forward: in one graph, or eagerly.
+
+Through the job's store. Who comes first waits for the others, but not for ever: after the deadline the old way is
+taken, and whoever comes later finds that said.
+
+Eager FSDP2 and DDP launch other collectives than a graph does. So before a graph that holds such a forward is first
+compiled, its ranks hear of one another through the job's store; where one of them cannot, none does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Predict the time of a collective on its links: alpha per step, beta per byte, the best of a few algorithms."""
+"""Predict the time of a collective on its links: alpha per step, beta per byte, the best of a few algorithms.
+
+The form is that of NCCL's own tuning model (``src/graph/tuning.cc``): for each protocol a start, a cost
+per hop and a share of the link's rate; the library takes the protocol and algorithm that is fastest for
+the message, so the prediction is the minimum. Notation: n ranks on k nodes, S bytes of payload, which
+is this rank's input; rates are per rank and direction.
+
+Rank-invariant: derived from size and from the distances between ranks, never from which group of a
+mesh dimension this process is in, so all ranks of a homogeneous mesh get one answer.
+"""
 
 from __future__ import annotations
 

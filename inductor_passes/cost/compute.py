@@ -1,4 +1,25 @@
-"""Count the floating-point operations and the memory traffic of each node."""
+"""Count the floating-point operations and the memory traffic of each node.
+
+Formulas are those of ``torch.utils.flop_counter`` (a user's own ``register_flop_formula`` counts too),
+evaluated on the hints of symbolic sizes. What its registry lacks or counts wrongly is here.
+
+Which values reach memory is Inductor's choice, made after our passes. The rule used here, which looks
+at the graph's edges only and never at the order of its nodes:
+
+- A node is *fusible* if it is pointwise (elementwise, factory, indexing) or a reduction. Its iteration
+  size is the number of elements it computes, for a reduction the number it reads.
+- Its *depth* is the largest number of nodes on any path to it that end a kernel: all that are not
+  fusible (matrix products, launches, waits ...) and long reductions to few elements, which Inductor
+  splits. Two fusible nodes joined by an edge share a kernel if their depths are equal, so nothing in
+  between has to run first, and their iteration sizes fit: equal, or a small operand is broadcast. A
+  value that is read in part is not fused.
+- A use in such a shared kernel reads nothing, and a value with no other use is not written. All other
+  values are written once, and read once by each kernel: readers of equal depth and size count as one
+  kernel and share the read evenly.
+
+Views are free, and a broadcast value is read once per distinct element. Embedding and gather read what
+they pick, not the table. A node that writes memory starts a kernel.
+"""
 
 from __future__ import annotations
 

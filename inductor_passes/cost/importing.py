@@ -1,4 +1,15 @@
-"""Import measurements made elsewhere: profiles of ``torch.profiler`` and output of NCCL-tests."""
+"""Import measurements made elsewhere: profiles of ``torch.profiler`` and output of NCCL-tests.
+
+Collectives are NCCL's kernels, whose metadata name group, dtype and elements; or gloo's spans, from when one of its threads
+begins until it has the result, in a job of one group: they do not name theirs. Products are kernels that
+``aten::mm`` and its kin started, if the profile recorded shapes; where no kernel runs on a device at all, the
+operators themselves, timed on the CPU. Of equal ones the shortest counts: an NCCL kernel lasts longer where it
+waits for a rank that is late, and no run is shorter than the work.
+
+Columns are found by the names in the table's head, which differ between versions. The time out of place
+is taken, as compiled code calls collectives. The first column counts what the benchmark calls the size:
+of an all-gather and a gather that is the gathered bytes, of all others one rank's input.
+"""
 
 from __future__ import annotations
 

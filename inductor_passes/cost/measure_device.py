@@ -1,4 +1,8 @@
-"""Measure one device: matrix products, attention, copies, the start of a kernel, and kernels beside a collective."""
+"""Measure one device: matrix products, attention, copies, the start of a kernel, and kernels beside a collective.
+
+How often a call is repeated depends on how long it takes, and so on a clock; ranks that repeated a
+collective unequally often would hang. The ranks therefore agree on every count before they use it.
+"""
 
 from __future__ import annotations
 

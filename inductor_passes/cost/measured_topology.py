@@ -1,4 +1,8 @@
-"""Make a topology's content of measurements, on the ranks of a job; what was not measured says so."""
+"""Make a topology's content of measurements, on the ranks of a job; what was not measured says so.
+
+The formulas are those of ``alpha_beta.py``, solved for a link's start, step and rate: a ring of n ranks takes
+n - 1 steps for a gather and twice as many for an all-reduce, and its gather moves n - 1 payloads.
+"""
 
 from __future__ import annotations
 

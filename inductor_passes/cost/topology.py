@@ -1,4 +1,33 @@
-"""A machine as the cost model sees it: rates of a device and of links between devices, from a checked file."""
+"""A machine as the cost model sees it: rates of a device and of links between devices, from a checked file.
+
+A file is one object::
+
+    {"name": "...", "description": "...", "ranks_per_node": FIGURE,
+     "device": {"matmul": {DTYPE: {"peak_tflops": FIGURE, "efficiency": FIGURE}, ...},
+                "attention_efficiency": FIGURE, "memory_gb_per_s": FIGURE, "kernel_us": FIGURE,
+                "compute_stretch": FIGURE, "launching_us": FIGURE,
+                "measured_products": [{"dtype": "bfloat16", "source": "...",
+                                       "points": [[BATCH, M, K, N, MICROSECONDS], ...]}, ...]},
+     "links": {"intra_node_gb_per_s": FIGURE, "inter_node_gb_per_s": FIGURE,
+               "protocols": [{"name": "...", "launch_us": FIGURE,
+                              "intra_node": {"step_us": FIGURE, "bandwidth_share": FIGURE},
+                              "inter_node": {"step_us": FIGURE, "bandwidth_share": FIGURE}}, ...],
+               "all_reduce_in_node": {"launch_us": FIGURE, "gb_per_s": FIGURE},
+               "coalesced_start_share": FIGURE, "reduce_scatter_rounds": FIGURE,
+               "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
+                             "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
+
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``, ``launching_us``,
+``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and both lists of what was measured may be left out. A payload is one rank's
+input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
+adds measurements to one.
+
+Times of one kind never fall as work grows: where a larger message or product was seen to take less, the
+smaller one can as well, since whatever else runs on a machine only ever adds time.
+
+Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a file
+is in ``file.py``. Nothing here is measured at run time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Key a traced graph so that ranks with equal code share a cache entry, and say why a lookup missed."""
+"""Key a traced graph so that ranks with equal code share a cache entry, and say why a lookup missed.
+
+Each rank traces for itself: what it read of its rank, coordinate or environment is a number in its graph, and another
+number is another graph, with a key of its own. What is left to differ is names of groups, which become names that all
+ranks have, and the rank in the key, which stays where something that compiles the graph may ask for it.
+
+Everything that AOTAutograd and Inductor make code of has to be in it: operators and their arguments, fake values, marks for
+the partitioner, and what AOTAutograd has noted of inputs and outputs. Groups stand in it by names that all ranks have, meshes by
+what they hold beside a rank's place in them. What has no text that is the same in another process has no digest.
+
+The parts of that key lie beside Inductor's cache, one small file for each graph of a program on each rank.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Tell graphs that cannot communicate, or that differ between ranks, from all others."""
+"""Tell graphs that cannot communicate, or that differ between ranks, from all others.
+
+Collectives come into a graph by an operator that launches, by a tensor whose operations launch (DTensor, other
+subclasses), or by something that nobody can look into. A graph that has none of these is plain; what is not known is not.
+So a plain graph can be left to torch, with the code and the cache entries that torch has for it.
+
+Every rank comes to the same answer, whatever its own shard and its own rank are: sizes are read off global
+shapes and placements, and that the rank was asked for counts, not what it is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Options of ``torch.compile`` that carry the passes, and the ownership of Inductor's own scheduling."""
+"""Options of ``torch.compile`` that carry the passes, and the ownership of Inductor's own scheduling.
+
+Upstream Inductor has schedulers of its own (some opt-in, one on by default from torch 2.14). Two of
+them undo each other, so while our passes schedule, upstream's are off; with ours off, upstream's stay as
+the user set them.
+"""
 
 from __future__ import annotations
 

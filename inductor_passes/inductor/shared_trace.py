@@ -1,4 +1,11 @@
-"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes the code for all."""
+"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes the code for all.
+
+With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph for all that it read of its
+rank. Ranks whose graphs have one digest then (``untraced.py``) wait for the first of them, which traces on with AOTAutograd. If it
+reads nothing of its rank meanwhile (``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too,
+and those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition, lowering of forward and backward.
+The others get AOTAutograd's entry, with meshes of their own in it, and find it in their cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of it."""
+"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of it.
+
+Inductor's caches bring compiled code without calling a pass, but count again what was counted while it was
+compiled. So the stream and the plan of a graph are the name of such a count: they cannot be lost apart from the code.
+
+Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of groups,
+numbers of graphs and names of files. A launch is known by what it does, on which of the stream's groups,
+and by the functions and lines of the program that lead to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""Agree with all ranks on one collective order for a graph that each of them compiles, through the job's store."""
+"""Agree with all ranks on one collective order for a graph that each of them compiles, through the job's store.
+
+Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph of the same
+stream votes whether its graph can follow; once all ranks have voted that are connected by groups, the last
+one writes the *fate* of the stream: the plan, or the program's order. One key holds it, changed by compare and
+set alone, so that no two ranks ever read two fates.
+
+Some rank may never come with that stream: a graph break made two streams of it there, which are launched in
+turn. Each group has a *board*: the stream that its ranks are settling now, and those that ended without a plan. A rank
+that comes with another stream while one is undecided ends both: they keep the program's order, which needs no
+agreement. What both launch on the group must then be the beginning of one another, or the program's ranks do
+not match at all. Who finds a stream on the board that may be launched in the place of its own does not wait either.
+
+Nobody waits beyond a deadline: then the stream keeps the program's order, on all ranks.
+"""
 
 from __future__ import annotations
 

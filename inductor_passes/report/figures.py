@@ -1,4 +1,7 @@
-"""Figures and sentences that every report shows, and numbers as people read them."""
+"""Figures and sentences that every report shows, and numbers as people read them.
+
+A function takes what was planned for the graph and returns a number, or None where it says nothing.
+"""
 
 from __future__ import annotations
 

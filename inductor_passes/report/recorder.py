@@ -1,4 +1,12 @@
-"""Record what the passes did to graphs: where records go, and how they survive a warm cache."""
+"""Record what the passes did to graphs: where records go, and how they survive a warm cache.
+
+Graphs come without Dynamo from ``make_fx``, AOTAutograd or ``compile_fx`` called directly. They are numbered as they
+come, like Dynamo numbers functions, so that ranks which compile the same graphs give them the same ids.
+
+On a warm cache Inductor runs no pass. But a cached graph brings the counters of its compile with
+it: the pipeline stores each record in a file beside the cache, named by its content, and counts
+that name. A name that was counted without being published is a graph from the cache.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Render a report as one HTML file that needs nothing else, with timelines as boxes on lanes."""
+"""Render a report as one HTML file that needs nothing else, with timelines as boxes on lanes.
+
+Pure geometry in microseconds; the template turns it into SVG.
+
+The template escapes whatever it shows; Python makes no markup.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Extract a schedule problem from an FX graph and its costs."""
+"""Extract a schedule problem from an FX graph and its costs.
+
+Every node of the graph is a node of the problem. What only keeps order (``hazards.py``) goes through a
+*token*, a node of no time and no bytes that stands for "has run": a dependency on the node itself
+would keep its value in memory.
+
+A graph gathers parameters one by one. FSDP2 gathers those of a module at once, the next module's ahead of time, and
+packs a module's gradients before it reduces them. A scheduler that may take no more than the program's order
+could do neither.
+"""
 
 from __future__ import annotations
 

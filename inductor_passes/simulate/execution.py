@@ -1,4 +1,11 @@
-"""Execute a program given as plain numbers: when each entry runs, what waiting costs, how much memory is live."""
+"""Execute a program given as plain numbers: when each entry runs, what waiting costs, how much memory is live.
+
+The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
+A launch starts when all compute before it has finished and its channel is free; it takes no compute
+time. While a channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream
+until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
+too, so that makespan = compute + exposed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Record the decision on a graph, for its forward and backward graph and for reports."""
+"""Record the decision on a graph, for its forward and backward graph and for reports.
+
+Cut before AOTAutograd makes the two of it, what the forward graph saves for the backward one stays in parts, and both
+lie in the same. Launches carry the outcome into both.
+"""
 
 from __future__ import annotations
 

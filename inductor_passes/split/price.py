@@ -1,4 +1,11 @@
-"""Price a graph that is split or not: its schedule's step, forward and backward one after the other."""
+"""Price a graph that is split or not: its schedule's step, forward and backward one after the other.
+
+Layers are found in the order of the graph: a stretch in which each node looks like the one a *period* further on.
+A joint graph has two of them, of the forward and of the backward, which meet layer by layer from opposite ends.
+
+AOTAutograd makes two graphs of a joint one, and the tangents enter between them. Here what the forward's results
+need is the forward, and all else the backward, as what is saved is chosen later.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Compile caches: where they are, what they count, what is in their keys and entries."""
+"""Compile caches: where they are, what they count, what is in their keys and entries.
+
+They are pickles, as torch's own caches are, and run what they hold. One is read that came through the job's store, where
+ranks put nothing but what they compiled, under a digest that its maker announced there.
+"""
 
 from __future__ import annotations
 

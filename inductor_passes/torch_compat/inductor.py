@@ -1,4 +1,8 @@
-"""Inductor: its configuration, passes attached, orders pinned, graphs compiled."""
+"""Inductor: its configuration, passes attached, orders pinned, graphs compiled.
+
+Without them this file goes, and what calls it: passes then derive from ``CustomInferenceAwareGraphPass`` and are told.
+Elsewhere ``call_pass`` (``inductor.py``) then no longer asks whether torch has that class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Attention on the CPU, and convolutions."""
+"""Attention on the CPU, and convolutions.
+
+Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a causal
+mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not depend on the
+order of the sequence is computed.
+
+Upstream shards them in space by an exchange of borders that is right for few strides and paddings, and
+lets other layouts through. Here what is sharded in space is gathered.
+"""
 
 from __future__ import annotations
 

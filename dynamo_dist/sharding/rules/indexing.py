@@ -1,4 +1,13 @@
-"""Gathers, scatters, searches, distances and embeddings."""
+"""Gathers, scatters, searches, distances and embeddings.
+
+Of a table whose rows are sharded each rank looks up its own, and puts zeros where an index falls elsewhere: the result is
+pending as a sum. Torch does so with a placement that keeps the mask until the sum, of which two that are pending at once
+refuse each other, and which is reduced once; here the mask is of one call.
+
+A rank has what an index picks or has not, and puts zero in its place: the result is pending as a sum,
+and nothing is launched. Torch does the same with a placement that keeps the mask until the sum, of which
+two that are pending at once refuse each other; here the mask is of one call.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Operators on lists of tensors, some of them DTensors, perhaps of several meshes."""
+"""Operators on lists of tensors, some of them DTensors, perhaps of several meshes.
+
+A tensor-parallel plan leaves norms and biases plain, or puts experts on a mesh of their own, and an
+optimizer puts all of them in one list. Torch refuses such a list. Here the operator runs once on the
+entries without a DTensor, as plain tensors are used anywhere else, and once on those of each mesh.
+
+A handler costs a list twice: torch turns it into Python's for the handler, and back and again for its own
+call. Where each entry's tensors have one spec and nothing is pending, an operator that computes each
+element for itself says the same of the shards. What its results are called is learned from torch's own
+answer, once for specs that are equal.
+"""
 
 from __future__ import annotations
 

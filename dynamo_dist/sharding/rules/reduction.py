@@ -1,4 +1,9 @@
-"""Reductions that an empty shard has no result for, norms that do not add up, and the mean loss of labels."""
+"""Reductions that an empty shard has no result for, norms that do not add up, and the mean loss of labels.
+
+Ranks that hold as many labels as others may have fewer that count: those to ignore are left out, and
+classes have weights. A mean of the ranks' means is then another number, so that a mean over shards is the
+sum over all of them by the weight of all of them.
+"""
 
 from __future__ import annotations
 

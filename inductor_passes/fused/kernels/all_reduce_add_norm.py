@@ -1,4 +1,11 @@
-"""``inductor_passes::all_reduce_add_rmsnorm`` and ``..._layernorm``: a sum over ranks, and what reads it."""
+"""``inductor_passes::all_reduce_add_rmsnorm`` and ``..._layernorm``: a sum over ranks, and what reads it.
+
+The sum of the ranks' inputs, plus an optional bias, plus an optional residual, rounded to the type of the
+input; that total is an output, and so are its norm and the statistics that a backward pass wants. The
+unfused chain rounds the sum before it adds, and its norm once more before the weight; this rounds the total
+and the norm, nothing between. One-shot reads every rank's row; under two-shot, for larger messages, each
+rank sums a share of the rows. Adding in the order of ranks gives every rank identical bits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The kernel of ``all_gather_matmul`` for Hopper and later: tiles by descriptors, handed out by a counter."""
+"""The kernel of ``all_gather_matmul`` for Hopper and later: tiles by descriptors, handed out by a counter.
+
+The first programs push this rank's rows to every peer, as in ``all_gather_matmul.py``; then they multiply with
+the others. Tiles of this rank's rows come first, then those of the peers in the order in which they come in.
+Programs that push wait for nothing until they have, so a launch that is not resident as a whole still ends.
+"""
 
 from __future__ import annotations
 

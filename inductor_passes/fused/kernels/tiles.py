@@ -1,4 +1,9 @@
-"""Compute the product of one tile, loaded by threads or by the tensor memory accelerator, and choose tile sizes."""
+"""Compute the product of one tile, loaded by threads or by the tensor memory accelerator, and choose tile sizes.
+
+On Hopper and later the copy of a tile takes one instruction of one thread, and addresses no registers: on an
+H100 a product of large matrices runs at 0.97 of cuBLAS, and at 0.81 where threads copy (measured,
+``tools/bench/results/gpu.json``). What lies outside a matrix reads as zeros and is not written.
+"""
 
 from __future__ import annotations
 

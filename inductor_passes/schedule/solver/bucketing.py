@@ -1,4 +1,9 @@
-"""Merge collectives where the link saves more than copying costs, and let them wait for one another."""
+"""Merge collectives where the link saves more than copying costs, and let them wait for one another.
+
+Where the floor of a launch is most of its time, as in rings over thousands of ranks, a channel that takes
+every launch as it comes is busy for longer than the step computes. Then launches whose results are not
+needed yet are held back until enough of them can go together.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evaluate a schedule: validity, makespan, exposed time and its reasons, peak memory."""
+"""Evaluate a schedule: validity, makespan, exposed time and its reasons, peak memory.
+
+Independent of the solver: it takes a problem and a schedule and runs them through the simulator.
+"""
 
 from __future__ import annotations
 

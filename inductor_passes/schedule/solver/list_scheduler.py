@@ -1,4 +1,10 @@
-"""List scheduling with one compute stream, a channel per group, buckets, and a memory budget."""
+"""List scheduling with one compute stream, a channel per group, buckets, and a memory budget.
+
+Time runs forwards. Whenever the compute stream is free, the ready task of least latest start runs; before
+it starts, every channel that would fall idle under it is given its most urgent launches. Its parts: what
+becomes ready when (``arrivals.py``), which compute may run (``ready.py``), which launches queue where
+(``channels.py``), how far the program is (``progress.py``), and what has run when (``history.py``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,23 @@
-"""Bound the makespan of every schedule of a problem from below, whatever its order and buckets."""
+"""Bound the makespan of every schedule of a problem from below, whatever its order and buckets.
+
+One machine at a time: the compute stream, and each group's link. Every job on it has a head (the
+longest path of work that must come before), a body and a tail (what must come after). Run with
+preemption by longest tail, the jobs end no later than in any schedule (J. R. Jackson, "Scheduling a
+production line to minimize maximum tardiness", 1955; J. Carlier, "The one-machine sequencing problem",
+European Journal of Operational Research 11, 1982). The longest path through the whole graph bounds too.
+
+On a path a launch counts its time alone: in a bucket it can only end later. As work on its channel it
+counts the least that its bytes can cost in any bucket.
+
+All compute runs on one stream, and all bytes of a group on one channel, at the best rate that its link ever
+reaches. A cut adds kernels, reads weights again and starts more launches; it takes none of this away.
+
+A task can start only after everything before it. Any set of tasks before it that share one machine takes
+at least its one-machine bound, with each task's way to the one in question as its tail. Taking the nearest
+tasks before it, on each machine, raises its head above the longest path wherever two products feed one
+collective; the same backwards gives tails. The certificate is ``Certificate``: the heads and tails, each
+of which can be checked from its neighbours' alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""A schedule problem: a training graph reduced to numbers, its checks, and the schedule that answers it."""
+"""A schedule problem: a training graph reduced to numbers, its checks, and the schedule that answers it.
+
+Plain data, no torch: what runs where, for how long, what depends on what, and how much memory each value
+holds. ``json_format.py`` reads and writes both as JSON.
+
+The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
+first out, in schedule order. A launch starts when all compute before it has finished and its channel is
+free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
+a channel is busy, compute takes ``compute_stretch`` times as long. A collective that returns when it is
+done starts like a launch, and blocks the compute stream like a wait for itself.
+Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
+payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Find equal layers, and make a problem with a few of them that a solver tries in a fraction of the time."""
+"""Find equal layers, and make a problem with a few of them that a solver tries in a fraction of the time.
+
+Whoever folds a program numbers its nodes, equal where they are alike, and leaves out what repeats: ``split/price.py``
+does so with a graph, ``folded.py`` with a schedule problem.
+"""
 
 from __future__ import annotations
 

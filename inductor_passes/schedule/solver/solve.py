@@ -1,4 +1,7 @@
-"""Solve a problem: the best schedule of a portfolio within a memory budget, with its lower bound."""
+"""Solve a problem: the best schedule of a portfolio within a memory budget, with its lower bound.
+
+A candidate beside those of the search.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Contract a problem to the tasks that a scheduler moves, with what each holds in memory."""
+"""Contract a problem to the tasks that a scheduler moves, with what each holds in memory.
+
+Four kinds of node never profit from standing apart: views and waits join what they view or wait for;
+cheap compute that waits for nothing and has one reader (the cast of a parameter in front of its gather)
+joins that reader; chains of compute join while they are short; inputs and views of inputs stand first.
+Each join contracts edges into a group with no other way in, or out of one with no other way out, so that
+no cycle can appear.
+
+A task is compute, or one launch with the cheap compute that only it needs. Expanding a sequence of tasks
+gives an order of the nodes (``expand.py``).
+"""
 
 from __future__ import annotations
 

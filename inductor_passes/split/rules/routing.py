@@ -1,4 +1,8 @@
-"""Route tokens in chunks: sorted by expert, exchanged between ranks, and put back."""
+"""Route tokens in chunks: sorted by expert, exchanged between ranks, and put back.
+
+Rows that were sorted by keys are exchanged by part only if sizes are counts of these keys (``counting.py``): then a part
+sends each rank those of its rows that the whole would have sent there.
+"""
 
 from __future__ import annotations
 

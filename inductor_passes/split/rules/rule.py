@@ -1,4 +1,13 @@
-"""The form of a rule: how a value lies in chunks, and how a node is computed in them."""
+"""The form of a rule: how a value lies in chunks, and how a node is computed in them.
+
+A rank that follows may have other rows than the one that planned, or sizes that are symbols. Of ``n`` rows part ``i``
+of ``k`` has those from ``n * i // k`` to ``n * (i + 1) // k``: the same on every rank with as many rows, and ``n / k`` each
+where ``k`` divides ``n``.
+
+The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a shard (``Cut``),
+whole (no place), or was a partial sum, whose parts are added where it is made (``SUM``). Of routed tokens a part has
+rows in an order of its own, and addends of what is counted (``rows.py``).
+"""
 
 from __future__ import annotations
 
