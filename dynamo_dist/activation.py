@@ -1,8 +1,9 @@
 """``enable()``, ``disable()``, ``enabled()``: one switch for the process.
 
-Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so that
-``disable()`` leaves torch as it was. A function compiled while enabled keeps working after that: its
-guards need nothing of ours in torch's tables, and when one fails it is traced anew by upstream's rules.
+Everything that enabling changes in torch is a ``Change`` with a way back, kept on one stack, so
+that ``disable()`` leaves torch as it was. A function compiled while enabled keeps working after
+that: its guards need nothing of ours in torch's tables, and when one fails it is traced anew by
+upstream's rules.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ BACKEND = EntryPoint("dynamo_dist", "dynamo_dist.backend:dynamo_dist", "torch_dy
 # A mesh that is being made there lacks what its tracker is asked for.
 MESHES = Path("torch/distributed/device_mesh.py")
 
-# Where functions are that may be compiled as they are; all others are traced in graphs of their callers, or run around them.
+# Where functions are that may be compiled as they are; all others are traced in graphs of their
+# callers, or run around them.
 COMPILED = ("tracing/modules.py", "parallel")
 
 # Where functions are that stand in for torch's dispatching, and call nothing of the user's.
@@ -41,16 +43,17 @@ DISPATCHING = ("sharding", "torch_compat/dtensor")
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
-    """Change torch's tables so that distributed programs trace; nothing happens if it is on already. With ``inductor``,
-    ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
+    """Change torch's tables so that distributed programs trace; nothing happens if it is on
+    already. With ``inductor``, ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does.
 
-    ``inductor``: graphs that ``backend="inductor"``, torch's default, compiles in this process are compiled as by
-    ``backend="dynamo_dist"``, for programs that cannot name a backend; a mapping is our options
-    (``inductor_passes.PassOptions``) for compiles that are given no other. So does ``DYNAMO_DIST_INDUCTOR=1``.
+    ``inductor``: graphs that ``backend="inductor"``, torch's default, compiles in this process are
+    compiled as by ``backend="dynamo_dist"``, for programs that cannot name a backend; a mapping is
+    our options (``inductor_passes.PassOptions``) for compiles that are given no other. So does
+    ``DYNAMO_DIST_INDUCTOR=1``.
 
     Once on, one ``disable()`` turns all of it off, however often it was enabled. Raises
-    UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown option, and
-    ActivationError if a change fails, after undoing the others.
+    UnsupportedTorchError, ConfigError for a bad environment variable, OptionError for an unknown
+    option, and ActivationError if a change fails, after undoing the others.
     """
     settings.check()
     config = DistConfig.from_env()
@@ -75,7 +78,8 @@ def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:
 def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> list[Patch]:
     """Everything that enabling does to torch, in order; nothing is applied here.
 
-    ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for these.
+    ``options``: ours for compiles by ``backend="inductor"``, where ``config.inductor`` asks for
+    these.
     """
     from dynamo_dist import graph_compile
     from dynamo_dist.diagnostics import live
@@ -118,8 +122,8 @@ def patches(config: DistConfig, options: Mapping[str, Any] | None = None) -> lis
 def disable() -> None:
     """Restore every table of torch as it was before ``enable()``; nothing happens if it is off.
 
-    Raises ActivationError if a change cannot be undone, after undoing the others: a place that somebody else has changed
-    since is left to them, and named.
+    Raises ActivationError if a change cannot be undone, after undoing the others: a place that
+    somebody else has changed since is left to them, and named.
     """
     if not is_enabled():
         return

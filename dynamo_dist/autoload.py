@@ -1,10 +1,10 @@
 """The ``torch.backends`` entry point: torch calls it at the end of ``import torch``.
 
-It runs in every process of the environment, ours or not, so it does little: it tells torch's logging
-our names, so that ``TORCH_LOGS="+dist"`` is understood, starts to listen in a process of a script
-that is being explained, and where ``DYNAMO_DIST_INDUCTOR=1`` asks for it, enables the plugin at the first
-``torch.compile``. Otherwise it imports nothing but the standard library, and nothing that goes
-wrong in it may reach ``import torch``.
+It runs in every process of the environment, ours or not, so it does little: it tells torch's
+logging our names, so that ``TORCH_LOGS="+dist"`` is understood, starts to listen in a process of a
+script that is being explained, and where ``DYNAMO_DIST_INDUCTOR=1`` asks for it, enables the plugin
+at the first ``torch.compile``. Otherwise it imports nothing but the standard library, and nothing
+that goes wrong in it may reach ``import torch``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 def register_log_names() -> None:
     """Register ``LOG_NAMES`` and ``ARTIFACTS`` where torch has not read TORCH_LOGS yet.
 
-    Listens where ``python -m dynamo_dist explain`` started the process, and lets a first ``torch.compile`` enable the
-    plugin where ``DYNAMO_DIST_INDUCTOR`` is set.
+    Listens where ``python -m dynamo_dist explain`` started the process, and lets a first
+    ``torch.compile`` enable the plugin where ``DYNAMO_DIST_INDUCTOR`` is set.
 
     Never raises: torch turns an exception here into a failed ``import torch``.
     """
@@ -82,5 +82,7 @@ def _enable() -> None:
 
 
 def log_names_are_in_time(internal: ModuleType) -> bool:
-    """Return whether TORCH_LOGS is still unread, seen by the handler that torch gives its logger then."""
+    """Return whether TORCH_LOGS is still unread, seen by the handler that torch gives its logger
+    then.
+    """
     return not any(internal._is_torch_handler(h) for h in logging.getLogger("torch").handlers)

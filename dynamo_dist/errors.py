@@ -48,7 +48,9 @@ class PlanError(DistError):
 
 
 class StrategyError(DistError):
-    """An operator on DTensors without a right way to run it so; names it, placements and a way out."""
+    """An operator on DTensors without a right way to run it so; names it, placements and a way
+    out.
+    """
 
 
 class VerifyError(DistError):

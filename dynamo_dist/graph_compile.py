@@ -18,7 +18,9 @@ _taken: Mapping[str, Any] | None = None
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not ours, TopologyError."""
+    """Options for all compiles by ``backend="inductor"``. Raises OptionError for one that is not
+    ours, TopologyError.
+    """
     if not options:
         return {}
     from inductor_passes.inductor import installed
@@ -28,7 +30,9 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taken() -> Mapping[str, Any] | None:
-    """Return the options with which compiles by ``backend="inductor"`` are ours; None if they are not."""
+    """Return the options with which compiles by ``backend="inductor"`` are ours; None if they
+    are not.
+    """
     return _taken
 
 
@@ -39,7 +43,8 @@ def restore(options: Mapping[str, Any] | None) -> None:
 
 
 def taking(options: Mapping[str, Any]) -> Patch:
-    """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are given no other.
+    """Compile graphs of ``backend="inductor"`` as by ours, with ``options`` for compiles that are
+    given no other.
 
     The class and the function behind that name, seen in 2.13 to 2.15, ask us.
     """

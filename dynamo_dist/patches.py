@@ -1,7 +1,8 @@
-"""List what ``enable()`` changes in torch, and what a user would lose without each kind, worst first.
+"""List what ``enable()`` changes in torch, and what a user would lose without each kind, worst
+first.
 
-The list is made by the functions that make the changes, and its sentences are theirs: how is the first
-of the function's docstring, why the first of the module that asks for it.
+The list is made by the functions that make the changes, and its sentences are theirs: how is the
+first of the function's docstring, why the first of the module that asks for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from dynamo_dist.torch_compat.patching import ConfigDefault, OwnState, SetAttrib
 HOOK = "no public hook"
 FAULT = "torch's fault, no issue known"
 
-# By the function that makes the change, with its module: the loss, and the issue upstream or why there is none.
+# By the function that makes the change, with its module: the loss, and the issue upstream or why
+# there is none.
 LOSSES = {
     "aot_runtime.pending_inputs_have_gradients": (
         "gradients behind an input in flight are silently missing",
@@ -261,7 +263,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Changes of torch in one kind of place: by one function, or in the very same places. ``place``: the first.
+    """Changes of torch in one kind of place: by one function, or in the very same places.
+    ``place``: the first.
 
     ``lost``: what a user would lose without. ``upstream``: an issue, or why there is none.
     """
@@ -276,7 +279,9 @@ class Kind:
 
 
 def kinds(config: DistConfig | None = None) -> list[Kind]:
-    """What ``enable()`` changes in torch, an entry a kind of place, the worst to lose first; entries of tables are summed up."""
+    """What ``enable()`` changes in torch, an entry a kind of place, the worst to lose first;
+    entries of tables are summed up.
+    """
     found: dict[str, list[Listed]] = {}
     for each in listed(config):
         if each.what != OWN_STATE:
@@ -309,14 +314,18 @@ def _kind(entries: Sequence[Listed]) -> Kind:
 
 
 def listed(config: DistConfig | None = None) -> list[Listed]:
-    """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is applied."""
+    """Every change that ``enable()`` makes with ``config``, grouped, in order; nothing is
+    applied.
+    """
     with makers_noted():
         made = activation.patches(config or DistConfig.from_env())
     return [_listed(maker, reason, patches) for (maker, reason), patches in by_kind(made).items()]
 
 
 def by_kind(made: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
-    """Changes by the function that made them and the module that asked for them; made under ``makers_noted()``."""
+    """Changes by the function that made them and the module that asked for them; made under
+    ``makers_noted()``.
+    """
     kinds: dict[tuple[str, str], list[Any]] = {}
     for patch in made:
         kinds.setdefault(_maker_and_reason(patch), []).append(patch)

@@ -1,8 +1,8 @@
 """A DTensor program as the planner sees it: steps in the order they run, and what each reads.
 
-Plain data without torch. A *spec* is a tuple of words, one per mesh dimension: ``R`` replicated, ``S0``
-sharded on dimension 0, ``P`` partial sums; other placements keep the text that DTensor prints and are
-only ever left as they are.
+Plain data without torch. A *spec* is a tuple of words, one per mesh dimension: ``R`` replicated,
+``S0`` sharded on dimension 0, ``P`` partial sums; other placements keep the text that DTensor
+prints and are only ever left as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor that no step makes: an input of the graph, a tangent, a DTensor made from a local tensor."""
+    """A tensor that no step makes: an input of the graph, a tangent, a DTensor made from a local
+    tensor.
+    """
 
     value: Value
     spec: Spec
@@ -51,10 +53,11 @@ class Source:
 class Step:
     """One operation on DTensors.
 
-    ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``upstream_outputs``); ``back`` (its
-    backward); or ``local`` (the program reads the local tensor: its placement is pinned). The upstream
-    specs are what DTensor chose by itself. A ``fixed`` step keeps them. ``text`` is all that
-    tells it from other steps besides the tensors it reads: the op and its other arguments.
+    ``kind`` is ``op``; ``redistribute`` (to what the user asked for: ``upstream_outputs``);
+    ``back`` (its backward); or ``local`` (the program reads the local tensor: its placement is
+    pinned). The upstream specs are what DTensor chose by itself. A ``fixed`` step keeps them.
+    ``text`` is all that tells it from other steps besides the tensors it reads: the op and its
+    other arguments.
     """
 
     kind: str
@@ -71,12 +74,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The memory traffic of one operation, fused with its neighbours as long as nothing moves between them.
+    """The memory traffic of one operation, fused with its neighbours as long as nothing moves
+    between them.
 
-    ``reads``, ``writes``: the share of each input that it reads from memory, and of each output that it writes
-    there; what stays inside a kernel is neither. ``starts_kernel``: whether one starts here.
-    ``operations``: floating-point operations on whole tensors, but for matrix products, whose shapes say them;
-    ``attention``: of a fused attention kernel.
+    ``reads``, ``writes``: the share of each input that it reads from memory, and of each output
+    that it writes there; what stays inside a kernel is neither. ``starts_kernel``: whether one
+    starts here. ``operations``: floating-point operations on whole tensors, but for matrix
+    products, whose shapes say them; ``attention``: of a fused attention kernel.
     """
 
     reads: tuple[float, ...]
@@ -90,8 +94,8 @@ class Access:
 class Program:
     """All steps of a forward graph and, where it is trained, of its backward.
 
-    ``accesses``: one per step; None where nothing is known of a step, which then reads and writes all. Empty
-    for a program of which nothing is known.
+    ``accesses``: one per step; None where nothing is known of a step, which then reads and writes
+    all. Empty for a program of which nothing is known.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -118,7 +122,9 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Placements of one step: where its inputs go before it runs, and where its outputs come to lie."""
+    """Placements of one step: where its inputs go before it runs, and where its outputs come to
+    lie.
+    """
 
     inputs: tuple[Spec, ...]
     outputs: tuple[Spec | None, ...]

@@ -21,7 +21,9 @@ _VERSION = re.compile(r"\s*v?(\d+)\.(\d+)")
 
 
 def parse(version: str) -> tuple[int, int] | None:
-    """Major and minor of ``2.13.0+cpu``, ``2.14.0.dev20260301+cu130``, ``2.12.0a0+git1a2b``; else None."""
+    """Major and minor of ``2.13.0+cpu``, ``2.14.0.dev20260301+cu130``, ``2.12.0a0+git1a2b``;
+    else None.
+    """
     match = _VERSION.match(version)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -33,7 +35,9 @@ def is_supported(version: str) -> bool:
 
 
 def check(version: str | None = None) -> None:
-    """Raise UnsupportedTorchError unless ``version`` (this process's torch by default) is supported."""
+    """Raise UnsupportedTorchError unless ``version`` (this process's torch by default) is
+    supported.
+    """
     if version is None:
         import torch
 
@@ -54,7 +58,8 @@ AGREEMENT_SECONDS = SECONDS
 
 
 def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return the seconds that a rank waits for others to compile the same graph; 0 settles and compares nothing.
+    """Return the seconds that a rank waits for others to compile the same graph; 0 settles and
+    compares nothing.
 
     Raises ConfigError for what is no number of at least 0.
     """
@@ -68,8 +73,8 @@ def agreement_seconds(environ: Mapping[str, str] | None = None) -> float:
 class DistConfig:
     """Settings of one ``enable()``.
 
-    ``trackers_off`` names trackers to leave to upstream, to bisect. ``inductor``: compiles by ``backend="inductor"`` are
-    ours too.
+    ``trackers_off`` names trackers to leave to upstream, to bisect. ``inductor``: compiles by
+    ``backend="inductor"`` are ours too.
     """
 
     trackers_off: frozenset[str] = frozenset()
@@ -102,7 +107,8 @@ class DistConfig:
 
 
 def digest(config: DistConfig) -> str:
-    """Twelve hex digits over our sources, ``config`` and torch's version: part of torch's cache keys.
+    """Twelve hex digits over our sources, ``config`` and torch's version: part of torch's cache
+    keys.
 
     Torch's caches see the graph, not the rules by which it was made; without this a state would be
     served the results of another.

@@ -25,7 +25,9 @@ def is_enabled() -> bool:
 
 
 def apply(patches: list[Patch]) -> None:
-    """Apply more changes. Raises ActivationError if one fails, after undoing these; Ctrl-C undoes them too."""
+    """Apply more changes. Raises ActivationError if one fails, after undoing these; Ctrl-C
+    undoes them too.
+    """
     before = len(_applied)
     for patch in patches:
         try:
@@ -44,7 +46,9 @@ def apply(patches: list[Patch]) -> None:
 
 
 def undo(down_to: int = 0) -> list[str]:
-    """Undo all but the first ``down_to``, last first; the descriptions of those that failed, and why."""
+    """Undo all but the first ``down_to``, last first; the descriptions of those that failed, and
+    why.
+    """
     failures = []
     while len(_applied) > down_to:
         patch = _applied.pop()

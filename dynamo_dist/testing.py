@@ -21,8 +21,8 @@ def fake_mesh(
 ) -> Iterator[DeviceMesh]:
     """A mesh of the given sizes (8 ranks by default) on a fake process group, gone after the block.
 
-    Collectives of a fake group return at once and move nothing: an all_reduce is the identity. Raises
-    RuntimeError if a process group is initialised already.
+    Collectives of a fake group return at once and move nothing: an all_reduce is the identity.
+    Raises RuntimeError if a process group is initialised already.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class ExplainedError(RuntimeError):
-    """Base of both packages' errors. ``str()`` is one paragraph: what happened, why, and how to fix it."""
+    """Base of both packages' errors. ``str()`` is one paragraph: what happened, why, and how to
+    fix it.
+    """
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(" ".join(part for part in (what, why, fix) if part))
@@ -26,7 +28,9 @@ class TopologyError(PassesError, ValueError):
 
 
 class CalibrationError(PassesError):
-    """A machine that cannot be measured: a device or a library is not there, or ranks did not come."""
+    """A machine that cannot be measured: a device or a library is not there, or ranks did not
+    come.
+    """
 
 
 class ProblemError(PassesError, ValueError):
@@ -61,4 +65,6 @@ class RanksDifferError(PassesError):
 
 
 class CannotFollowError(RanksDifferError):
-    """This rank alone, after the job has run, got a graph that cannot launch as its peers' graphs do."""
+    """This rank alone, after the job has run, got a graph that cannot launch as its peers'
+    graphs do.
+    """

@@ -1,15 +1,18 @@
 """Read and write files that come from outside, and end soon whatever they contain.
 
-``text_of`` reads a file, plain or gzipped, up to a size. ``parsed`` makes JSON values of it. ``checked`` compares
-these with a schema. ``load`` does all three. An error is one line: file, field, value, fix.
+``text_of`` reads a file, plain or gzipped, up to a size. ``parsed`` makes JSON values of it.
+``checked`` compares these with a schema. ``load`` does all three. An error is one line: file,
+field, value, fix.
 
-``text_of`` reads a file, plain or gzipped, up to a size; ``parsed`` makes JSON values of it; ``checked`` holds
-these against a schema; ``load`` does all three. What is wrong is one line: file, field, value, fix.
+``text_of`` reads a file, plain or gzipped, up to a size; ``parsed`` makes JSON values of it;
+``checked`` holds these against a schema; ``load`` does all three. What is wrong is one line: file,
+field, value, fix.
 
-Stricter than the standard in numbers: 1.0 is no integer, NaN and infinity are no numbers, and nothing counts beyond ``MOST``.
+Stricter than the standard in numbers: 1.0 is no integer, NaN and infinity are no numbers, and
+nothing counts beyond ``MOST``.
 
-A record is some tens of kilobytes for a graph, and a job that recompiles for weeks makes many. One that is gone costs a
-warm start its report and nothing else.
+A record is some tens of kilobytes for a graph, and a job that recompiles for weeks makes many. One
+that is gone costs a warm start its report and nothing else.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ _SHOWN = 57
 class Form:
     """One format.
 
-    ``name``: in messages, such as ``schedule problem``. ``error``: makes the error of a what, a why and a fix.
-    ``fix``: what to do about any file that is none. ``schema``: JSON schema. ``most_bytes``: of the file, and of what it holds unpacked.
+    ``name``: in messages, such as ``schedule problem``. ``error``: makes the error of a what, a why
+    and a fix. ``fix``: what to do about any file that is none. ``schema``: JSON schema.
+    ``most_bytes``: of the file, and of what it holds unpacked.
     """
 
     name: str
@@ -96,7 +100,8 @@ _GZIP = b"\x1f\x8b"
 
 
 def text_of(path: str | os.PathLike[str], form: Form, name: str = "") -> str:
-    """The text of a file. Raises the form's error if it cannot be read, is too large, or is not text.
+    """The text of a file. Raises the form's error if it cannot be read, is too large, or is not
+    text.
 
     ``name``: what messages call it; its path if left out.
     """
@@ -127,7 +132,8 @@ def _start_of(path: str | os.PathLike[str], size: int) -> bytes:
     return data
 
 
-# Microseconds: 30,000 years. Bytes: an exabyte. Sums and products of such are still finite as floats.
+# Microseconds: 30,000 years. Bytes: an exabyte. Sums and products of such are still finite as
+# floats.
 MOST = 10**18
 
 
@@ -159,7 +165,9 @@ def checked(value: Any, form: Form, file: str = "", at: Sequence[str | int] = ()
 
 @functools.cache
 def _validator() -> Any:
-    """The standard, with our idea of a number. Imported when a file is read, which is seldom: it takes a while."""
+    """The standard, with our idea of a number. Imported when a file is read, which is seldom: it
+    takes a while.
+    """
     draft = importlib.import_module("jsonschema").Draft202012Validator
     types = draft.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number})
     extend = importlib.import_module("jsonschema.validators").extend
@@ -197,7 +205,9 @@ TEMPORARY = ".unfinished."
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path``, whose folder is made. Raises OSError, and leaves what was there as it was."""
+    """Write ``text`` to ``path``, whose folder is made. Raises OSError, and leaves what was
+    there as it was.
+    """
     target = os.path.abspath(path)
     folder = os.path.dirname(target)
     os.makedirs(folder, exist_ok=True)
@@ -223,7 +233,9 @@ _stored = 0
 
 
 def put(folder: str, name: str, text: str) -> None:
-    """Write a record whole, and now and then trim the folder. Raises OSError if it cannot be written."""
+    """Write a record whole, and now and then trim the folder. Raises OSError if it cannot be
+    written.
+    """
     global _stored  # noqa: PLW0603 - when to look again, of this process alone
     write_whole(os.path.join(folder, name), text)
     if _stored % _EVERY == 0:

@@ -15,7 +15,9 @@ _slowed: list[tuple[int, int, int]] = []  # what was before, once for each block
 
 @contextlib.contextmanager
 def without_cycle_collection() -> Iterator[None]:
-    """Pause it: passes make millions of small objects, and of those in cycles only some copies of graphs are garbage."""
+    """Pause it: passes make millions of small objects, and of those in cycles only some copies
+    of graphs are garbage.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -27,7 +29,9 @@ def without_cycle_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def rare_cycle_collection() -> Iterator[None]:
-    """Slow it, in all threads until the last of them has left its block: a compile looks less often, and its garbage still goes."""
+    """Slow it, in all threads until the last of them has left its block: a compile looks less
+    often, and its garbage still goes.
+    """
     with _lock:
         _slowed.append(_slowed[0] if _slowed else gc.get_threshold())
         if 0 < _slowed[0][0] < _RARELY:

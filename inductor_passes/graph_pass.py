@@ -29,10 +29,11 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassStats:
-    """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's docstring.
+    """Result of one run of a pass. ``counters`` are non-negative integers, named in the pass's
+    docstring.
 
-    ``schedule``: the decision of a pass that settles the order of the whole graph. ``split``: that of the pass that cuts graphs into parts.
-    ``notes``: decisions worth a line each.
+    ``schedule``: the decision of a pass that settles the order of the whole graph. ``split``: that
+    of the pass that cuts graphs into parts. ``notes``: decisions worth a line each.
     """
 
     changed: bool
@@ -47,8 +48,8 @@ class PassContext:
     """Inputs that a pass may be built from.
 
     ``cost``: the model of the compile's topology. ``schedule``: the global scheduler's options.
-    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``split``: parts to cut
-    graphs into, ``auto`` or ``off``.
+    ``exact``: every bit must stay. ``ranks_differ``: other ranks may hold another graph. ``split``:
+    parts to cut graphs into, ``auto`` or ``off``.
     """
 
     cost: CostModel
@@ -67,20 +68,22 @@ class GraphPass(abc.ABC):
 
     name: ClassVar[str]
     numerics: Numerics = Numerics.BITWISE
-    # A pass that sets the order of launches and waits. While one is on, upstream's schedulers are off.
+    # A pass that sets the order of launches and waits. While one is on, upstream's schedulers are
+    # off.
     schedules: ClassVar[bool] = False
     # Promise checked after every run: the launches of a group keep their order.
     keeps_launch_order: ClassVar[bool] = True
-    # Makes launches fewer, smaller or others: not run where other ranks may hold another graph, because
-    # what is found in one need not be in the other.
+    # Makes launches fewer, smaller or others: not run where other ranks may hold another graph,
+    # because what is found in one need not be in the other.
     changes_launches: ClassVar[bool] = False
-    # All that it changes of a launch stands in the plan that ranks agree on (``ranks/collective_trace.py``): runs where
-    # shards are ragged too, because a rank whose graph cannot do the same says so.
+    # All that it changes of a launch stands in the plan that ranks agree on
+    # (``ranks/collective_trace.py``): runs where shards are ragged too, because a rank whose graph
+    # cannot do the same says so.
     shows_in_plan: ClassVar[bool] = False
     # A plan of another rank says what it would do: left out where the rank follows one.
     replaced_by_plan: ClassVar[bool] = False
-    # Runs on launches whose sizes differ between ranks, if only by counts that the program exchanges: where it acts
-    # depends on no rank's numbers.
+    # Runs on launches whose sizes differ between ranks, if only by counts that the program
+    # exchanges: where it acts depends on no rank's numbers.
     allows_uneven_counts: ClassVar[bool] = False
     # Acts on what the scheduler leaves exposed: runs after it.
     reads_schedule: ClassVar[bool] = False
@@ -96,12 +99,16 @@ class GraphPass(abc.ABC):
 
     @classmethod
     def enabled(cls, options: PassOptions) -> bool:
-        """Return whether these options leave the pass on. ``passes`` and ``disable`` are looked at elsewhere."""
+        """Return whether these options leave the pass on. ``passes`` and ``disable`` are looked
+        at elsewhere.
+        """
         return not (cls.schedules and options.schedule == "off")
 
     @classmethod
     def following(cls, plan: LaunchPlan) -> GraphPass | None:
-        """Return the pass that does what a plan of another rank says this one did there, or None for nothing."""
+        """Return the pass that does what a plan of another rank says this one did there, or None
+        for nothing.
+        """
         return None
 
     def requires(self, graph: fx.Graph) -> None:
@@ -114,7 +121,8 @@ class GraphPass(abc.ABC):
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
         """Raise InvariantError if a promise of this pass is broken.
 
-        ``before`` holds the nodes in the order they had when ``run`` was called; erased nodes included.
+        ``before`` holds the nodes in the order they had when ``run`` was called; erased nodes
+        included.
         """
 
     def digest(self) -> str:

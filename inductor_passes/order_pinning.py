@@ -54,7 +54,9 @@ REDUCTIONS = frozenset(
 
 
 def has_own_kernel(node: fx.Node) -> bool:
-    """Return whether Inductor gives the node a kernel call of its own (a matrix product, attention ...)."""
+    """Return whether Inductor gives the node a kernel call of its own (a matrix product,
+    attention ...).
+    """
     if getattr(node.target, "namespace", "") == FUSED_NAMESPACE:
         return True
     return getattr(node.target, "overloadpacket", None) in OWN_KERNEL
@@ -91,7 +93,9 @@ def pin_order(graph: fx.Graph, cost: CostModel) -> int:
 
 
 def _reads(node: fx.Node, some: set[fx.Node]) -> bool:
-    """Return whether the node's value is made, in a few steps, of one of ``some``: then it runs after it anyway."""
+    """Return whether the node's value is made, in a few steps, of one of ``some``: then it runs
+    after it anyway.
+    """
     stack, seen = list(node.all_input_nodes), set[fx.Node]()
     while stack and len(seen) < SEARCH_STEPS:
         source = stack.pop()
@@ -113,8 +117,9 @@ def _is_anchor(node: fx.Node, cost: CostModel) -> bool:
 def _wait_as_upstream(graph: fx.Graph) -> None:
     """Wait by upstream's operator where nobody reads the wait's value.
 
-    Inductor drops the value of any other, and with it what was to run after it. Upstream's gives what was
-    launched where ours gives a token, and what is tied is lowered only if its stand-in says so.
+    Inductor drops the value of any other, and with it what was to run after it. Upstream's gives
+    what was launched where ours gives a token, and what is tied is lowered only if its stand-in
+    says so.
     """
     for node in graph.nodes:
         if is_wait(node) and not node.users:

@@ -36,17 +36,18 @@ class PassOptions:
     passes: names of the passes to run; None for all. Passes that change numbers beyond the order of
         sums run only if named here.
     disable: names of passes to leave out; ``pin_order``; and with ``backend="dynamo_dist"``,
-        ``direct_gradients`` to leave gradients of DTensor parameters to autograd, ``below_autograd`` to call
-        operators with autograd's kernels.
-    topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
-    report: a folder for report.html, report.json and trace.json; None writes none.
-    schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
-    split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
+        ``direct_gradients`` to leave gradients of DTensor parameters to autograd,
+        ``below_autograd`` to call operators with autograd's kernels.
+    topology: a shipped name or a path to JSON; None chooses by the device of the tensors. report: a
+    folder for report.html, report.json and trace.json; None writes none. schedule: options of the
+    scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor. split: ``off``; a number
+    of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
         another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
-    compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same one compiles, and the
-        others load what it made, from their common cache folder or through the job's store.
+    compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same
+        one compiles, and the others load what it made, from their common cache folder or through
+        the job's store.
     exact: only passes that keep every bit.
     """
 
@@ -75,7 +76,9 @@ class PassOptions:
             load_topology(self.topology)
 
     def parts(self) -> dict[str, str]:
-        """Return these options by name, as far as they change a compiled graph. ``report`` and ``compile`` do not."""
+        """Return these options by name, as far as they change a compiled graph. ``report`` and
+        ``compile`` do not.
+        """
         names = (f.name for f in fields(self) if f.name not in ("report", "compile"))
         return {name: repr(getattr(self, name)) for name in names}
 
@@ -88,7 +91,9 @@ OWN_KEYS = tuple(field.name for field in fields(PassOptions))
 
 
 def split(given: Mapping[str, Any], mode: str | None = None) -> tuple[PassOptions, dict[str, Any]]:
-    """Our options and Inductor's, from one mapping, on top of those of ``mode``. Raises OptionError for an unknown key."""
+    """Our options and Inductor's, from one mapping, on top of those of ``mode``. Raises
+    OptionError for an unknown key.
+    """
     given = {**config.mode_options(mode), **given}
     own: dict[str, Any] = {}
     inductor: dict[str, Any] = {}

@@ -48,11 +48,12 @@ def run_passes(
 ) -> GraphRecord | None:
     """Run the passes on a post-grad graph, in place, and predict the timeline before and after.
 
-    Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold another
-    graph: the launches stay as they are, in their order. ``ragged``: they hold other sizes, so that only what ranks see in
-    one another's plans may change launches. ``follow``: launch as this plan says. ``cost``: by
-    default the model of the topology that the options name. Returns None, and changes nothing, for a graph without a collective on which no pass wants to run. Raises what a
-    failing pass raises, and CannotFollowError for a plan that does not fit.
+    Does not pin the order for lowering; the compile does. ``ranks_differ``: other ranks may hold
+    another graph: the launches stay as they are, in their order. ``ragged``: they hold other sizes,
+    so that only what ranks see in one another's plans may change launches. ``follow``: launch as
+    this plan says. ``cost``: by default the model of the topology that the options name. Returns
+    None, and changes nothing, for a graph without a collective on which no pass wants to run.
+    Raises what a failing pass raises, and CannotFollowError for a plan that does not fit.
     """
     options = options or PassOptions()
     has_launch = any(is_launch(node) for node in graph.nodes)
@@ -69,7 +70,8 @@ def run_passes(
     if not has_launch and not passes:
         return None
     unlike = ranks_differ or launches_show_that_ranks_differ(graph)
-    # Sizes that tokens give are the same graph on all ranks: where to cut it shows no rank's numbers.
+    # Sizes that tokens give are the same graph on all ranks: where to cut it shows no rank's
+    # numbers.
     alike = not (ranks_differ or ragged) and not differs_by_numbers(graph)
     expect_even_exchanges(graph)
     before = simulate(graph, cost)
@@ -92,7 +94,9 @@ def run_passes(
 
 
 def _following(passes: list[GraphPass], follow: FollowPlan) -> list[GraphPass]:
-    """Put the plan in the place of the passes whose work it holds, in front of what orders the graph."""
+    """Put the plan in the place of the passes whose work it holds, in front of what orders the
+    graph.
+    """
     kept = [p for p in passes if not p.replaced_by_plan]
     ordering = (i for i, p in enumerate(kept) if p.schedules or p.reads_schedule)
     at = next(ordering, len(kept))

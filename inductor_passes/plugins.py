@@ -1,4 +1,6 @@
-"""Other people's packages: found by entry point, switched off by name, and harmless when they fail."""
+"""Other people's packages: found by entry point, switched off by name, and harmless when they
+fail.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def load_plugins(
 
 @functools.cache
 def digest_of_sources(module: str) -> str:
-    """A hash over the sources of the package that ``module`` is in: its helpers count as much as it.
+    """A hash over the sources of the package that ``module`` is in: its helpers count as much as
+    it.
 
     Of a module outside any package its own source; "" where there is none, as at a prompt.
     """

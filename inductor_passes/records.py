@@ -23,11 +23,13 @@ OWN_SHARES = frozenset(("all_to_all", "gather", "scatter"))
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
-    """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's line.
+    """One launch of the final graph. ``payload_bytes`` is this rank's input, ``stack`` the user's
+    line.
 
-    ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound``, ``order`` or ``no gain`` (the
-    program's order was left alone), where the scheduler said it (``schedule/solution.py``). ``cause``: the
-    change of placement that it carries out, where whoever traced the program noted one.
+    ``why_exposed``: ``data``, ``channel``, ``memory cap``, ``at the bound``, ``order`` or ``no
+    gain`` (the program's order was left alone), where the scheduler said it
+    (``schedule/solution.py``). ``cause``: the change of placement that it carries out, where
+    whoever traced the program noted one.
     """
 
     name: str
@@ -47,7 +49,8 @@ class CollectiveRecord:
     def agreed(self) -> str:
         """Describe what every rank of the group must launch alike, as text; "" if that is nothing.
 
-        A send has a receive on the other side; shares of an all_to_all, gather or scatter may differ.
+        A send has a receive on the other side; shares of an all_to_all, gather or scatter may
+        differ.
         """
         if self.kind in ONE_SIDED:
             return ""
@@ -58,7 +61,9 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True)
 class ExposedRecord:
-    """A launch of a scheduled graph that is not hidden: ``reason`` as ``schedule.solution.Exposed`` has it."""
+    """A launch of a scheduled graph that is not hidden: ``reason`` as
+    ``schedule.solution.Exposed`` has it.
+    """
 
     name: str
     exposed_us: float
@@ -69,9 +74,9 @@ class ExposedRecord:
 class ScheduleRecord:
     """Decision of the scheduler on one graph: predicted, not measured.
 
-    ``decision``: what was applied, or why nothing was. ``bound_us``: no schedule is shorter under the
-    model; ``gap``: how far above it the makespan is, as a share of it. ``fixed``: nodes whose effects
-    keep them, and everything around them, in place.
+    ``decision``: what was applied, or why nothing was. ``bound_us``: no schedule is shorter under
+    the model; ``gap``: how far above it the makespan is, as a share of it. ``fixed``: nodes whose
+    effects keep them, and everything around them, in place.
     """
 
     decision: str
@@ -101,10 +106,11 @@ class ScheduleRecord:
 
 @dataclass(frozen=True, slots=True)
 class TriedRecord:
-    """One way to cut a graph that was looked at: ``seed`` is the (first) value that is read in parts, ``along`` how.
+    """One way to cut a graph that was looked at: ``seed`` is the (first) value that is read in
+    parts, ``along`` how.
 
-    ``half``: ``forward`` or ``backward``, where only this of a joint graph is cut so. Predicted of the cut graph, with all that
-    is cut beside, scheduled, not measured.
+    ``half``: ``forward`` or ``backward``, where only this of a joint graph is cut so. Predicted of
+    the cut graph, with all that is cut beside, scheduled, not measured.
     """
 
     parts: int
@@ -128,10 +134,12 @@ class EndedRecord:
 
 @dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """Regions of one graph that were cut alike: ``count`` of them, from values like ``seed`` on, along ``along`` in ``parts`` parts.
+    """Regions of one graph that were cut alike: ``count`` of them, from values like ``seed`` on,
+    along ``along`` in ``parts`` parts.
 
-    ``line``: the user's, of the first launch that is cut. ``half``: as a ``TriedRecord`` has it. ``before_us``, ``after_us``: the
-    predicted step without these regions and with them; those chosen together share both. ``ended``: what they stop at.
+    ``line``: the user's, of the first launch that is cut. ``half``: as a ``TriedRecord`` has it.
+    ``before_us``, ``after_us``: the predicted step without these regions and with them; those
+    chosen together share both. ``ended``: what they stop at.
     """
 
     parts: int
@@ -150,13 +158,15 @@ class RegionRecord:
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """Decision on cutting one graph into parts: predicted, not measured. ``parts`` is 1 where it was left whole.
+    """Decision on cutting one graph into parts: predicted, not measured. ``parts`` is 1 where it
+    was left whole.
 
-    ``parts``, ``seed`` and ``along`` are of the first of its ``regions``; ``launches``, ``nodes`` and ``joins`` of all.
+    ``parts``, ``seed`` and ``along`` are of the first of its ``regions``; ``launches``, ``nodes``
+    and ``joins`` of all.
 
-    ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is shorter, nor any
-    cut that was looked at (``schedule/solver/lower_bound.py``). These, and what was ``tried``, are of the graph with ``layers_tried``
-    of its ``layers`` equal layers.
+    ``makespan_uncut_us``, ``makespan_cut_us``: of the graph, scheduled. ``limit_us``: no order is
+    shorter, nor any cut that was looked at (``schedule/solver/lower_bound.py``). These, and what
+    was ``tried``, are of the graph with ``layers_tried`` of its ``layers`` equal layers.
     """
 
     decision: str
@@ -178,7 +188,9 @@ class SplitRecord:
 
     @property
     def closed(self) -> float:
-        """Share of the distance from the scheduled uncut graph to the limit that the cut takes away."""
+        """Share of the distance from the scheduled uncut graph to the limit that the cut takes
+        away.
+        """
         distance = self.makespan_uncut_us - self.limit_us
         return (self.makespan_uncut_us - self.makespan_cut_us) / distance if distance > 0 else 0.0
 
@@ -187,8 +199,8 @@ class SplitRecord:
 class PassRecord:
     """One run of one pass; ``status`` is ``ran`` or ``skipped`` (with ``reason``).
 
-    ``schedule`` is there where the pass is the global scheduler, ``split`` where it cuts graphs into parts;
-    ``notes`` where a pass explains its decisions.
+    ``schedule`` is there where the pass is the global scheduler, ``split`` where it cuts graphs
+    into parts; ``notes`` where a pass explains its decisions.
     """
 
     name: str
@@ -205,7 +217,8 @@ class PassRecord:
 
 @dataclass(frozen=True, slots=True)
 class SpanRecord:
-    """One box of a timeline. ``lane`` is ``compute`` or a process group's name; times in microseconds.
+    """One box of a timeline. ``lane`` is ``compute`` or a process group's name; times in
+    microseconds.
 
     ``why_exposed``: of an exposed collective, as ``CollectiveRecord`` has it.
     """
@@ -236,7 +249,9 @@ class TimelineRecord:
 
 @dataclass(frozen=True, slots=True)
 class FigureRecord:
-    """A number that reports show of a graph: predicted, not measured. ``unit`` is ``us``, ``bytes`` or a word."""
+    """A number that reports show of a graph: predicted, not measured. ``unit`` is ``us``,
+    ``bytes`` or a word.
+    """
 
     name: str
     value: float
@@ -247,7 +262,8 @@ class FigureRecord:
 class CacheRecord:
     """Where a graph's passes were looked for: ``status`` is ``hit``, ``miss`` or ``off``.
 
-    ``why``: whose cache had it; or what of its key is not as in the compile before, or why nobody can tell.
+    ``why``: whose cache had it; or what of its key is not as in the compile before, or why nobody
+    can tell.
     """
 
     status: str
@@ -262,7 +278,8 @@ class GraphRecord:
     """One compiled graph. ``phase`` is ``forward``, ``backward`` or ``inference``.
 
     ``order_kept`` says whether launches and waits stand in the generated code as the passes left
-    them; None where the generated code was not looked at. ``cache``: None for a graph without launches.
+    them; None where the generated code was not looked at. ``cache``: None for a graph without
+    launches.
     """
 
     graph_id: str
@@ -309,10 +326,11 @@ class GraphRecord:
 
 
 def restored(hint: Any, data: Any) -> Any:
-    """A record, or the value of a field of type ``hint``, from plain data; entries that no field takes are left out.
+    """A record, or the value of a field of type ``hint``, from plain data; entries that no field
+    takes are left out.
 
-    They are of a later version, or computed. Raises TypeError for a missing field, and for what is no list where
-    one belongs.
+    They are of a later version, or computed. Raises TypeError for a missing field, and for what is
+    no list where one belongs.
     """
     item, is_tuple, cls = _shape(hint)
     if isinstance(data, (list, tuple)):
@@ -327,7 +345,9 @@ def restored(hint: Any, data: Any) -> Any:
 
 @functools.cache
 def _shape(hint: Any) -> tuple[Any, bool, Any]:
-    """The type of a list's items, whether it has to be a list, and the record that it is or holds."""
+    """The type of a list's items, whether it has to be a list, and the record that it is or
+    holds.
+    """
     parts = typing.get_args(hint)
     cls = next((part for part in (hint, *parts) if dataclasses.is_dataclass(part)), None)
     return (parts[0] if parts else None), typing.get_origin(hint) is tuple, cls

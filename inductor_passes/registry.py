@@ -35,8 +35,8 @@ def register(
 ) -> Registered:
     """Add a pass to every later compile: at the end, or next to the pass named.
 
-    ``pass_`` is a ``GraphPass`` class (built with ``build(context)``) or an instance. Returns it, so
-    that it works as a class decorator. Raises OptionError if the name is taken, if it is not a
+    ``pass_`` is a ``GraphPass`` class (built with ``build(context)``) or an instance. Returns it,
+    so that it works as a class decorator. Raises OptionError if the name is taken, if it is not a
     GraphPass, or if the neighbour is unknown. The same object twice is once.
     """
     is_pass = isinstance(pass_, GraphPass) or (
@@ -90,7 +90,9 @@ def registered_passes() -> tuple[str, ...]:
 
 
 def plugin_failures() -> dict[str, str]:
-    """Entry points of the group ``inductor_passes.plugins`` that could not be used, with the reason."""
+    """Entry points of the group ``inductor_passes.plugins`` that could not be used, with the
+    reason.
+    """
     read_plugins()
     return dict(_plugin_failures)
 
@@ -98,7 +100,9 @@ def plugin_failures() -> dict[str, str]:
 def build_passes(
     context: PassContext, names: Sequence[str] | None, disable: Sequence[str]
 ) -> list[GraphPass]:
-    """The passes of one compile: ``names`` (all if None), in registry order, without ``disable``."""
+    """The passes of one compile: ``names`` (all if None), in registry order, without
+    ``disable``.
+    """
     chosen = [
         p for p in ordered_passes() if (names is None or p.name in names) and p.name not in disable
     ]
@@ -125,7 +129,9 @@ def read_plugins() -> None:
 
 
 def _use(plugin: Any) -> None:
-    """A pass is registered at the end; a function is called, and registers what it has where it wants."""
+    """A pass is registered at the end; a function is called, and registers what it has where it
+    wants.
+    """
     is_pass = isinstance(plugin, type) and issubclass(plugin, GraphPass)
     if is_pass or isinstance(plugin, GraphPass):
         register(plugin)

@@ -14,9 +14,9 @@ from inductor_passes.errors import OptionError
 class ScheduleOptions:
     """Options of the scheduler: what a schedule may cost.
 
-    extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order by the
-        larger of this share of it and this many bytes. None: by what FSDP2's own runtime would exceed it
-        where the graph gathers for its modules, else 1 GiB.
+    extra_memory_ratio, extra_memory_bytes: peak memory may exceed that of the program's own order
+        by the larger of this share of it and this many bytes. None: by what FSDP2's own runtime
+        would exceed it where the graph gathers for its modules, else 1 GiB.
     bucket: whether launches may be merged.
     """
 

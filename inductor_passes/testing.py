@@ -1,4 +1,5 @@
-"""Small graphs for tests: trace a function on a fake process group, print a graph as readable lines.
+"""Small graphs for tests: trace a function on a fake process group, print a graph as readable
+lines.
 
 Nothing here runs a kernel or moves a byte: tensors are fake, the group is fake, a trace takes
 milliseconds. A fake group answers questions about ranks; its collectives carry no numbers.
@@ -41,11 +42,12 @@ def fake_group(world_size: int = 8, rank: int = 0) -> Iterator[None]:
 
 
 def leave_process(status: int = 0) -> NoReturn:
-    """End a rank's program: its process groups first, then the process, with ``status`` to its parent.
+    """End a rank's program: its process groups first, then the process, with ``status`` to its
+    parent.
 
-    A gloo thread that drops its last tensor while the interpreter is being torn down aborts the process
-    (signal 6), rarely and after all work is done. So the interpreter is not torn down: what was printed is
-    flushed, exit handlers do not run. Call it as the last statement of a script.
+    A gloo thread that drops its last tensor while the interpreter is being torn down aborts the
+    process (signal 6), rarely and after all work is done. So the interpreter is not torn down: what
+    was printed is flushed, exit handlers do not run. Call it as the last statement of a script.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -64,9 +66,10 @@ def trace(
 ) -> fx.Graph:
     """Trace ``fn`` to an aten graph; every node carries its fake value in ``meta["val"]``.
 
-    ``fn`` gets one tensor of ``dtype`` per entry of ``shapes`` (local shapes). With ``dynamic`` every
-    size above 1 is a symbol, hinted by the given size; that takes ``device="cpu"``. Uses the process
-    group that is initialised; if there is none, a fake one of ``world_size`` ranks for the trace alone.
+    ``fn`` gets one tensor of ``dtype`` per entry of ``shapes`` (local shapes). With ``dynamic``
+    every size above 1 is a symbol, hinted by the given size; that takes ``device="cpu"``. Uses the
+    process group that is initialised; if there is none, a fake one of ``world_size`` ranks for the
+    trace alone.
     """
     with contextlib.ExitStack() as stack:
         if not dist.is_initialized():
@@ -82,10 +85,11 @@ def trace(
 
 
 def run_on_ranks(graph: fx.Graph, *inputs: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the graph's results on each rank, with collectives that move true numbers, in one process.
+    """Return the graph's results on each rank, with collectives that move true numbers, in one
+    process.
 
-    ``inputs`` has one entry for each graph input: its local value on every rank. Needs a fake group of
-    as many ranks to be initialised.
+    ``inputs`` has one entry for each graph input: its local value on every rank. Needs a fake group
+    of as many ranks to be initialised.
     """
     return run_on_local_tensors(
         fx.Interpreter(fx.GraphModule({}, graph)).run,

@@ -32,16 +32,16 @@ import preloaded  # noqa: E402 - neither folder is a package
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-# Seconds of the slow tests of a file, about: which files a run begins with, so that none of its processes is left
-# with a long one at the end.
+# Seconds of the slow tests of a file, about: which files a run begins with, so that none of its
+# processes is left with a long one at the end.
 SECONDS = json.loads((ROOT / "test" / "slow_files.json").read_text())
 KEPT = 3000  # characters from either end of what the ranks said
 
 
 preloaded.time_no_guards()
 
-# Compiles make many objects of which few are garbage, beside a heap of modules and tests: looking through all of it as
-# often as Python does takes a fifth of a run.
+# Compiles make many objects of which few are garbage, beside a heap of modules and tests: looking
+# through all of it as often as Python does takes a fifth of a run.
 gc.disable()
 
 
@@ -62,8 +62,9 @@ def pytest_collection_modifyitems(items):
 def on_ranks(tmp_path):
     """``on_ranks(worker, ranks)``: the script on that many gloo ranks, each of which must end well.
 
-    Ranks are forked with torch imported, some seconds sooner than ``torchrun``'s. Compiled code goes to a folder
-    of the test's own. A rank that fails fails the test, with what all said first and last.
+    Ranks are forked with torch imported, some seconds sooner than ``torchrun``'s. Compiled code
+    goes to a folder of the test's own. A rank that fails fails the test, with what all said first
+    and last.
     """
 
     def run(worker, ranks, *arguments, timeout=900):
@@ -144,7 +145,9 @@ def make_timeline(start_us, gather_us, peak_bytes):
 
 
 def make_graph(**changes):
-    """A gather that waits for nothing, then two matrix products: the second pass hides the gather."""
+    """A gather that waits for nothing, then two matrix products: the second pass hides the
+    gather.
+    """
     fields = {
         "graph_id": "0/0:forward",
         "phase": "forward",

@@ -1,10 +1,13 @@
-"""A device that is not there, so that the truth is known: streams, kernels that run when they can, and what a profiler writes of them."""
+"""A device that is not there, so that the truth is known: streams, kernels that run when they
+can, and what a profiler writes of them.
+"""
 
 import contextlib
 import types
 
 COMPUTE, LINK = 7, 20
-# What generated code of a graph with a product, a gather, a fused kernel, its wait and another product looks like.
+# What generated code of a graph with a product, a gather, a fused kernel, its wait and another
+# product looks like.
 SOURCE = """\
 def call(args):
     x, = args
@@ -18,7 +21,8 @@ def call(args):
 
 
 class Device:
-    """One rank's device. ``us``: of each kernel by name. ``host_us``: that the host takes to start one.
+    """One rank's device. ``us``: of each kernel by name. ``host_us``: that the host takes to start
+    one.
 
     It stands for ``Profiler`` too. ``spoil(events)``: changes what a profile holds.
     """

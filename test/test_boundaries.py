@@ -110,7 +110,8 @@ def test_the_page_of_rooms_is_what_the_code_says():
     assert page == structure["render"](), "run python tools/docs/structure.py"
 
 
-# Names that stand for one idea in many modules: what every command, kernel, rule or registry offers by that name.
+# Names that stand for one idea in many modules: what every command, kernel, rule or registry offers
+# by that name.
 OFFERED = {
     "add_arguments",
     "answer",

@@ -1,4 +1,5 @@
-"""Names that users have: those in ``public_names.json`` are there, and a change that takes one away edits that file.
+"""Names that users have: those in ``public_names.json`` are there, and a change that takes one away
+edits that file.
 
 The file lists what README and docs/ name, what the packages export and what commands take.
 """

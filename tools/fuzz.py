@@ -1,13 +1,13 @@
 """Random distributed programs: eager mode against compiled, on all ranks, with every pass.
 
-    python tools/fuzz.py --seed 0 --minutes 30                  # as many as fit, failures go to fuzz_failures/
-    python tools/fuzz.py --seed 0 --programs 200 --json
-    python tools/fuzz.py --seed 136 --programs 1 --kind graph
+    python tools/fuzz.py --seed 0 --minutes 30 # as many as fit, failures go to fuzz_failures/
+    python tools/fuzz.py --seed 0 --programs 200 --json python tools/fuzz.py --seed 136 --programs 1
+    --kind graph
 
-A program is drawn from its number alone. Programs of functional collectives are traced and run before and
-after sets of passes; programs of c10d calls, DTensors and modules run on ranks that are threads, in eager
-mode, compiled, and on one device. A program that eager mode refuses is thrown away, and counted. A failing
-one is cut down and written to a file. Exits with 1 if there is any.
+A program is drawn from its number alone. Programs of functional collectives are traced and run
+before and after sets of passes; programs of c10d calls, DTensors and modules run on ranks that are
+threads, in eager mode, compiled, and on one device. A program that eager mode refuses is thrown
+away, and counted. A failing one is cut down and written to a file. Exits with 1 if there is any.
 """
 
 from __future__ import annotations

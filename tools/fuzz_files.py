@@ -1,4 +1,5 @@
-"""Mutants of every format of file that is read: each gives a result, or one line and exit status 2, in time.
+"""Mutants of every format of file that is read: each gives a result, or one line and exit status 2,
+in time.
 
     python tools/fuzz_files.py [--mutants N] [--seed N] [--only FORMAT] [--keep FOLDER] [--json]
 
@@ -76,7 +77,9 @@ def judge(format_: str, seed: str, content: bytes, example: Example, path: Path)
 
 
 def _highest_bytes() -> int:
-    """The most memory that this process ever had; one that was started by a large one has had as much as that."""
+    """The most memory that this process ever had; one that was started by a large one has had as
+    much as that.
+    """
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

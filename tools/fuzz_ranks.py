@@ -1,15 +1,16 @@
-"""Random programs of ranks that are unlike each other, compiled, beside eager mode, on real gloo ranks.
+"""Random programs of ranks that are unlike each other, compiled, beside eager mode, on real gloo
+ranks.
 
-    python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json tools/bench/results/fuzz_ranks.json
-    python tools/fuzz_ranks.py --seed 136 --programs 1 --show
-    python tools/fuzz_ranks.py --seed 5041 --programs 1 --upstream   # does upstream run what failed?
+    python tools/fuzz_ranks.py --programs 500 --ranks 2,4,2x2 --seed 0 --json
+    tools/bench/results/fuzz_ranks.json python tools/fuzz_ranks.py --seed 136 --programs 1 --show
+    python tools/fuzz_ranks.py --seed 5041 --programs 1 --upstream # does upstream run what failed?
 
-Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print on one of
-them, functions that one alone compiles, other caches. Models train with DDP or FSDP2, with
-micro-batches and evaluation between, some in eager mode. Each program is drawn from its number alone. The passes,
-Inductor's lowering and its generated modules run; kernels are Python, so that no program needs a compiler.
-Exits with 1 if a program fails. A file given by ``--json`` holds all runs and their sums, and under ``open`` the
-programs that have failed and not run well since.
+Ranks launch matching sequences in eager mode, whatever they hold: batches of other lengths, a print
+on one of them, functions that one alone compiles, other caches. Models train with DDP or FSDP2,
+with micro-batches and evaluation between, some in eager mode. Each program is drawn from its number
+alone. The passes, Inductor's lowering and its generated modules run; kernels are Python, so that no
+program needs a compiler. Exits with 1 if a program fails. A file given by ``--json`` holds all runs
+and their sums, and under ``open`` the programs that have failed and not run well since.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Question: does a graph that is cut into parts compute, on all ranks, what it did whole?
 
-    python tools/fuzz_split.py --programs 3000              # small whole numbers in float64: every bit
-    python tools/fuzz_split.py --programs 1000 --floats      # any numbers in float32: within 1e-5 of float64
-    python tools/fuzz_split.py --programs 300 --joint        # training: the joint graph is cut, then made forward and backward
-    python tools/fuzz_split.py --programs 1000 --unequal     # parts that do not divide rows, and symbols, as ranks that follow have
-    python tools/fuzz_split.py --programs 300 --plant joins  # a fault, to be found
+    python tools/fuzz_split.py --programs 3000 # small whole numbers in float64: every bit python
+    tools/fuzz_split.py --programs 1000 --floats # any numbers in float32: within 1e-5 of float64
+    python tools/fuzz_split.py --programs 300 --joint # training: the joint graph is cut, then made
+    forward and backward python tools/fuzz_split.py --programs 1000 --unequal # parts that do not
+    divide rows, and symbols, as ranks that follow have python tools/fuzz_split.py --programs 300
+    --plant joins # a fault, to be found
 
-A program, its inputs, and where and in how many parts it is cut, in one region or several, are drawn from its number alone. All ranks run in this process,
-in lockstep. Prints one JSON object and exits with 1 if a program failed.
+A program, its inputs, and where and in how many parts it is cut, in one region or several, are
+drawn from its number alone. All ranks run in this process, in lockstep. Prints one JSON object and
+exits with 1 if a program failed.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def tried(number: int, exact: bool, unequal: bool = False) -> tuple[int, str, int]:
-    """Cut one program as is drawn, twice; how many launches were cut, what is wrong, and the most regions."""
+    """Cut one program as is drawn, twice; how many launches were cut, what is wrong, and the
+    most regions.
+    """
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     symbols = unequal and choose.random() < 0.5
@@ -139,7 +143,9 @@ def tried(number: int, exact: bool, unequal: bool = False) -> tuple[int, str, in
 
 
 def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
-    """Cut the joint graph of one training step, and let AOTAutograd make two graphs of it; as ``tried``."""
+    """Cut the joint graph of one training step, and let AOTAutograd make two graphs of it; as
+    ``tried``.
+    """
     choose = random.Random(number)
     dtype = torch.float64 if exact else torch.float32
     inputs = [_inputs(random.Random(number + rank), exact, dtype) for rank in range(RANKS)]
@@ -174,7 +180,9 @@ def trained_in_parts(number: int, exact: bool) -> tuple[int, str, int]:
 
 
 def _regions(graph: fx.Graph, choose: random.Random, parts: int) -> list[Region]:
-    """Regions that share no node: the first in ``parts`` parts from an input or from inside, others in as many as are drawn."""
+    """Regions that share no node: the first in ``parts`` parts from an input or from inside,
+    others in as many as are drawn.
+    """
     ways: list[Way] = []
     for _ in range(choose.randint(1, MOST_WAYS)):
         laid_out = Laid(graph)

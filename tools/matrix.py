@@ -4,10 +4,10 @@
     python tools/matrix.py one 2.13.0 [--results FOLDER] [--only tests|corpus]
     python tools/matrix.py table [--results FOLDER]
 
-``one`` runs in an environment that has this torch. It writes ``matrix_VERSION.json``: the fast tests
-(passed, failed, skipped), and how the corpus's programs end with upstream torch and with this package;
-``lost`` are those that only upstream passes. Exits with 1 for a failed test or a lost program. A part that
-does not run keeps what the file said of it.
+``one`` runs in an environment that has this torch. It writes ``matrix_VERSION.json``: the fast
+tests (passed, failed, skipped), and how the corpus's programs end with upstream torch and with this
+package; ``lost`` are those that only upstream passes. Exits with 1 for a failed test or a lost
+program. A part that does not run keeps what the file said of it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def run_tests() -> dict[str, Any]:
 
 
 def run_corpus(options: list[str]) -> list[dict[str, Any]]:
-    """Every program's record. Families stay together: some of their programs build on one another."""
+    """Every program's record. Families stay together: some of their programs build on one
+    another.
+    """
     listed = [json.loads(line) for line in (CORPUS / "upstream_2.13.0.jsonl").open()]
     families = sorted({record["family"] for record in listed})
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Run programs with upstream torch and with the plugin, in processes of their own: none may end worse.
+"""Run programs with upstream torch and with the plugin, in processes of their own: none may end
+worse.
 
     python tools/parity.py                       # everything that has no result for this commit yet
     python tools/parity.py --quick               # the part for CI, three to four minutes on 2 cores
@@ -7,12 +8,13 @@
     python tools/parity.py --part graphs --part strategies --pages   # write their pages in docs/
     python tools/parity.py --list
 
-The parts are corpus (test/corpus, its own referee), lowering (the same through Inductor's lowering and code
-generation, whose graphs are then interpreted), operators (higher-order ones), strategies (torch's operators on DTensors),
-features (torch without distribution), dtensors (DTensor programs on all ranks), graphs (DTensor programs that ought to be
-one graph) and models (transformers' with a tensor-parallel plan); those on real ranks end in "-ranks", and graphs are.
-A program that hangs or ends its process counts as lost, and the run goes on. Exits with 1 if upstream is right
-where ours is not, or if ours is wrong anywhere.
+The parts are corpus (test/corpus, its own referee), lowering (the same through Inductor's lowering
+and code generation, whose graphs are then interpreted), operators (higher-order ones), strategies
+(torch's operators on DTensors), features (torch without distribution), dtensors (DTensor programs
+on all ranks), graphs (DTensor programs that ought to be one graph) and models (transformers' with a
+tensor-parallel plan); those on real ranks end in "-ranks", and graphs are. A program that hangs or
+ends its process counts as lost, and the run goes on. Exits with 1 if upstream is right where ours
+is not, or if ours is wrong anywhere.
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ def _verdicts(part: Part, ends: dict[str, dict[str, End]]) -> dict[str, Verdict]
 def _side(
     part: Part, names: list[str], side: str, kept: Kept, options: argparse.Namespace
 ) -> dict[str, End]:
-    """How each program ends on one side. One that gave no answer gets a second chance: a busy machine is no fault."""
+    """How each program ends on one side. One that gave no answer gets a second chance: a busy
+    machine is no fault.
+    """
     known: dict[str, End] = {} if options.fresh else kept.read(part.name, side)
     missing = [name for name in names if name not in known]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -10,7 +10,8 @@
      "passes": [str],            those that the pipeline would run, third parties' included
      "degraded": [{"what", "why", "fix"}]}
 
-With ``--changes``, what ``enable()`` changes in torch instead, an entry a kind of place, the worst to lose first::
+With ``--changes``, what ``enable()`` changes in torch instead, an entry a kind of place, the worst
+to lose first::
 
     {"place": str, "places": int, "lost": str, "upstream": str, "versions": str, "made_by": [str],
      "what": "patch" or "setting"}

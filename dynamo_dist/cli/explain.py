@@ -1,11 +1,14 @@
-"""``python -m dynamo_dist explain SCRIPT``: run a script on all its ranks and report its breaks and graphs.
+"""``python -m dynamo_dist explain SCRIPT``: run a script on all its ranks and report its breaks and
+graphs.
 
-``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences, reports}``, as
-``dynamo_dist.diagnostics.records`` describes it, or ``{"error": why}`` where there is no report; what the script
-prints goes to standard error then. The exit status is the script's own.
+``--json`` prints one object and nothing else: ``{schema, world_size, missing, differences,
+reports}``, as ``dynamo_dist.diagnostics.records`` describes it, or ``{"error": why}`` where there
+is no report; what the script prints goes to standard error then. The exit status is the script's
+own.
 
-Under torchrun that is its agent's. Under any other launcher the commands open one of their own at the address
-where the scripts' process group met, which all ranks know, can reach, and have left when they end.
+Under torchrun that is its agent's. Under any other launcher the commands open one of their own at
+the address where the scripts' process group met, which all ranks know, can reach, and have left
+when they end.
 """
 
 from __future__ import annotations
@@ -93,10 +96,11 @@ def running(
 ) -> Iterator[Callable[[], int]]:
     """Start it; the function given waits for its exit status, negative for a signal.
 
-    On a terminal the script stays in the foreground, and the terminal's own signals reach it without
-    us; elsewhere it gets a process group of its own, and each signal once, from us. In the block no
-    signal but an interrupt after the script's end stops us: torchrun ends all ranks when one has
-    failed, and that is when a report is wanted. ``quiet``: what it prints goes to standard error.
+    On a terminal the script stays in the foreground, and the terminal's own signals reach it
+    without us; elsewhere it gets a process group of its own, and each signal once, from us. In the
+    block no signal but an interrupt after the script's end stops us: torchrun ends all ranks when
+    one has failed, and that is when a report is wanted. ``quiet``: what it prints goes to standard
+    error.
     """
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     process: subprocess.Popen[bytes] | None = None
@@ -140,7 +144,9 @@ def interpreter() -> list[str]:
 
 @contextlib.contextmanager
 def _handlers(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Not SIG_IGN, which the script would inherit; and what was ignored, as under nohup, stays so."""
+    """Not SIG_IGN, which the script would inherit; and what was ignored, as under nohup, stays
+    so.
+    """
     before = {
         number: signal.signal(number, handler)
         for number in numbers
@@ -169,7 +175,9 @@ log = logging.getLogger(__name__)
 
 
 def agent_store(environ: Mapping[str, str] = os.environ) -> Store | None:
-    """The store that torchrun's agent holds, on whatever host; None where no such agent started us."""
+    """The store that torchrun's agent holds, on whatever host; None where no such agent started
+    us.
+    """
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     # After a restart of the workers the reports of the earlier try are still there.
@@ -186,9 +194,9 @@ def given_address(environ: Mapping[str, str] = os.environ) -> str:
 def own_store(address: str, is_host: bool, wait_s: float) -> Store | None:
     """A store at ``address``, ``HOST:PORT``: the command of rank 0 opens it, the others come to it.
 
-    Where a store that nobody's script holds goes on answering there, it serves too. While rank 0's script
-    runs its own answers: the others wait for its end, and for ``wait_s`` seconds where none answers. None
-    where rank 0 opened nothing in that time, or at an interrupt.
+    Where a store that nobody's script holds goes on answering there, it serves too. While rank 0's
+    script runs its own answers: the others wait for its end, and for ``wait_s`` seconds where none
+    answers. None where rank 0 opened nothing in that time, or at an interrupt.
     """
     if not is_host:
         return _come(address, wait_s)
@@ -334,7 +342,9 @@ def _refusal(arguments: argparse.Namespace) -> str:
 
 
 def _report(arguments: argparse.Namespace, folder: str, status: int) -> None:
-    """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank 0."""
+    """Show the report of all ranks that are known here; other ranks than 0 hand theirs to rank
+    0.
+    """
     from dynamo_dist.cli import explained_process
     from dynamo_dist.diagnostics import Fact, RunReport, merge_ranks
 

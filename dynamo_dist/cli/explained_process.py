@@ -1,11 +1,11 @@
 """Collect, inside an explained process, what it compiles, and keep a journal of it on disk.
 
-``import torch`` calls ``install()`` where the environment names a folder; so processes that the script
-starts are explained too. The script's own behaviour stays: without ``BACKEND`` Inductor's configuration
-has one more pass, which looks at graphs and changes none.
+``import torch`` calls ``install()`` where the environment names a folder; so processes that the
+script starts are explained too. The script's own behaviour stays: without ``BACKEND`` Inductor's
+configuration has one more pass, which looks at graphs and changes none.
 
-Each process appends lines of JSON to a file of its own, ``{"kind": KIND, "data": {...}}``. A later line
-about the same thing replaces the earlier; a last line that was cut off is not read.
+Each process appends lines of JSON to a file of its own, ``{"kind": KIND, "data": {...}}``. A later
+line about the same thing replaces the earlier; a last line that was cut off is not read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _PROCESS = ("rank", "world_size", "torch_version", "plugin_version")
 
 
 class Journal:
-    """Writes the file of this process; a forked child writes one of its own. Threads may share it."""
+    """Writes the file of this process; a forked child writes one of its own. Threads may share
+    it.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
@@ -48,7 +50,8 @@ class Journal:
         self._process: dict[str, Any] = {}
 
     def process(self, **known: Any) -> None:
-        """Note which process is writing: ``rank``, ``world_size``, ``torch_version``, ``plugin_version``, ``meeting``.
+        """Note which process is writing: ``rank``, ``world_size``, ``torch_version``,
+        ``plugin_version``, ``meeting``.
 
         ``meeting`` is ``HOST:PORT`` of the store where the ranks met, "" where there is none.
         """
@@ -160,7 +163,9 @@ class Listener:
             self._journal.record(Fact("functions compiled", len(self._functions), "", "counted"))
 
     def _say_who(self) -> None:
-        """A launcher's rank and number of ranks; without one the process group's, also when it is gone."""
+        """A launcher's rank and number of ranks; without one the process group's, also when it
+        is gone.
+        """
         if dist.is_available() and dist.is_initialized():
             self._meeting = dynamo_compiler.meeting_point()
             if not self._is_launched:
@@ -192,7 +197,9 @@ log = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Start to listen when the script first compiles. Called once, at the end of ``import torch``."""
+    """Start to listen when the script first compiles. Called once, at the end of ``import
+    torch``.
+    """
     before_first_compile(_listen)
 
 

@@ -1,8 +1,8 @@
 """``python -m dynamo_dist report PATH...``: reports on disk as one, the ranks merged.
 
-PATH is a folder that ``options={"report": FOLDER}`` filled, a ``report.json`` in it, or what ``explain
---json`` printed. ``--json`` prints the object that ``explain --json`` prints. The exit status is 0, or 2
-where there is no report to show.
+PATH is a folder that ``options={"report": FOLDER}`` filled, a ``report.json`` in it, or what
+``explain --json`` printed. ``--json`` prints the object that ``explain --json`` prints. The exit
+status is 0, or 2 where there is no report to show.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Causes of a program's graph breaks: Dynamo's messages taken apart, the user's line, and advice.
 
 The causes are data (``CATALOG``) and the first that matches wins. To add causes of one's own, put
-them in front: ``collect(catalog=(*MINE, *CATALOG))``. A break that no cause fits keeps Dynamo's words.
+them in front: ``collect(catalog=(*MINE, *CATALOG))``. A break that no cause fits keeps Dynamo's
+words.
 
 The text has had one form from torch 2.13 to 2.15; what does not have it becomes an explanation.
 """
@@ -146,7 +147,9 @@ __all__ = ["CATALOG", "Advice", "Cause", "advise"]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The advice that a report gives about one break. ``cause`` is "" if no entry of the catalog matched."""
+    """The advice that a report gives about one break. ``cause`` is "" if no entry of the catalog
+    matched.
+    """
 
     cause: str
     why: str

@@ -40,7 +40,8 @@ _COMPILE_ID = re.compile(r"^!?\d+(?:/\d+)?(?:_\d+)?: ")
 
 
 class Collector(GraphCollector):
-    """The graphs, breaks, recompiles and plans seen so far. Safe to read at any time, from any thread.
+    """The graphs, breaks, recompiles and plans seen so far. Safe to read at any time, from any
+    thread.
 
     ``on_change`` is called with each record that is new or replaces an earlier one.
     """
@@ -155,7 +156,8 @@ def collect(
         try:
             yield collector
         finally:
-            recorder.publish_cached()  # graphs that a compile by upstream's backend took from the cache
+            # graphs that a compile by upstream's backend took from the cache
+            recorder.publish_cached()
             unsubscribe()
             unsubscribe_plans()
 

@@ -83,7 +83,9 @@ def _log(artifact: str, lines: list[str], name: str, record: BreakRecord | PlanR
 
 @functools.cache
 def process_run() -> Collector:
-    """What this process has met while enabled, and its graphs since a report was first asked for."""
+    """What this process has met while enabled, and its graphs since a report was first asked
+    for.
+    """
     return Collector(on_change=log_decision)
 
 

@@ -14,7 +14,9 @@ from inductor_passes.report.figures import SCHEMA_VERSION, count_of, split_line,
 
 @dataclass(frozen=True, slots=True)
 class RankDifference:
-    """Something on which ranks disagree: each value with the ranks that have it, most ranks first."""
+    """Something on which ranks disagree: each value with the ranks that have it, most ranks
+    first.
+    """
 
     what: str
     values: tuple[tuple[str, tuple[int, ...]], ...]
@@ -34,7 +36,8 @@ class MergedReport:
         return self.reports[0]
 
     def to_json(self) -> dict[str, Any]:
-        """``{schema, world_size, missing, differences, reports}``; ``reports`` as each rank wrote it.
+        """``{schema, world_size, missing, differences, reports}``; ``reports`` as each rank wrote
+        it.
 
         ``differences`` is a list of ``{what, values: [{value, ranks}]}``.
         """

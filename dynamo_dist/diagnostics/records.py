@@ -1,18 +1,19 @@
 """The record of one run as plain data, its JSON schema, and records read from disk.
 
-JSON schema, version 1 (``RunReport.to_json``). Times are microseconds, sizes bytes; every list keeps
-the order in which things were seen. A reader ignores fields it does not know; the version rises when
-a field changes its meaning or goes.
+JSON schema, version 1 (``RunReport.to_json``). Times are microseconds, sizes bytes; every list
+keeps the order in which things were seen. A reader ignores fields it does not know; the version
+rises when a field changes its meaning or goes.
 
     schema           1
     rank, world_size ints
     torch_version, plugin_version, topology   strings; topology is "" where no graph was costed
     graphs           list of graph records, each with a "schema" of its own
                      (inductor_passes.records.GraphRecord.to_json)
-    breaks           list of {kind, reason, user_line, explanation, fix, cause, effect, count, hints}
-    recompiles       list of {function, user_line, guard, count}
-    plans            list of {graph, method, steps, upstream_us, planned_us, bound_us, changes}; changes is
-                     a list of {op, upstream, planned}: where upstream and the plan put an operation's inputs
+    breaks list of {kind, reason, user_line, explanation, fix, cause, effect, count, hints}
+    recompiles list of {function, user_line, guard, count} plans list of {graph, method, steps,
+    upstream_us, planned_us, bound_us, changes}; changes is
+                     a list of {op, upstream, planned}: where upstream and the plan put an
+                     operation's inputs
     facts            list of {name, value, unit, source}; value is a number, a string or a list of
                      numbers, source says where it comes from: "simulated on h100x8",
                      "measured, CPU", "emulated link, 1 Gbit/s"
@@ -84,7 +85,9 @@ class RecompileRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One operation whose inputs the plan puts elsewhere than upstream would: ``S0``, ``R``, ``P`` per input."""
+    """One operation whose inputs the plan puts elsewhere than upstream would: ``S0``, ``R``,
+    ``P`` per input.
+    """
 
     op: str
     upstream: tuple[str, ...]
@@ -95,8 +98,9 @@ class PlannedStep:
 class PlanRecord:
     """The placements of one Dynamo graph, re-solved; ``graph`` is its name in a plan file.
 
-    Times are modelled, communication and compute, in microseconds; no plan takes less than ``bound_us``.
-    ``source``: the file that it was read from, the user's or one beside the cache; "" where it was made anew.
+    Times are modelled, communication and compute, in microseconds; no plan takes less than
+    ``bound_us``. ``source``: the file that it was read from, the user's or one beside the cache; ""
+    where it was made anew.
     """
 
     graph: str
@@ -151,7 +155,9 @@ class RunReport(GraphsReport):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunReport:
-        """Inverse of ``to_json``. Raises ValueError for another schema version or a missing field."""
+        """Inverse of ``to_json``. Raises ValueError for another schema version or a missing
+        field.
+        """
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(
                 f"This report has schema {data.get('schema')}, but this version reads schema "
@@ -209,7 +215,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def schema_of_rank() -> dict[str, Any]:
-    """Return the schema that a reader asks of one rank's report: what later versions added may be missing."""
+    """Return the schema that a reader asks of one rank's report: what later versions added may
+    be missing.
+    """
     definitions: dict[str, Any] = {}
     return {
         **_reference(RunReport, definitions, is_read=True),

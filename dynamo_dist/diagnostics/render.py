@@ -58,7 +58,9 @@ def why_no_graph(report: RunReport) -> str:
 
 
 def is_only_observed(report: RunReport) -> bool:
-    """Return whether upstream Inductor compiled all graphs: they were looked at, and before and after are one."""
+    """Return whether upstream Inductor compiled all graphs: they were looked at, and before and
+    after are one.
+    """
     return bool(report.graphs) and not any(graph.passes for graph in report.graphs)
 
 
@@ -195,7 +197,9 @@ def write_report(
 
 
 def trace(report: RunReport | MergedReport) -> dict[str, Any]:
-    """The timelines of all graphs, before and after, as one Chrome trace; of every rank there is."""
+    """The timelines of all graphs, before and after, as one Chrome trace; of every rank there
+    is.
+    """
     if isinstance(report, MergedReport):
         return joined_traces([of_graphs.trace(of_rank) for of_rank in report.reports])
     return of_graphs.trace(report)

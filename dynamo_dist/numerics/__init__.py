@@ -1,4 +1,6 @@
-"""Numbers of a step: against those of one device, and those of a compiled step against eager mode's."""
+"""Numbers of a step: against those of one device, and those of a compiled step against eager
+mode's.
+"""
 
 from dynamo_dist.numerics.comparison import Comparison as Comparison
 from dynamo_dist.numerics.comparison import VariantResult as VariantResult

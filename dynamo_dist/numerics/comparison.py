@@ -1,4 +1,6 @@
-"""``dynamo_dist.compare``: one step of a model in eager mode, under upstream Inductor and under ours, side by side."""
+"""``dynamo_dist.compare``: one step of a model in eager mode, under upstream Inductor and under
+ours, side by side.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ from inductor_passes.report.figures import totals
 
 TITLES = {"eager": "eager", "upstream": "upstream Inductor", "ours": "dynamo_dist"}
 BACKENDS: Mapping[str, Any] = {"upstream": "inductor", "ours": "dynamo_dist"}
-# How the names of c10d's operators begin, in eager and in compiled code alike; the first that fits counts.
+# How the names of c10d's operators begin, in eager and in compiled code alike; the first that fits
+# counts.
 _KINDS = {
     "reduce_scatter": "reduce_scatter",
     "allgather": "all_gather",
@@ -52,10 +55,11 @@ _KINDS = {
 class VariantResult:
     """One variant on this rank.
 
-    differences: how outputs and gradients differ from eager mode's, by name; those that are close are left out.
-    launches: collectives that a step launches when it runs, by kind. first_s: seconds of the first step, with
-    its compile. step_ms: each timed step. exposed_us: exposed time of the graphs before our passes and after
-    them, simulated. error: why upstream could not compile or run the model.
+    differences: how outputs and gradients differ from eager mode's, by name; those that are close
+    are left out. launches: collectives that a step launches when it runs, by kind. first_s: seconds
+    of the first step, with its compile. step_ms: each timed step. exposed_us: exposed time of the
+    graphs before our passes and after them, simulated. error: why upstream could not compile or run
+    the model.
     """
 
     differences: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +74,9 @@ class VariantResult:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What ``compare`` found on this rank. ``ok``: on all ranks ours is close to eager, without a graph break."""
+    """What ``compare`` found on this rank. ``ok``: on all ranks ours is close to eager, without
+    a graph break.
+    """
 
     variants: Mapping[str, VariantResult]
     ok: bool
@@ -116,17 +122,19 @@ def compare(
     """Run ``model`` eager, under upstream Inductor and under ours, and say how they differ.
 
     model: a module or function; parameters may be DTensors. It is run as it is, and left as it was:
-        values, gradients, mode, random state. inputs: one tensor, a tuple or list of arguments, or a
-        mapping of keyword arguments, with local shapes where they are plain tensors.
-    steps: timed steps of each variant. The variants take turns, so that a busy machine slows all alike.
-    loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the floating ones' means.
+        values, gradients, mode, random state. inputs: one tensor, a tuple or list of arguments, or
+        a mapping of keyword arguments, with local shapes where they are plain tensors.
+    steps: timed steps of each variant. The variants take turns, so that a busy machine slows all
+    alike. loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the
+    floating ones' means.
         Gradients are compared where it requires one.
     options: of our backend, such as ``{"topology": "h100x8"}``.
 
-    Every rank of the job calls it. Forgets everything that this process had compiled. A model that draws random
-    numbers differs, unless ``torch._inductor.config.fallback_random`` is set.
+    Every rank of the job calls it. Forgets everything that this process had compiled. A model that
+    draws random numbers differs, unless ``torch._inductor.config.fallback_random`` is set.
 
-    Raises CompareError if eager or ours fails. The other ranks then wait for this one, as in training.
+    Raises CompareError if eager or ours fails. The other ranks then wait for this one, as in
+    training.
     """
     model = uncompiled(model)
     if steps < 1:
@@ -162,7 +170,8 @@ def compare(
                 why = f"{type(error).__name__}: {told}"
                 if name != "upstream":
                     raise CompareError(f"compare() failed while running {name}: {why}.") from error
-                # Upstream cannot compile all that ours can; without it there is still something to compare.
+                # Upstream cannot compile all that ours can; without it there is still something to
+                # compare.
                 results[name] = VariantResult(error=why)
                 continue
             expected = expected or found
@@ -191,7 +200,9 @@ def compare(
 
 
 def default_loss(outputs: Any) -> torch.Tensor | None:
-    """The outputs' own ``loss`` if they have one, else the sum of the means of the floating tensors."""
+    """The outputs' own ``loss`` if they have one, else the sum of the means of the floating
+    tensors.
+    """
     own = getattr(outputs, "loss", None)
     if isinstance(own, torch.Tensor):
         return own
@@ -201,7 +212,9 @@ def default_loss(outputs: Any) -> torch.Tensor | None:
 
 @contextlib.contextmanager
 def plugin_for(variant: str) -> Iterator[None]:
-    """The plugin on for ours, truly off for the others, ``install()`` too; afterwards as it was before."""
+    """The plugin on for ours, truly off for the others, ``install()`` too; afterwards as it was
+    before.
+    """
     with activation.restored(), contextlib.ExitStack() as stack:
         if variant == "ours":
             activation.enable()
@@ -216,8 +229,9 @@ def compiled(
 ) -> Callable[..., Any]:
     """The model itself for eager, else as a user would compile it. ``options`` go to ours alone.
 
-    Call it, and what it returns, inside ``plugin_for(variant)``. Dynamo keeps compiled code by backend: call
-    ``torch.compiler.reset()`` before the first, so that none is found that a user compiled.
+    Call it, and what it returns, inside ``plugin_for(variant)``. Dynamo keeps compiled code by
+    backend: call ``torch.compiler.reset()`` before the first, so that none is found that a user
+    compiled.
     """
     if variant == "eager":
         return model
@@ -251,8 +265,8 @@ def launches_counted() -> Iterator[Counter[str]]:
 def _left_as_it_was(model: object, device: torch.device) -> Iterator[Callable[[], None]]:
     """Yield what brings back values, mode and random state of before the block; its end does, too.
 
-    The model itself is run, not a copy: a deep copy keeps closures, such as the forward that tensor-parallel
-    wrappers install, that still point at the original's parameters.
+    The model itself is run, not a copy: a deep copy keeps closures, such as the forward that
+    tensor-parallel wrappers install, that still point at the original's parameters.
     """
     module = model if isinstance(model, nn.Module) else nn.Module()
     tensors = [_local(t.detach()) for t in (*module.parameters(), *module.buffers())]

@@ -33,11 +33,13 @@ def difference_from_one_device(
     tolerance: float | None = None,
     same_replicas: bool = True,
 ) -> str:
-    """Tell what differs between a result on all ranks and that of one device; empty if nothing does.
+    """Tell what differs between a result on all ranks and that of one device; empty if nothing
+    does.
 
-    ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree. Without
-    ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest value; by default
-    it is that of the dtype. Replicas are the same to the last bit, unless ``same_replicas`` is False.
+    ``found`` is a DTensor, or what each rank computed by itself, on which the ranks must agree.
+    Without ``values``, shapes and dtypes alone count. ``tolerance`` is relative to the largest
+    value; by default it is that of the dtype. Replicas are the same to the last bit, unless
+    ``same_replicas`` is False.
     """
     if not isinstance(expected, torch.Tensor):
         if isinstance(found, torch.Tensor) or not values or _equal(found, expected):
@@ -63,7 +65,9 @@ def difference(
     tolerance: float | None = None,
     values: bool = True,
 ) -> str:
-    """Tell how two plain tensors differ: one is missing, shape, dtype, or values; empty if they are close."""
+    """Tell how two plain tensors differ: one is missing, shape, dtype, or values; empty if they
+    are close.
+    """
     if found is None or expected is None:
         return "missing" if found is None else "not expected"
     if found.shape != expected.shape:
@@ -74,7 +78,9 @@ def difference(
 
 
 def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The one value of a tensor that is no DTensor; raises LayoutError if ranks have different ones."""
+    """The one value of a tensor that is no DTensor; raises LayoutError if ranks have different
+    ones.
+    """
     reconcile = getattr(tensor, "reconcile", None)
     if reconcile is None:
         return tensor.detach()
@@ -104,7 +110,9 @@ def how_far(one: torch.Tensor, other: torch.Tensor, tolerance: float | None = No
 
 
 def tolerance_of(*tensors: object) -> float:
-    """The tolerance of the least precise among the tensors: what is computed from it is no better."""
+    """The tolerance of the least precise among the tensors: what is computed from it is no
+    better.
+    """
     return max(
         (TOLERANCES_OF_SUMS.get(t.dtype, 0.0) for t in tensors if isinstance(t, torch.Tensor)),
         default=0.0,
@@ -161,7 +169,9 @@ def parameters_of(model: Any) -> dict[str, torch.Tensor]:
 
 
 def new_leaf(value: Any) -> Any:
-    """A tensor of equal values that gradients end at, as they did before; other values as they are."""
+    """A tensor of equal values that gradients end at, as they did before; other values as they
+    are.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     if isinstance(value, DTensor):

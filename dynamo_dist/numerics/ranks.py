@@ -1,7 +1,7 @@
 """All ranks of a mesh in one process: split a tensor over them, and join what they hold.
 
-Both are written from what the placements mean, without DTensor's redistribution, so that an error in
-redistribution shows as a difference and does not cancel itself.
+Both are written from what the placements mean, without DTensor's redistribution, so that an error
+in redistribution shows as a difference and does not cancel itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from dynamo_dist.torch_compat import dtensor_ranks, dtensor_specs
 
 
 class LayoutError(AssertionError):
-    """The ranks of a DTensor do not hold what its placements say; the message says which and how."""
+    """The ranks of a DTensor do not hold what its placements say; the message says which and
+    how.
+    """
 
 
 @contextlib.contextmanager
@@ -67,8 +69,8 @@ def split(
 def whole_tensor(distributed: DTensor, same_replicas: bool = True) -> torch.Tensor:
     """The whole tensor that all ranks of ``distributed`` hold together.
 
-    Raises LayoutError if a local shape is not the one that global shape and placements give, or, with
-    ``same_replicas``, if ranks that must hold the same differ.
+    Raises LayoutError if a local shape is not the one that global shape and placements give, or,
+    with ``same_replicas``, if ranks that must hold the same differ.
     """
     mesh, placements = distributed.device_mesh, distributed.placements
     local = distributed._local_tensor
@@ -115,7 +117,9 @@ def _full(distributed: DTensor) -> torch.Tensor:
 def local_shape_on(
     shape: Sequence[int], mesh_shape: Sequence[int], placements: Sequence[Placement], rank: int
 ) -> tuple[int, ...]:
-    """The local shape on ``rank`` of a tensor of global ``shape``: shards as ``torch.chunk`` makes them."""
+    """The local shape on ``rank`` of a tensor of global ``shape``: shards as ``torch.chunk``
+    makes them.
+    """
     found = list(shape)
     for size, at, placement in zip(
         mesh_shape, _coordinate(rank, mesh_shape), placements, strict=True
@@ -199,5 +203,7 @@ def _parts(local: torch.Tensor, ranks: int) -> dict[int, torch.Tensor]:
 
 
 def resolved(part: torch.Tensor) -> torch.Tensor:
-    """Without autograd, conjugations and negations that are only noted done: below it none are seen."""
+    """Without autograd, conjugations and negations that are only noted done: below it none are
+    seen.
+    """
     return part.detach().resolve_conj().resolve_neg()

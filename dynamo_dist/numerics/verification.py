@@ -31,8 +31,8 @@ Outputs = Any
 class Report:
     """The findings of ``verify``.
 
-    ``operators`` is each operator in each layout that the step used, in order; ``differences`` names
-    each output and each gradient that differs, and says how.
+    ``operators`` is each operator in each layout that the step used, in order; ``differences``
+    names each output and each gradient that differs, and says how.
     """
 
     operators: tuple[Checked, ...]
@@ -71,14 +71,15 @@ def verify(
 ) -> Report:
     """Run one step of ``model(*inputs)``, forward and backward, and compare it with one device.
 
-    ``model`` has DTensor parameters, or takes DTensors. Every rank of its mesh calls ``verify``; or one
-    process does, inside ``numerics.ranks.all_ranks()``, for all of them. Every operator is compared
-    with the same operator on whole tensors, once for each layout; outputs and gradients are compared
-    with those of ``reference`` on whole inputs, by default a copy of the model with whole parameters,
-    without the hooks of a tensor-parallel plan. Parameters and gradients of ``model`` stay as they are.
+    ``model`` has DTensor parameters, or takes DTensors. Every rank of its mesh calls ``verify``; or
+    one process does, inside ``numerics.ranks.all_ranks()``, for all of them. Every operator is
+    compared with the same operator on whole tensors, once for each layout; outputs and gradients
+    are compared with those of ``reference`` on whole inputs, by default a copy of the model with
+    whole parameters, without the hooks of a tensor-parallel plan. Parameters and gradients of
+    ``model`` stay as they are.
 
-    Whole tensors are gathered for this: it is for a small configuration of the model. Raises VerifyError
-    if nothing is distributed, and for a model without a copy on one device.
+    Whole tensors are gathered for this: it is for a small configuration of the model. Raises
+    VerifyError if nothing is distributed, and for a model without a copy on one device.
     """
     tensors = [*parameters_of(model).values(), *tensors_of(list(inputs))]
     if not any(isinstance(each, DTensor) for each in tensors):

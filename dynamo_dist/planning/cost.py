@@ -1,8 +1,8 @@
 """Price a choice of placements: collectives, compute and memory that operations read and write.
 
 The program is laid out as a graph of whole tensors, and the scheduler's own rule
-(``inductor_passes/machine/prices/traffic.py``) says what reaches memory there. Shares of tensors carry over to any
-placement: what is of equal size stays so on shards.
+(``inductor_passes/machine/prices/traffic.py``) says what reaches memory there. Shares of tensors
+carry over to any placement: what is of equal size stays so on shards.
 
 The planner knows machines by the ``Prices`` protocol alone. All in microseconds.
 """
@@ -161,7 +161,9 @@ class Prices(Protocol):
         attention: bool = False,
         starts: bool = True,
     ) -> float:
-        """Any other operation of one rank, by what it moves and computes; ``starts``: with a kernel's start."""
+        """Any other operation of one rank, by what it moves and computes; ``starts``: with a
+        kernel's start.
+        """
 
     def memory_us(self, moved_bytes: float) -> float:
         """Reading or writing device memory."""
@@ -210,8 +212,8 @@ class Costs:
     def move_us(self, value: Value, source: Spec, target: Spec, mesh: int) -> float:
         """Redistribute ``value``; infinite where DTensor cannot or should not.
 
-        Follows DTensor's order, one mesh dimension after another, innermost first; what would be sharded
-        inside an outer shard that is not yet in place is gathered first and cut at the end.
+        Follows DTensor's order, one mesh dimension after another, innermost first; what would be
+        sharded inside an outer shard that is not yet in place is gathered first and cut at the end.
         """
         if source == target:
             return 0.0
@@ -262,7 +264,9 @@ class Costs:
         return self.prices.memory_us(2 * payload * (size if kind == "all_gather" else 1))
 
     def compute_us(self, index: int, choice: Choice) -> float:
-        """Step ``index`` on the largest shards, fused with its neighbours where nothing moves between them."""
+        """Step ``index`` on the largest shards, fused with its neighbours where nothing moves
+        between them.
+        """
         step = self.program.steps[index]
         if step.kind != "op":
             return 0.0
@@ -301,7 +305,9 @@ class Costs:
         )
 
     def apart_us(self, index: int, argument: int, source: Spec, target: Spec) -> float:
-        """Return the cost of an input that has to be moved and so cannot stay inside a kernel: a write and a read."""
+        """Return the cost of an input that has to be moved and so cannot stay inside a kernel: a
+        write and a read.
+        """
         step = self.program.steps[index]
         if step.kind != "op" or is_view(step.text):
             return 0.0
@@ -312,7 +318,9 @@ class Costs:
 
 
 def _share_of_work(choice: Choice, mesh: MeshInfo) -> float:
-    """The part of an operation that one rank does: every dimension over which an input is cut divides it."""
+    """The part of an operation that one rank does: every dimension over which an input is cut
+    divides it.
+    """
     share = 1.0
     for d, size in enumerate(mesh.shape):
         if any(shard_dim(spec[d]) is not None for spec in choice.inputs):
@@ -354,7 +362,9 @@ class TopologyPrices(Machine):
         return self.call_us(kind, [payload_bytes], shape)
 
     def digest(self) -> str:
-        """Of the figures and the size of the job: the same on every rank, so that a plan is made once."""
+        """Of the figures and the size of the job: the same on every rank, so that a plan is made
+        once.
+        """
         figures = dataclasses.asdict(self.topology)
         del figures["sources"]
         text = json.dumps([RULES, figures, self.world], sort_keys=True)
@@ -362,7 +372,9 @@ class TopologyPrices(Machine):
 
 
 def prices_of(topology: str | None, inputs: Sequence[Any]) -> Prices:
-    """Return the planner's prices: of the topology named, or of the default for the device of the inputs."""
+    """Return the planner's prices: of the topology named, or of the default for the device of
+    the inputs.
+    """
     devices = (given.device.type for given in inputs if isinstance(given, torch.Tensor))
     named = topology or default_topology(next(devices, "cpu"))
     return TopologyPrices(load_topology(named), dist.get_world_size())

@@ -1,8 +1,8 @@
 """Plans as files: to read, to edit, to pin, and to find again.
 
-A file holds one JSON object; ``plans`` maps the fingerprint of a graph to its plan. A step stands on a
-line: the operation, where upstream puts its inputs, where the plan puts them. To change a plan, edit
-``inputs``; a file that is there is followed as it is.
+A file holds one JSON object; ``plans`` maps the fingerprint of a graph to its plan. A step stands
+on a line: the operation, where upstream puts its inputs, where the plan puts them. To change a
+plan, edit ``inputs``; a file that is there is followed as it is.
 """
 
 from __future__ import annotations
@@ -143,10 +143,11 @@ def save_plan(path: str, plans: dict[str, StoredPlan]) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(path: str, wait_s: float = 300.0) -> Iterator[None]:
-    """Of the processes of a host that would make the file, one does; the others wait and find it made.
+    """Of the processes of a host that would make the file, one does; the others wait and find it
+    made.
 
-    One that has waited ``wait_s`` seconds, or that cannot lock in this folder, goes on: a plan that is made
-    twice is the same plan.
+    One that has waited ``wait_s`` seconds, or that cannot lock in this folder, goes on: a plan that
+    is made twice is the same plan.
     """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # filelock's Timeout is one

@@ -1,9 +1,9 @@
 """Record a program, find its repeated layers, and plan it.
 
-Two steps are alike if op, shapes, choices and what they move agree and their inputs come from alike steps at the same
-distance. A program of L equal layers then shows L runs of alike steps, forward and backward; the
-inner ones are tied to the second, so that the plan of the first, the last and one inner layer is the plan
-of all.
+Two steps are alike if op, shapes, choices and what they move agree and their inputs come from alike
+steps at the same distance. A program of L equal layers then shows L runs of alike steps, forward
+and backward; the inner ones are tied to the second, so that the plan of the first, the last and one
+inner layer is the plan of all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def _turn(program: Program) -> int:
 
 
 def _runs(words: Sequence[object]) -> list[tuple[int, int, int]]:
-    """List the places where a block of words stands three or more times in a row: its start, length and count."""
+    """List the places where a block of words stands three or more times in a row: its start,
+    length and count.
+    """
     ids: dict[object, int] = {}
     sequence = [ids.setdefault(word, len(ids)) for word in words]
     found, at = [], 0
@@ -116,7 +118,9 @@ ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A choice for every step, modelled times in microseconds, and how far the plan is from the bound."""
+    """A choice for every step, modelled times in microseconds, and how far the plan is from the
+    bound.
+    """
 
     program: Program
     choices: tuple[Choice, ...]
@@ -183,7 +187,9 @@ def plan(
 
 
 def _check_writes(program: Program) -> None:
-    """Redistributing a tensor cuts it from its views: what writes through one must stay as it is."""
+    """Redistributing a tensor cuts it from its views: what writes through one must stay as it
+    is.
+    """
     for step in program.steps:
         if not step.in_place:
             continue

@@ -1,7 +1,9 @@
-"""``options={"plan": "repair"}``: compile a graph with every placement re-solved that the user has not set.
+"""``options={"plan": "repair"}``: compile a graph with every placement re-solved that the user has
+not set.
 
-A plan is made once for a graph and found again in a file beside Inductor's cache, or in the user's own
-(``options={"plan": "plan.json"}``). Whatever cannot be planned, or does not fit, is compiled as upstream does.
+A plan is made once for a graph and found again in a file beside Inductor's cache, or in the user's
+own (``options={"plan": "plan.json"}``). Whatever cannot be planned, or does not fit, is compiled as
+upstream does.
 """
 
 from __future__ import annotations
@@ -83,7 +85,9 @@ def find_plan(
     rules: str,
     path: str | None,
 ) -> file.StoredPlan | None:
-    """The plan of a graph: from the user's file, from the cache, or made now and kept; None if there is none."""
+    """The plan of a graph: from the user's file, from the cache, or made now and kept; None if
+    there is none.
+    """
     if path is not None:
         stored = file.load_plans(path)
         if name in stored:
@@ -136,7 +140,9 @@ def _made(gm: fx.GraphModule, inputs: Sequence[Any], prices: Prices) -> file.Sto
 
 
 def fingerprint(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Tells graphs apart by their operations and by shapes, placements and meshes of their inputs."""
+    """Tells graphs apart by their operations and by shapes, placements and meshes of their
+    inputs.
+    """
     said = [gm.print_readable(print_output=False), torch.__version__, str(dist.get_world_size())]
     for given in inputs:
         if isinstance(given, torch.Tensor):

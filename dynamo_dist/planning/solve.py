@@ -1,9 +1,10 @@
-"""Choose for every step so that the whole costs least: an integer programme over the local polytope.
+"""Choose for every step so that the whole costs least: an integer programme over the local
+polytope.
 
-A binary variable per choice of a step, a continuous one per pair of placements across an edge; HiGHS
-through scipy. The relaxation is tight on chains and trees, and seldom loose elsewhere: its value is the
-bound that a plan is reported against. Without scipy, and where HiGHS finds nothing, upstream's
-choices are improved one at a time instead.
+A binary variable per choice of a step, a continuous one per pair of placements across an edge;
+HiGHS through scipy. The relaxation is tight on chains and trees, and seldom loose elsewhere: its
+value is the bound that a plan is reported against. Without scipy, and where HiGHS finds nothing,
+upstream's choices are improved one at a time instead.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class PlacementProblem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """A choice for every step; ``bound_us`` is a lower bound of what any plan of the problem costs."""
+    """A choice for every step; ``bound_us`` is a lower bound of what any plan of the problem
+    costs.
+    """
 
     chosen: list[Choice]
     bound_us: float

@@ -1,9 +1,10 @@
 """The placements that each operation can run on, asked of DTensor itself.
 
-An operation is offered placements along one mesh dimension, and every strategy that DTensor then weighs
-is a choice: the same lists, in the same place, from which a plan is carried out.
-So registered, corrected and third parties' strategies all count, and a strategy that DTensor lacks is not
-planned with. Mesh dimensions are independent in DTensor's rules: choices on a mesh are the products.
+An operation is offered placements along one mesh dimension, and every strategy that DTensor then
+weighs is a choice: the same lists, in the same place, from which a plan is carried out. So
+registered, corrected and third parties' strategies all count, and a strategy that DTensor lacks is
+not planned with. Mesh dimensions are independent in DTensor's rules: choices on a mesh are the
+products.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Strategies:
         return _first(upstream, self._on_mesh[key])
 
     def accepts(self, index: int, choice: Choice) -> bool:
-        """Return whether DTensor, given the inputs of ``choice`` on the real mesh, moves nothing and agrees."""
+        """Return whether DTensor, given the inputs of ``choice`` on the real mesh, moves nothing
+        and agrees.
+        """
         step = self.program.steps[index]
         if step.kind != "op" or choice == upstream_choice(step):
             return True
@@ -153,7 +156,9 @@ def _is_plain(choice: Choice) -> bool:
 
 
 def _offers(candidates: Sequence[Sequence[Spec]]) -> Iterator[tuple[Spec, ...]]:
-    """All combinations where they are few; else each placement alone, in pairs, and for all alike."""
+    """All combinations where they are few; else each placement alone, in pairs, and for all
+    alike.
+    """
     if math.prod(map(len, candidates)) <= MAX_OFFERS:
         yield from itertools.product(*candidates)
         return

@@ -1,11 +1,12 @@
-"""The place where a plan takes effect: between DTensor and its dispatcher, while AOTAutograd traces.
+"""The place where a plan takes effect: between DTensor and its dispatcher, while AOTAutograd
+traces.
 
-A plan says where the inputs of each operation go before it runs. It is carried out by redistributing
-them and then letting DTensor run the operation by its own rules, which find nothing left to move.
-So whatever a plan says, the numbers are those of DTensor's strategies; a bad plan costs time only. Seen
-from here forward and backward are one sequence of operations on global shapes, the same in every trace
-whatever the placements; inserting redistributes in the Dynamo graph would reach neither the backward nor
-the operations that a torch function is made of.
+A plan says where the inputs of each operation go before it runs. It is carried out by
+redistributing them and then letting DTensor run the operation by its own rules, which find nothing
+left to move. So whatever a plan says, the numbers are those of DTensor's strategies; a bad plan
+costs time only. Seen from here forward and backward are one sequence of operations on global
+shapes, the same in every trace whatever the placements; inserting redistributes in the Dynamo graph
+would reach neither the backward nor the operations that a torch function is made of.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _session: Session | None = None
 
 
 def enter(*tensors: Any) -> tuple[Any, ...]:
-    """The graph's DTensor inputs as the graph begins: where they lie, their gradients must come to lie."""
+    """The graph's DTensor inputs as the graph begins: where they lie, their gradients must come
+    to lie.
+    """
     if _session is not None:
         _session.begin(tensors)
     return tuple(
@@ -85,7 +88,9 @@ def _items(entered: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One step of a plan: what it is, where its inputs go before it runs, and its outputs come to lie."""
+    """One step of a plan: what it is, where its inputs go before it runs, and its outputs come
+    to lie.
+    """
 
     text: str
     inputs: tuple[Spec, ...]
@@ -312,7 +317,9 @@ class Session:
         return line is not None and line.text == text and len(line.inputs) == len(tensors)
 
     def _strays(self, text: str, tensors: Sequence[Any]) -> bool:
-        """Return whether this is what AOTAutograd does with the outputs in a trace that has no backward."""
+        """Return whether this is what AOTAutograd does with the outputs in a trace that has no
+        backward.
+        """
         if self.script is None or not self.left or self._fits(text, tensors):
             return False
         self.stray = self.stray or text
@@ -330,7 +337,9 @@ class Session:
         )
 
     def check_complete(self) -> None:
-        """Raise PlanError if the last trace ended before the plan did. No trace at all is a cache hit."""
+        """Raise PlanError if the last trace ended before the plan did. No trace at all is a
+        cache hit.
+        """
         if self.script is not None and self.program.steps and self.stray is not None:
             raise self._unfit(self.stray)
 

@@ -1,17 +1,18 @@
-"""Run around each call of a compiled graph: one input for each object, and outputs wrapped in DTensors.
+"""Run around each call of a compiled graph: one input for each object, and outputs wrapped in
+DTensors.
 
-A compiled graph runs where no gradient is recorded, so autograd's kernels of its operators do nothing but
-take time: for each functional collective and each wait, several calls of Python functions, which cost as much
-again as everything else that the host does for a layer.
+A compiled graph runs where no gradient is recorded, so autograd's kernels of its operators do
+nothing but take time: for each functional collective and each wait, several calls of Python
+functions, which cost as much again as everything else that the host does for a layer.
 
-Dynamo makes an input of every place that it read a mesh from, such as each hook of a tensor parallel
-style, and loads all of them for every call.
+Dynamo makes an input of every place that it read a mesh from, such as each hook of a tensor
+parallel style, and loads all of them for every call.
 
-AOTAutograd looks for memory that plain inputs share, and takes a DTensor's for its own: what is written through one is
-not seen through the other.
+AOTAutograd looks for memory that plain inputs share, and takes a DTensor's for its own: what is
+written through one is not seen through the other.
 
-A compiled training step wraps every gradient on every call. Size, stride and placements are the same
-each time, so the spec can be as well.
+A compiled training step wraps every gradient on every call. Size, stride and placements are the
+same each time, so the spec can be as well.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ def _lower(call: Callable[..., Any], source: str) -> Callable[..., Any]:
     return below
 
 
-# Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when the
-# plugin is disabled, all are dropped.
+# Compiled graphs that are gone leave their entries, which hold meshes: beyond this many, and when
+# the plugin is disabled, all are dropped.
 _MOST = 16384
 
 
@@ -171,7 +172,8 @@ def unflatten(
     *,
     upstream: Callable[..., DTensor] = aot_runtime.upstream_unflatten,
 ) -> DTensor:
-    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by ``upstream``.
+    """A DTensor of these global sizes around ``inner_tensors["_local_tensor"]``, first made by
+    ``upstream``.
 
     ``flatten_spec`` is one object for each output of a compiled graph, which makes it the key.
     """

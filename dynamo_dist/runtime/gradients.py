@@ -1,11 +1,13 @@
-"""Add gradients of a compiled graph straight into the parameters' ``.grad``, or refuse a second backward.
+"""Add gradients of a compiled graph straight into the parameters' ``.grad``, or refuse a second
+backward.
 
 A compiled graph brings one backward graph, which is no operation that autograd could differentiate.
 
-Upstream wraps each gradient as a DTensor, and autograd then adds it to ``.grad`` by a DTensor operation of
-its own. Here backward adds all of them itself, at once and below DTensor, wherever nobody could tell
-the difference. Where somebody could (a hook that is given the gradient, ``torch.autograd.grad``, other
-placements, a tensor that is no leaf), the gradient goes the way it always went.
+Upstream wraps each gradient as a DTensor, and autograd then adds it to ``.grad`` by a DTensor
+operation of its own. Here backward adds all of them itself, at once and below DTensor, wherever
+nobody could tell the difference. Where somebody could (a hook that is given the gradient,
+``torch.autograd.grad``, other placements, a tensor that is no leaf), the gradient goes the way it
+always went.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def _make(upstream: aot_runtime.Wrap, layout: aot_gradients.GradientLayout) -> a
 
 
 class _Known(NamedTuple):
-    """Properties of an output of the backward graph, valid as long as mesh and parameter spec are the same."""
+    """Properties of an output of the backward graph, valid as long as mesh and parameter spec
+    are the same.
+    """
 
     mesh: object
     parameter_spec: object  # held, so that its identity is not given to another
@@ -71,7 +75,9 @@ class _Known(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """Gradients that were all added, and what could be seen of them then; lists in the same order."""
+    """Gradients that were all added, and what could be seen of them then; lists in the same
+    order.
+    """
 
     positions: list[int]
     locals: list[int]
@@ -99,7 +105,9 @@ class Gradients:
         self.usual: _Usual | None = None
 
     def give(self, outs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """``outs`` are local tensors; the result has DTensors, or None for what is added already."""
+        """``outs`` are local tensors; the result has DTensors, or None for what is added
+        already.
+        """
         node = aot_gradients.current_node()
         if node is None or torch.is_grad_enabled() or torch.is_anomaly_enabled():
             return self.upstream(outs)
@@ -167,7 +175,9 @@ class Gradients:
             self.usual = self._seen(outs, leaves)
 
     def _plain_leaves(self, targets: Sequence[Any]) -> list[Any]:
-        """The parameter that each target accumulates for; None where a hook is given the gradient."""
+        """The parameter that each target accumulates for; None where a hook is given the
+        gradient.
+        """
         leaves = aot_gradients.leaves_of(targets)
         state = list(map(id, leaves)), RemovableHandle.next_id
         # A leaf of which this was true at that count existed then: no other can have its id.
@@ -212,9 +222,11 @@ class Gradients:
 
 
 def _add_as_before(usual: _Usual, outs: tuple[Any, ...], all_targets: Sequence[Any]) -> bool:
-    """Add all gradients, if all that decides how is the same objects as before; else False, and nothing is done.
+    """Add all gradients, if all that decides how is the same objects as before; else False, and
+    nothing is done.
 
-    What most steps of a training are. It costs no Python line for each parameter: all lists are made in C.
+    What most steps of a training are. It costs no Python line for each parameter: all lists are
+    made in C.
     """
     targets = list(map(all_targets.__getitem__, usual.positions))
     addends = list(map(outs.__getitem__, usual.locals))

@@ -1,14 +1,16 @@
-"""Guards that cost less on every call and fail when upstream's would: values, module hooks, closures.
+"""Guards that cost less on every call and fail when upstream's would: values, module hooks,
+closures.
 
-Upstream guards a hook leaf by leaf down to the placements in its closure, for every hook of a tensor
-parallel style. Next to nothing of it can change while the closure's cells hold the same objects.
+Upstream guards a hook leaf by leaf down to the placements in its closure, for every hook of a
+tensor parallel style. Next to nothing of it can change while the closure's cells hold the same
+objects.
 
-Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is compared
-field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and functions of
-ours that are traced in place of torch's are guarded like the program's own.
+Three kinds take most of the time of a DTensor module's guards: each parameter's spec and mesh is
+compared field by field in Python, each hook of a tensor parallel style is guarded leaf by leaf, and
+functions of ours that are traced in place of torch's are guarded like the program's own.
 
-Upstream walks through three dictionaries of each module that tensor parallel styles have put hooks on. Those of
-the module that was traced are what they were until their versions change.
+Upstream walks through three dictionaries of each module that tensor parallel styles have put hooks
+on. Those of the module that was traced are what they were until their versions change.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ _CLOSURES_HOOKS = {"_forward_hooks", "_forward_pre_hooks"}
 class Closures:
     """The hooks, among what guards are on, whose closures are settled.
 
-    checks: source of a hook -> check that stands for the guards whose ``id``s are ``implied``, as long as
-        ``are_as_they_were()``.
+    checks: source of a hook -> check that stands for the guards whose ``id``s are ``implied``, as
+        long as ``are_as_they_were()``.
     contents: source of a cell -> what it holds.
     """
 
@@ -129,9 +131,11 @@ def _cells(function: FunctionType) -> tuple[CellType, ...]:
 
 
 def is_settled(value: object) -> bool:
-    """Return whether nothing that tracing reads from ``value`` can change while it is the same object.
+    """Return whether nothing that tracing reads from ``value`` can change while it is the same
+    object.
 
-    Numbers and strings count only inside another value: on their own, upstream's guard is one comparison.
+    Numbers and strings count only inside another value: on their own, upstream's guard is one
+    comparison.
     """
     if isinstance(value, functools.partial):
         exact = type(value) is functools.partial and not value.keywords
@@ -148,7 +152,9 @@ def _is_constant(value: object) -> bool:
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether ``b`` is what the settled ``a`` is; functions made anew by the same line are equal."""
+    """Return whether ``b`` is what the settled ``a`` is; functions made anew by the same line
+    are equal.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
@@ -180,8 +186,9 @@ _DICTS = (*_MODULE_HOOKS_HOOKS, "_forward_hooks_always_called")
 class ModuleHooks:
     """Modules of which one check stands for all guards on their hooks.
 
-    ``guards``: those that are left beside ``hooks``: source of a hook -> check that stands for all guards on it.
-    checks: source of a module -> its check, in the place of those of ``hooks`` that are ``replaced`` and of the
+    ``guards``: those that are left beside ``hooks``: source of a hook -> check that stands for all
+    guards on it. checks: source of a module -> its check, in the place of those of ``hooks`` that
+    are ``replaced`` and of the
         guards whose ``id``s are ``implied``.
     """
 
@@ -241,7 +248,9 @@ def _versions(module: Any) -> tuple[int, int, int]:
 
 
 class _Hooks:
-    """The hooks of ``module`` as it was traced; ``checks``: id of a hook -> whether another is the same."""
+    """The hooks of ``module`` as it was traced; ``checks``: id of a hook -> whether another is
+    the same.
+    """
 
     def __init__(self, module: Any, checks: Mapping[int, checks_compat.Check]) -> None:
         self.traced = _hooks(module)
@@ -279,7 +288,8 @@ def patches() -> list[Patch]:
 
 
 def is_on_own_code(guard: Any) -> bool:
-    """Return whether it guards what stands in our own modules and stays: functions, constants, imported modules.
+    """Return whether it guards what stands in our own modules and stays: functions, constants,
+    imported modules.
 
     What is read by way of a module that ours import, such as the default group, is guarded.
     """
@@ -294,8 +304,8 @@ def is_on_own_code(guard: Any) -> bool:
 def identity_first(value: object, check: checks_compat.Check) -> checks_compat.Check:
     """``check``, which ``value`` passes, not asked about ``value`` itself or a spec that equals it.
 
-    ``value`` is held, so that its identity is not given to another. Values that may change while they
-    are the same object, which is all but specs and meshes, are checked every time.
+    ``value`` is held, so that its identity is not given to another. Values that may change while
+    they are the same object, which is all but specs and meshes, are checked every time.
     """
     if isinstance(value, dtensor_specs.DTensorSpec):
         return checks_compat.same_or(value, check)

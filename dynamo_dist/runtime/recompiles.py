@@ -1,11 +1,12 @@
 """Functions that Dynamo would leave to Python: compiled all the same, or ranks are told.
 
-Python launches in the program's order, on this rank alone: its peers, who launch in the order that all have settled, would
-wait or take other data. Dynamo runs a function in Python once it has compiled it ``recompile_limit`` times: if it
-launches otherwise than Python would, it stays compiled. And it does so where a graph break stands in a loop or a ``try``, behind
-which it cannot go on: then the function keeps the program's order on all ranks, and this one runs it in Python for as long as
-the job lasts. Else a rank that compiles its caller again, for a batch of another length and without that break, would
-launch what its peers know nothing of.
+Python launches in the program's order, on this rank alone: its peers, who launch in the order that
+all have settled, would wait or take other data. Dynamo runs a function in Python once it has
+compiled it ``recompile_limit`` times: if it launches otherwise than Python would, it stays
+compiled. And it does so where a graph break stands in a loop or a ``try``, behind which it cannot
+go on: then the function keeps the program's order on all ranks, and this one runs it in Python for
+as long as the job lasts. Else a rank that compiles its caller again, for a batch of another length
+and without that break, would launch what its peers know nothing of.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def patches() -> list[Patch]:
 
 
 def left_to_python(code: types.CodeType) -> None:
-    """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by a plan for it."""
+    """Dynamo could not compile a function. Raises CannotFollowError where other ranks launch by
+    a plan for it.
+    """
     if (job := decision.current()) is not None:
         job.leave_to_python(code)
 
@@ -42,7 +45,9 @@ def stays_in_python(code: types.CodeType) -> bool:
 
 
 def stays_compiled(frame_id: int | None, limit: str) -> bool:
-    """Return whether a function, by Dynamo's number in this process, is compiled again beyond a limit."""
+    """Return whether a function, by Dynamo's number in this process, is compiled again beyond a
+    limit.
+    """
     job = decision.current()
     if job is None or frame_id is None or not job.is_unlike_python(frame_id):
         return False

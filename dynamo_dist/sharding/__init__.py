@@ -1,4 +1,5 @@
-"""Strategies by which operators run on DTensors: those that upstream lacks, or has wrong, and yours.
+"""Strategies by which operators run on DTensors: those that upstream lacks, or has wrong, and
+yours.
 
 ``enable()`` puts them in place and ``disable()`` takes them out.
 """

@@ -1,9 +1,10 @@
 """Collectives of c10d that are given DTensors.
 
-A rank's part of a DTensor is no tensor of its own, so what a collective makes of the parts is wrong in
-their placements, with one exception: a group whose ranks all stand at one place of the mesh, each with
-the same part of a DTensor of its own. Gradients of data parallelism that are summed over a tensor
-parallel group are such. There, element by element, the parts are computed as the whole would be.
+A rank's part of a DTensor is no tensor of its own, so what a collective makes of the parts is wrong
+in their placements, with one exception: a group whose ranks all stand at one place of the mesh,
+each with the same part of a DTensor of its own. Gradients of data parallelism that are summed over
+a tensor parallel group are such. There, element by element, the parts are computed as the whole
+would be.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LINEAR = ("sum", "avg")
 
 
 def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The collective on local tensors; raises StrategyError where the result would be none of the whole."""
+    """The collective on local tensors; raises StrategyError where the result would be none of
+    the whole.
+    """
     given = [
         each for each in dtensor_dispatch.tree_leaves((args, kwargs)) if isinstance(each, DTensor)
     ]

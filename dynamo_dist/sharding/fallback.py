@@ -1,12 +1,13 @@
 """Run an operator for which no strategy decides, on gathered tensors if need be.
 
-An error of ours could be answered by gathering too, with right numbers. It would stay hidden then, and
-cost a collective and memory on every call; raised, it names what to report and how to go on without.
+An error of ours could be answered by gathering too, with right numbers. It would stay hidden then,
+and cost a collective and memory on every call; raised, it names what to report and how to go on
+without.
 
 An operator's decomposition runs on the DTensors themselves, so that every size in it is global, and
 each operator in it has a strategy of its own. What has none, or cannot be decomposed so, runs on
-gathered arguments, if its schema can be believed: whole arguments are the same on every rank, and what
-it writes to is known. Others, and what draws random numbers, are refused.
+gathered arguments, if its schema can be believed: whole arguments are the same on every rank, and
+what it writes to is known. Others, and what draws random numbers, are refused.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from dynamo_dist.sharding import collectives
 from dynamo_dist.sharding.rows import shapes_and_placements, tensor_strategies
 from dynamo_dist.torch_compat import aot_gradients, dtensor_dispatch, dtensor_specs
 
-# In-place operators that give nothing negative: of anything, of nothing negative, and of nothing negative
-# with numbers none of which is.
+# In-place operators that give nothing negative: of anything, of nothing negative, and of nothing
+# negative with numbers none of which is.
 _NEVER_NEGATIVE = frozenset("abs_ square_ exp_ exp2_ sigmoid_ relu_ zero_".split())
 _NOT_OF_ITSELF = frozenset(
     "sqrt_ rsqrt_ pow_ reciprocal_ floor_ ceil_ round_ trunc_ log1p_ expm1_ tanh_ erf_".split()
@@ -36,7 +37,8 @@ _NOT_WITH_SUCH = frozenset("add_ mul_ div_ clamp_ clamp_min_ clamp_max_ fill_".s
 
 
 def run(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``op`` with each DTensor gathered; results are replicated, arguments written to keep their layout.
+    """``op`` with each DTensor gathered; results are replicated, arguments written to keep their
+    layout.
 
     Raises StrategyError for tensors of two meshes, and for a plain tensor among DTensors.
     """
@@ -81,7 +83,9 @@ def mesh_of(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
 def _write_back(
     op: dtensor_specs.OpOverload, args: Any, kwargs: Any, local_args: Any, local_kwargs: Any
 ) -> dict[int, DTensor]:
-    """Give what was written to back to its DTensor; the DTensors by the tensor that was written to."""
+    """Give what was written to back to its DTensor; the DTensors by the tensor that was written
+    to.
+    """
     written = {}
     for at, argument in enumerate(op._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -148,12 +152,15 @@ _decomposing: ContextVar[frozenset[dtensor_specs.OpOverload]] = ContextVar(
     "decomposing", default=frozenset()
 )
 
-# What takes over another tensor's memory, as no gathered tensor has it. The second is ``x.data = y`` from 2.14 on.
+# What takes over another tensor's memory, as no gathered tensor has it. The second is ``x.data =
+# y`` from 2.14 on.
 _TAKES_MEMORY = frozenset({"aten::set_", "aten::shallow_copy_data_"})
 
 
 class Decompose(Exception):
-    """Raised by a strategy: in this call the operator is to be computed by ``function(*args, **kwargs)``."""
+    """Raised by a strategy: in this call the operator is to be computed by ``function(*args,
+    **kwargs)``.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -165,8 +172,8 @@ def instead(
 ) -> Any:
     """The result of a call for which no strategy decided, which ``error`` says.
 
-    Raises the StrategyError that a strategy raised, and one for a random operator without a strategy or
-    an operator of others whose schema nothing checks.
+    Raises the StrategyError that a strategy raised, and one for a random operator without a
+    strategy or an operator of others whose schema nothing checks.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -267,7 +274,9 @@ def of_torch(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
 
 def of_ours(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it fails."""
+    """``decide`` of ours; raises StrategyError with operator, layouts and strategy where it
+    fails.
+    """
 
     def failure(schema: dtensor_specs.OpSchema, error: Exception) -> Exception:
         specs = [each.strategies[0].output_spec for each in tensor_strategies(schema)]

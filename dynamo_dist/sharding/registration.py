@@ -181,14 +181,15 @@ registered: dict[
 def register_rows(op: dtensor_specs.OpOverload, rows: Rows, *, any_part: bool = False) -> Rows:
     """Have ``rows(call)`` list how ``op`` runs on one mesh dimension; its strategy is made of that.
 
-    A row is ``call.row([Shard(0)], x=Shard(0))``: the placement of each result, and by name of the tensor
-    arguments that are not replicated. Replicas need no row. Every combination of rows over the mesh is
-    offered at the price of bringing the arguments to it, which torch and the planner compare. An argument
-    of which a rank would hold nothing is gathered first, and one in a strided shard too; with ``any_part``
-    neither is: the rows hold whichever elements a rank has, if it has the same of every argument.
+    A row is ``call.row([Shard(0)], x=Shard(0))``: the placement of each result, and by name of the
+    tensor arguments that are not replicated. Replicas need no row. Every combination of rows over
+    the mesh is offered at the price of bringing the arguments to it, which torch and the planner
+    compare. An argument of which a rank would hold nothing is gathered first, and one in a strided
+    shard too; with ``any_part`` neither is: the rows hold whichever elements a rank has, if it has
+    the same of every argument.
 
-    For an operator on lists of tensors, or one whose local call is another, see ``register_strategy``, by
-    whose terms this is in force. Returns ``rows``.
+    For an operator on lists of tensors, or one whose local call is another, see
+    ``register_strategy``, by whose terms this is in force. Returns ``rows``.
     """
     register_strategy(op)(strategy(rows, any_part))
     return rows
@@ -201,18 +202,20 @@ def register_strategy(
     static_kwargkey: Sequence[str] | None = None,
     needs_pytree: bool | None = None,
 ) -> Callable[[dtensor_dispatch.Strategy], dtensor_dispatch.Strategy]:
-    """Have the decorated function decide how ``op`` runs on DTensors, now and after each ``enable()``.
+    """Have the decorated function decide how ``op`` runs on DTensors, now and after each
+    ``enable()``.
 
     The function takes torch's ``OpSchema`` (global shapes and present layouts) and returns an
-    ``OpStrategy``, or a ``TupleStrategy`` for operators on lists of tensors. What it returns is checked
-    once for each layout: meshes, numbers of specs, and that the local operator gives results of the
-    local shapes that the specs say. The keywords are those of torch's ``RuntimeSchemaInfo``; by default
-    every argument that is no tensor is part of the key of eager's cache.
+    ``OpStrategy``, or a ``TupleStrategy`` for operators on lists of tensors. What it returns is
+    checked once for each layout: meshes, numbers of specs, and that the local operator gives
+    results of the local shapes that the specs say. The keywords are those of torch's
+    ``RuntimeSchemaInfo``; by default every argument that is no tensor is part of the key of eager's
+    cache.
 
-    It takes the place of torch's strategy, of ours, and of an earlier one for ``op``; cached decisions
-    are dropped, and the sources of the function and of the package that it is in are part of the keys of
-    the compile caches. Raises StrategyError if ``op`` is no overload, or if eager would ask another
-    strategy nevertheless.
+    It takes the place of torch's strategy, of ours, and of an earlier one for ``op``; cached
+    decisions are dropped, and the sources of the function and of the package that it is in are part
+    of the keys of the compile caches. Raises StrategyError if ``op`` is no overload, or if eager
+    would ask another strategy nevertheless.
     """
     if not isinstance(op, dtensor_specs.OpOverload):
         raise StrategyError(
@@ -238,7 +241,9 @@ def register_strategy(
 
 
 def patches(ops: Sequence[dtensor_specs.OpOverload] | None = None) -> list[Patch]:
-    """List the patches that enabling makes for the registered strategies, of these operators or of all."""
+    """List the patches that enabling makes for the registered strategies, of these operators or
+    of all.
+    """
     found: list[Patch] = [dtensor_strategies.ClearCaches()]
     for op in registered if ops is None else ops:
         function, info = registered[op]

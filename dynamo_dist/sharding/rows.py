@@ -44,7 +44,9 @@ class Call:
         return len(self.args[name].shape)
 
     def row(self, results: Sequence[Placement | None], /, **arguments: Placement) -> Row:
-        """A row by name of the tensor arguments; those not named are replicated, absent ones left out."""
+        """A row by name of the tensor arguments; those not named are replicated, absent ones
+        left out.
+        """
         if unknown := arguments.keys() - self.args.keys():
             raise StrategyError(
                 f"A row of {self.op} places {sorted(unknown)}, expected some of {list(self.args)}.",
@@ -63,8 +65,9 @@ Rows = Callable[[Call], list[Row]]
 def strategy(rows: Rows, any_part: bool = False) -> dtensor_dispatch.Strategy:
     """The strategy that allows ``rows`` and all replicated, on each mesh dimension.
 
-    any_part: the rows hold whichever elements a rank has, as long as it has the same of every argument:
-    none at all, or those of a strided shard, as the weights of tensor and data parallelism have it.
+    any_part: the rows hold whichever elements a rank has, as long as it has the same of every
+    argument: none at all, or those of a strided shard, as the weights of tensor and data
+    parallelism have it.
     """
 
     def decide(schema: dtensor_specs.OpSchema) -> dtensor_specs.OpStrategy:
@@ -120,9 +123,11 @@ def expand(
     call: Call,
     any_part: bool,
 ) -> dtensor_specs.OpStrategy:
-    """Every combination of rows over the mesh in which each rank holds a part of every sharded input.
+    """Every combination of rows over the mesh in which each rank holds a part of every sharded
+    input.
 
-    Where rows hold for ``any_part``, an input that stays as it is may be so sharded that some hold nothing.
+    Where rows hold for ``any_part``, an input that stays as it is may be so sharded that some hold
+    nothing.
     """
     mesh = inputs[0].strategies[0].output_spec.mesh
     current: list[Any] = [each.strategies[0].output_spec for each in inputs]
@@ -173,7 +178,9 @@ def expand(
 
 
 def _strided(rows: Sequence[Row], placements: Sequence[Placement]) -> list[Row]:
-    """``rows`` with the strided shards that are among the ``placements`` in place of contiguous ones."""
+    """``rows`` with the strided shards that are among the ``placements`` in place of contiguous
+    ones.
+    """
     found: list[Any] = [p for p in placements if hasattr(p, "split_factor")]
     return [
         tuple(type(s)(p.dim, split_factor=s.split_factor) if isinstance(p, Shard) else p for p in r)
@@ -183,7 +190,8 @@ def _strided(rows: Sequence[Row], placements: Sequence[Placement]) -> list[Row]:
 
 
 def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -> bool:
-    """Return whether torch can redistribute so: not into another pending reduction, nor from shards into one.
+    """Return whether torch can redistribute so: not into another pending reduction, nor from shards
+    into one.
 
     A product or a bitwise reduction cannot be pending of what every rank has.
     """
@@ -198,7 +206,8 @@ def is_reachable(now: Sequence[Placement], wanted: Sequence[Placement | None]) -
 def _fixed(
     schema: dtensor_specs.OpSchema, inputs: Sequence[dtensor_specs.OpStrategy]
 ) -> tuple[list[int], int]:
-    """Positions of the tensor arguments that stay where they are, and how many of them are written to.
+    """Positions of the tensor arguments that stay where they are, and how many of them are written
+    to.
 
     Torch redistributes neither what an operator writes to nor arguments given by name.
     """
@@ -243,7 +252,8 @@ def is_whole(
         dim = getattr(placement, "dim", None)
         if dim is None:
             continue
-        # The bound comes first: from it torch learns a symbolic size's range, which keeps expressions small.
+        # The bound comes first: from it torch learns a symbolic size's range, which keeps
+        # expressions small.
         if dim >= len(smallest) or smallest[dim] < size:
             return False
         if (factor := getattr(placement, "split_factor", None)) is not None:
@@ -270,7 +280,9 @@ def is_even(spec: Any, shape: Sequence[int]) -> bool:
 
 
 def elements(spec: Any, shape: Sequence[int]) -> list[Any]:
-    """Count the elements that each rank holds of a tensor of this global shape; Shard and Replicate alone."""
+    """Count the elements that each rank holds of a tensor of this global shape; Shard and
+    Replicate alone.
+    """
     counts = []
     for coordinate in itertools.product(*map(range, spec.mesh.shape)):
         local = list(shape)

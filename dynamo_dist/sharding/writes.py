@@ -1,7 +1,8 @@
 """Calls that write: to a view whose elements were gathered, or in place where placements differ.
 
-A slice, a select or a diagonal along a sharded dimension is computed from the gathered tensor, so what
-is written to it would be lost. Here the write is done to the whole, and each rank keeps its part.
+A slice, a select or a diagonal along a sharded dimension is computed from the gathered tensor, so
+what is written to it would be lost. Here the write is done to the whole, and each rank keeps its
+part.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def as_view(view: dtensor_specs.OpOverload) -> dtensor_dispatch.Handler:
 
 
 def number(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The number that a DTensor of one element stands for, read or checked: sums finished, shards gathered."""
+    """The number that a DTensor of one element stands for, read or checked: sums finished,
+    shards gathered.
+    """
     tensor, *rest = args
     assert isinstance(tensor, DTensor)
     whole = tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
@@ -49,7 +52,9 @@ def number(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 
 
 def resized(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The first elements in memory are kept: of the whole tensor, which every rank has from then on."""
+    """The first elements in memory are kept: of the whole tensor, which every rank has from then
+    on.
+    """
     target, *rest = args
     everywhere = [Replicate()] * target.device_mesh.ndim
     local = op(target.redistribute(placements=everywhere)._local_tensor, *rest, **kwargs)
@@ -61,7 +66,9 @@ def resized(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 def times_number(
     op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache cannot hold."""
+    """As of a tensor: autograd's own ``mul.Scalar`` has complex factors, which eager's cache
+    cannot hold.
+    """
     return torch.ops.aten.mul.Tensor(*args, **kwargs)
 
 
@@ -121,7 +128,9 @@ def is_cut_off(view: DTensor) -> bool:
 def write_through(
     view: DTensor, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> DTensor:
-    """Write to a copy of ``view``, put that in its place in the whole base, and the base's part back."""
+    """Write to a copy of ``view``, put that in its place in the whole base, and the base's part
+    back.
+    """
     base, mesh = view._base, view.device_mesh
     assert isinstance(base, DTensor)
     written: Any = view.clone()
@@ -142,7 +151,9 @@ def write_through(
 
 
 def set_item(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """``x[key] = value``: to a view, which torch writes to without calling a method, unless by tensors."""
+    """``x[key] = value``: to a view, which torch writes to without calling a method, unless by
+    tensors.
+    """
 
     @functools.wraps(upstream)
     def assign(self: DTensor, key: Any, value: Any) -> None:

@@ -49,7 +49,9 @@ class _CallRecorder(TorchDispatchMode):
 
 
 def recorded_views(view: torch.Tensor, base: torch.Tensor) -> tuple[Any, list[Any]]:
-    """Replay what autograd recorded from ``base`` to ``view``: the result, and the operators' calls."""
+    """Replay what autograd recorded from ``base`` to ``view``: the result, and the operators'
+    calls.
+    """
     with torch.no_grad(), _CallRecorder() as recorder:
         found = view._view_func_unsafe(base)
     return found, recorder.calls
@@ -60,8 +62,8 @@ def local_views(local: torch.Tensor) -> Any:
     if not isinstance(local, FunctionalTensor):
         return None
     views = _functionalization.get_view_meta_sequence(local.elem)
-    # torch 2.13 pickles memory that it has freed in place of an _unsafe_view's sizes: other numbers, or a
-    # general protection fault.
+    # torch 2.13 pickles memory that it has freed in place of an _unsafe_view's sizes: other
+    # numbers, or a general protection fault.
     unsafe = _functionalization._unsafe_view_ViewMeta  # type: ignore[attr-defined]
     if any(view.has_symbolic_inputs or isinstance(view, unsafe) for view in views):
         return None
@@ -79,16 +81,17 @@ def on_output_aliases(
     apart: Callable[..., Any],
     cls: type,
 ) -> list[Patch]:
-    """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and ``replay`` do it.
+    """Let ``record(args, outputs)`` say how outputs of ``cls`` come from their bases, and
+    ``replay`` do it.
 
-    AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look at
-    and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
+    AOTAutograd runs the program once to see what aliases what; ``record`` gives the outputs to look
+    at and for each a way or None. The way stands in ``OutputAliasInfo.view_meta_sequence``, where
     AOTAutograd keeps those of plain tensors, and is given to ``replay(way, base, target,
     requires_grad)`` after each call, one after disable() too.
 
-    It looks again at the program on local tensors, to count what it returns; ``apart(args, outputs)`` are
-    the outputs to look at then, since the program returns none of the bases that it would count for aliases
-    among them. Seen in torch 2.13 to 2.15.
+    It looks again at the program on local tensors, to count what it returns; ``apart(args,
+    outputs)`` are the outputs to look at then, since the program returns none of the bases that it
+    would count for aliases among them. Seen in torch 2.13 to 2.15.
     """
     upstream_collect = _collect_metadata.run_functionalized_fw_and_collect_metadata
     upstream_alias = _functional_utils.gen_alias_from_base
@@ -162,11 +165,13 @@ def on_output_aliases(
 
 
 def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
-    """Have outputs without gradients be made of the base that a graph returns for views of the same memory.
+    """Have outputs without gradients be made of the base that a graph returns for views of the same
+    memory.
 
-    AOTAutograd returns the base itself beside the views, from which they are made anew after a call. An alias of it
-    that is detached is no view to it, so the graph returns the same tensor once more, as one that has no gradient:
-    then the base has none either, and the views lose theirs. Seen in 2.13 to 2.15.
+    AOTAutograd returns the base itself beside the views, from which they are made anew after a
+    call. An alias of it that is detached is no view to it, so the graph returns the same tensor
+    once more, as one that has no gradient: then the base has none either, and the views lose
+    theirs. Seen in 2.13 to 2.15.
     """
     infos = metadata.output_info
     if len(infos) != len(outputs):
@@ -182,7 +187,8 @@ def _regenerate_detached_aliases(metadata: Any, outputs: Sequence[Any]) -> None:
     }
     found = False
     for i, (output, info) in enumerate(zip(outputs, infos, strict=True)):
-        # The second is made of another output, which may be a view itself, by the views from the base.
+        # The second is made of another output, which may be a view itself, by the views from the
+        # base.
         plain = info.output_type.name in ("non_alias", "alias_of_intermediate_base_is_user_output")
         if not plain or not isinstance(output, torch.Tensor):
             continue

@@ -1,4 +1,6 @@
-"""AOTAutograd's backward: gradients that a graph returns, their accumulation, and a second backward."""
+"""AOTAutograd's backward: gradients that a graph returns, their accumulation, and a second
+backward.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ def plain_tensors_are_replicas() -> Iterator[None]:
 
 
 class _ReplicasOfAnySize(TorchDispatchMode):
-    """Plain tensors among DTensors become replicas here: torch's C++ asks for their sizes as numbers.
+    """Plain tensors among DTensors become replicas here: torch's C++ asks for their sizes as
+    numbers.
 
-    Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with dynamic sizes.
+    Seen in 2.13 to 2.15, where the backward of a split of which one part was used fails with
+    dynamic sizes.
     """
 
     # Else torch refuses those under any mode, whatever they are called with.
@@ -64,7 +68,8 @@ class _ReplicasOfAnySize(TorchDispatchMode):
             placements = [Replicate()] * meshes[0].ndim
             return DTensor.from_local(value, meshes[0], placements, run_check=False)
 
-        # What has a handler of its own, as the losses of loss_parallel, takes plain tensors as they are.
+        # What has a handler of its own, as the losses of loss_parallel, takes plain tensors as they
+        # are.
         if meshes and func not in dispatcher()._custom_op_handlers:
             given = tree_map_only(torch.Tensor, replica, given)
         return func(*given[0], **given[1])
@@ -78,7 +83,8 @@ def replicas_in_backward() -> list[Patch]:
     """
     upstream = _autograd_graph._engine_run_backward
 
-    # Every backward of every program passes here: without a group there is no mesh, and so no DTensor.
+    # Every backward of every program passes here: without a group there is no mesh, and so no
+    # DTensor.
     @functools.wraps(upstream)
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_initialized():
@@ -104,10 +110,11 @@ def replicas_in_backward() -> list[Patch]:
 
 
 def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
-    """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first argument.
+    """Have ``write(op, args, kwargs)`` do what writes DTensors to a plain tensor, the first
+    argument.
 
-    Torch computes it, and then does not know what to return. Its C++ looks up once for all time what
-    finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
+    Torch computes it, and then does not know what to return. Its C++ looks up once for all time
+    what finishes a call, so this stands where a decision is asked for. Seen in 2.13 to 2.15.
     """
 
     def writing(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,8 +144,8 @@ def on_writes_to_plain_tensors(write: Callable[..., Any]) -> list[Patch]:
 def pending_inputs_stay_pending() -> list[Patch]:
     """Have AOTAutograd copy the parts of an input that a program to be trained changes in place.
 
-    Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the whole for the
-    parts that it said it would return. Seen in 2.13 to 2.15.
+    Its own ``clone()`` ends what is pending, as it does for users, and the graph then takes the
+    whole for the parts that it said it would return. Seen in 2.13 to 2.15.
     """
 
     def keeping(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,13 +168,16 @@ def pending_inputs_stay_pending() -> list[Patch]:
 
 
 def on_double_backward(refuse: Callable[[], None]) -> list[Patch]:
-    """Call ``refuse()`` when a compiled backward that returns DTensors runs with ``create_graph=True``.
+    """Call ``refuse()`` when a compiled backward that returns DTensors runs with
+    ``create_graph=True``.
 
-    Torch wraps those results behind autograd's back: a second gradient goes not further, and what was to come from
-    there is missing, silently where other terms have one. Of plain tensors torch raises an error itself.
+    Torch wraps those results behind autograd's back: a second gradient goes not further, and what
+    was to come from there is missing, silently where other terms have one. Of plain tensors torch
+    raises an error itself.
 
     The check is part of the backward of such a graph, so autograd does nothing more anywhere else.
-    ``RuntimeWrapper.post_compile`` gets the graph's ``autograd.Function.apply``, from a cache too. Seen in 2.13 to 2.15.
+    ``RuntimeWrapper.post_compile`` gets the graph's ``autograd.Function.apply``, from a cache too.
+    Seen in 2.13 to 2.15.
     """
 
     def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -210,12 +220,15 @@ def _checking(backward: Callable[..., Any], refuse: Callable[[], None]) -> stati
 
 _AccumulateGrad: Any = getattr(torch._C._functions, "AccumulateGrad", None)
 _hook_owner: Any = getattr(torch.autograd.function, "_HookMixin", None)
-# Inside it, attributes of a DTensor are read as fast as a tensor's: it has no ``__torch_function__`` to ask.
+# Inside it, attributes of a DTensor are read as fast as a tensor's: it has no
+# ``__torch_function__`` to ask.
 plain_attributes: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
 
 class WrappedGradient(NamedTuple):
-    """A gradient that is a DTensor: its place among the inputs, those of its parts among the outputs."""
+    """A gradient that is a DTensor: its place among the inputs, those of its parts among the
+    outputs.
+    """
 
     position: int
     local: int
@@ -230,7 +243,9 @@ class WrappedGradient(NamedTuple):
 
 
 class GradientLayout(NamedTuple):
-    """Targets of a backward graph's outputs: number of ``inputs``, those that get a tensor as it is, and DTensors."""
+    """Targets of a backward graph's outputs: number of ``inputs``, those that get a tensor as it
+    is, and DTensors.
+    """
 
     inputs: int
     plain: tuple[tuple[int, int], ...]
@@ -238,10 +253,11 @@ class GradientLayout(NamedTuple):
 
 
 def wrap_gradients(make: Callable[[Wrap, GradientLayout], Wrap]) -> list[Patch]:
-    """``make(upstream, layout)`` stands for the function that turns a backward's outputs into gradients.
+    """``make(upstream, layout)`` stands for the function that turns a backward's outputs into
+    gradients.
 
-    Empty where this torch has no such function, or lacks what ``make`` needs to tell that nobody looks
-    at a gradient. ``codegen_backward_subclass_fns`` was seen in 2.13 to 2.15.
+    Empty where this torch has no such function, or lacks what ``make`` needs to tell that nobody
+    looks at a gradient. ``codegen_backward_subclass_fns`` was seen in 2.13 to 2.15.
     """
     owner = _optional_module("torch._functorch._aot_autograd.subclass_codegen")
     nodes = "_current_autograd_node", "_will_engine_execute_node"
@@ -308,7 +324,9 @@ def call_after_backward(call: Callable[[], None]) -> None:
 
 
 def leaves_of(targets: Sequence[Any]) -> list[Any]:
-    """The DTensor for which each autograd node accumulates; None if it is no such node or hooks are on it."""
+    """The DTensor for which each autograd node accumulates; None if it is no such node or hooks
+    are on it.
+    """
     leaves: list[Any] = []
     for target in targets:
         leaf = target.variable if type(target) is _AccumulateGrad else None
@@ -348,7 +366,9 @@ def all_will_run(nodes: Sequence[Any]) -> bool:
 
 
 def will_run(node: Any) -> bool:
-    """Return whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its input."""
+    """Return whether this backward runs the accumulator, and not ``torch.autograd.grad`` for its
+    input.
+    """
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:
@@ -371,7 +391,9 @@ def _register_or_tell(hooks: Any, hook: Any) -> Any:
 
 
 def has_hooks(node: Any) -> bool:
-    """Return whether hooks from Python are on an autograd node, which does not say; nothing is registered."""
+    """Return whether hooks from Python are on an autograd node, which does not say; nothing is
+    registered.
+    """
     for register in (node.register_hook, node.register_prehook):
         try:
             register(_ASK)

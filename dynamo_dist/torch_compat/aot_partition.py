@@ -24,10 +24,11 @@ _LAUNCHING = ("_c10d_functional", "_dtensor")  # namespaces of torch's ops that 
 def keep_in_its_pass(own: str) -> list[Patch]:
     """Keep launches in the pass, forward or backward, that launched them, and launch them once.
 
-    The partitioner copies into the backward whatever it can compute there, dead launches too, and moves
-    to the forward what does not depend on a gradient. What it can compute where depends on sizes, which
-    are other ones on another rank. ``own`` is the namespace of our ops, which it takes for ops without
-    effects. Seen in 2.13 to 2.15; where the predicates are missing nothing is changed.
+    The partitioner copies into the backward whatever it can compute there, dead launches too, and
+    moves to the forward what does not depend on a gradient. What it can compute where depends on
+    sizes, which are other ones on another rank. ``own`` is the namespace of our ops, which it takes
+    for ops without effects. Seen in 2.13 to 2.15; where the predicates are missing nothing is
+    changed.
     """
     parts = {"_must_be_in_forward": "forward", "_must_be_in_backward": "backward"}
     off = "launches may move from forward to backward, on this rank alone"
@@ -52,11 +53,12 @@ def _kept(upstream: Callable[[Any], bool], own: str, part: str, node: Any) -> bo
 
 
 def drop_dead_chains() -> list[Patch]:
-    """Let the partitioner drop the computation between dead launches, and so the launches before it.
+    """Let the partitioner drop the computation between dead launches, and so the launches before
+    it.
 
-    It copies into the backward what it can compute there, and drops the launches that are dead. What is no
-    launch it keeps, dead or not, so that a launch whose result goes into a dead one would run twice. Seen
-    in 2.13 to 2.15; where the predicate is missing nothing is changed.
+    It copies into the backward what it can compute there, and drops the launches that are dead.
+    What is no launch it keeps, dead or not, so that a launch whose result goes into a dead one
+    would run twice. Seen in 2.13 to 2.15; where the predicate is missing nothing is changed.
     """
     if not has(_partitioners, "is_not_collective", off="some dead launches run"):
         return []
@@ -71,9 +73,9 @@ def drop_dead_chains() -> list[Patch]:
 def save_states_before_objects() -> list[Patch]:
     """Random states that a backward graph replays stand before the objects that it needs.
 
-    What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh, sizes.
-    Upstream adds the states behind the objects, where the runtime takes a mesh for a tensor. Seen in 2.13
-    to 2.15.
+    What a forward graph saves is read back by position: tensors, objects such as a DeviceMesh,
+    sizes. Upstream adds the states behind the objects, where the runtime takes a mesh for a tensor.
+    Seen in 2.13 to 2.15.
     """
     upstream = _partitioners.functionalize_rng_ops
 
@@ -100,8 +102,8 @@ def draw_once() -> list[Patch]:
     """Draws of DTensors on CUDA are neither merged nor repeated, which would change what is drawn.
 
     They are calls of one higher-order operator, without the tag by which AOTAutograd knows random
-    operators: it merges two draws of equal arguments into one, and in a checkpointed block draws anew
-    for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
+    operators: it merges two draws of equal arguments into one, and in a checkpointed block draws
+    anew for the backward. Its results are saved instead. Seen in 2.13 to 2.15.
     """
     operator = _rng_prims.run_dtensor_rng_op
     upstream = _partitioners.force_save_effectful_ops
@@ -135,7 +137,8 @@ def traced_with(**marks: Any) -> Iterator[None]:
 
 
 def gathered(group: str, *, again: bool) -> contextlib.AbstractContextManager[None]:
-    """Mark what AOTAutograd traces in the block as the gather of a parameter of ``group``, or the reduction of its gradient.
+    """Mark what AOTAutograd traces in the block as the gather of a parameter of ``group``, or the
+    reduction of its gradient.
 
     ``again``: its result is not kept for backward, which computes it again, as in a checkpoint.
     """

@@ -1,4 +1,6 @@
-"""What AOTAutograd does around each call of a graph: inputs in flight, outputs, wrapped DTensors."""
+"""What AOTAutograd does around each call of a graph: inputs in flight, outputs, wrapped
+DTensors.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from dynamo_dist.torch_compat.patching import (
 def on_forward_with_tangents(
     cls: type, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> list[Patch]:
-    """Run ``wrap(forward)`` for each forward whose backward takes several gradients, one of them a ``cls``."""
+    """Run ``wrap(forward)`` for each forward whose backward takes several gradients, one of them
+    a ``cls``.
+    """
 
     def changed(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -48,7 +52,8 @@ def on_forward_with_tangents(
 def on_plain_tangent(
     cls: type, answer: Callable[[torch.Tensor, Any], torch.Tensor | None]
 ) -> list[Patch]:
-    """A plain gradient where the backward was traced with a ``cls``: ``answer(gradient, metadata)`` in its place.
+    """A plain gradient where the backward was traced with a ``cls``: ``answer(gradient, metadata)``
+    in its place.
 
     ``metadata``: what ``__tensor_flatten__`` gave. On None upstream refuses it.
     """
@@ -69,8 +74,8 @@ def keep_first_symbols() -> list[Patch]:
     """While AOTAutograd makes a graph, a size that is known as an input stays known as that input.
 
     Upstream lets any later value that simplifies to the same symbol take its place, such as the
-    ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as itself,
-    without end. Seen in torch 2.13 to 2.15.
+    ``sym_max(s0, 1)`` by which DTensor computes strides, whose own argument is then looked up as
+    itself, without end. Seen in torch 2.13 to 2.15.
     """
     upstream = _proxy_tensor.set_proxy_slot
 
@@ -88,7 +93,9 @@ def keep_first_symbols() -> list[Patch]:
 
 
 def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:
-    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as ``upstream``."""
+    """``unflatten`` becomes ``DTensor.__tensor_unflatten__``, and gets the one before as
+    ``upstream``.
+    """
     return WrapAttribute(
         DTensor,
         "__tensor_unflatten__",
@@ -97,7 +104,8 @@ def wrap_with(unflatten: Callable[..., DTensor]) -> Patch:
 
 
 upstream_unflatten: Callable[..., DTensor] = DTensor.__tensor_unflatten__
-# ``dtensor(local, spec, requires_grad=...)``, without an initializer that does nothing but take time.
+# ``dtensor(local, spec, requires_grad=...)``, without an initializer that does nothing but take
+# time.
 _new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
 dtensor: Callable[..., DTensor] = DTensor if _new is None else functools.partial(_new, DTensor)
 Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -106,7 +114,8 @@ Wrap = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 def write_to_pending_inputs() -> list[Patch]:
     """Let in-place ops on a tensor in flight that enters a graph write to the tensor itself.
 
-    AOTAutograd waits for such inputs before the graph; for those inside of DTensors from 2.14 on. In 2.13 the graph waits, and what that gives is another tensor, so that a write to it is lost.
+    AOTAutograd waits for such inputs before the graph; for those inside of DTensors from 2.14 on.
+    In 2.13 the graph waits, and what that gives is another tensor, so that a write to it is lost.
     """
     if hasattr(_optional_module("torch._functorch._aot_autograd.schemas"), "ActInputPath"):
         return []
@@ -134,8 +143,8 @@ def write_to_pending_inputs() -> list[Patch]:
 def pending_inputs_have_gradients() -> list[Patch]:
     """Trace an input that waits when it is read with its gradient, where one is recorded.
 
-    AOTAutograd puts the tensor inside in its place, which never has one: what eager mode recorded before is cut off,
-    and the gradients behind it are silently missing. Seen in torch 2.13 to 2.15.
+    AOTAutograd puts the tensor inside in its place, which never has one: what eager mode recorded
+    before is cut off, and the gradients behind it are silently missing. Seen in torch 2.13 to 2.15.
     """
     places = [
         _optional_module("torch._functorch._aot_autograd.frontend_utils"),

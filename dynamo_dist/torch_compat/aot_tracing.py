@@ -1,4 +1,6 @@
-"""AOTAutograd's trace of a graph: autograd functions, equal meshes, and traces without a compile."""
+"""AOTAutograd's trace of a graph: autograd functions, equal meshes, and traces without a
+compile.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ from dynamo_dist.torch_compat.patching import Patch, WrapAttribute, has
 
 
 def pass_context() -> list[Patch]:
-    """Trace the forward of an autograd function without gradients with its context, and only with its own.
+    """Trace the forward of an autograd function without gradients with its context, and only with
+    its own.
 
-    Up to 2.14 upstream counts the arguments to tell whether the forward takes a context, which is wrong where
-    it takes any number of tensors: the backward of a gather to two ranks loses it.
+    Up to 2.14 upstream counts the arguments to tell whether the forward takes a context, which is
+    wrong where it takes any number of tensors: the backward of a gather to two ranks loses it.
     """
     owner = AutogradFunctionVariable
     if "len(args) - 1 == len(sig.parameters)" not in inspect.getsource(owner.call_apply):
@@ -57,10 +60,11 @@ def pass_context() -> list[Patch]:
 def gradients_are_apart() -> list[Patch]:
     """Trace the backward of an autograd function with gradients in memory of their own.
 
-    Dynamo takes the forward's results for examples of their gradients. A forward that returns its argument, or a view
-    of it, makes them aliases of values that the program still uses: a backward that writes to its gradient, as an
-    ``all_reduce`` does, then counts as a write to those, and autograd refuses to go on with views of what was written
-    to. ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
+    Dynamo takes the forward's results for examples of their gradients. A forward that returns its
+    argument, or a view of it, makes them aliases of values that the program still uses: a backward
+    that writes to its gradient, as an ``all_reduce`` does, then counts as a write to those, and
+    autograd refuses to go on with views of what was written to.
+    ``AutogradFunctionApplyVariable.trace_backward_graph`` was seen in 2.13 to 2.15.
     """
 
     def changed(upstream: Any) -> Any:
@@ -118,9 +122,10 @@ def _may_need_gradient(args: Any) -> bool:
 def equal_meshes_are_one() -> list[Patch]:
     """Let a mesh that comes in with a gradient be the equal one that came in with an argument.
 
-    DTensor's sharding decisions are kept under keys that compare, so that a result may have the mesh of an earlier
-    program, equal to this one's and another object. AOTAutograd knows it from the result's gradient alone: the forward
-    would return what only the backward has ("Node tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
+    DTensor's sharding decisions are kept under keys that compare, so that a result may have the
+    mesh of an earlier program, equal to this one's and another object. AOTAutograd knows it from
+    the result's gradient alone: the forward would return what only the backward has ("Node
+    tangents_2 was invalid, but is output"). Seen in 2.13 to 2.15.
     """
 
     def changed(upstream: Callable[..., Any]) -> Callable[..., Any]:

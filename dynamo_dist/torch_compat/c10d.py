@@ -26,7 +26,9 @@ def is_registered_group(group: Any) -> bool:
 
 
 def groups_of_mesh(mesh: Any) -> tuple[Any, ...]:
-    """The groups of a mesh's dimensions; none where it was made without, or this rank is no member."""
+    """The groups of a mesh's dimensions; none where it was made without, or this rank is no
+    member.
+    """
     try:
         return tuple(mesh.get_all_groups())
     except (RuntimeError, ValueError, KeyError, LookupError, AttributeError):
@@ -38,7 +40,9 @@ premul_sum: Callable[[float], Any] = vars(_distributed_c10d)["_make_nccl_premul_
 
 
 def c10d_function(name: str) -> Any:
-    """A function of ``torch.distributed.distributed_c10d``, private ones too; None if it has none."""
+    """A function of ``torch.distributed.distributed_c10d``, private ones too; None if it has
+    none.
+    """
     return getattr(_c10d, name, None)
 
 

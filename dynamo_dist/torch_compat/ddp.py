@@ -29,7 +29,9 @@ def replicated_module(state: ReplicateState) -> DistributedDataParallel:
 
 
 def follow(state: ReplicateState, ddp: DistributedDataParallel) -> None:
-    """Have the DDP module of ``replicate`` synchronise as its state says, which is what each forward does first."""
+    """Have the DDP module of ``replicate`` synchronise as its state says, which is what each
+    forward does first.
+    """
     ddp.require_backward_grad_sync = not state._no_sync
 
 
@@ -42,7 +44,9 @@ def state_of_replicated(module: nn.Module) -> Any:
 
 
 def custom_averaging(ddp: DistributedDataParallel) -> str:
-    """Return what of a DDP module has no counterpart in a graph, or ""; decides what the first forward decides."""
+    """Return what of a DDP module has no counterpart in a graph, or ""; decides what the first
+    forward decides.
+    """
     if not ddp._lazy_init_ran:
         ddp._lazy_init()
     if ddp._comm_hooks:
@@ -112,7 +116,9 @@ def parameters(ddp: DistributedDataParallel) -> list[nn.Parameter]:
 def averaged_parameters(
     ddp: DistributedDataParallel, module: nn.Module
 ) -> Iterator[tuple[int, nn.Module, str]]:
-    """Every parameter whose gradient is averaged, by its place in ``parameters``, wherever ``module`` registers it."""
+    """Every parameter whose gradient is averaged, by its place in ``parameters``, wherever
+    ``module`` registers it.
+    """
     places = {id(param): i for i, param in enumerate(ddp._module_parameters) if param.requires_grad}
     for owner in module.modules():
         for name, param in owner._parameters.items():
@@ -128,7 +134,9 @@ def input_device(ddp: DistributedDataParallel) -> torch.device | None:
 
 
 def shares_buffers(ddp: DistributedDataParallel) -> bool:
-    """Return whether a forward behind one that synchronises begins with the buffers of the first rank."""
+    """Return whether a forward behind one that synchronises begins with the buffers of the first
+    rank.
+    """
     shares = getattr(ddp, "forward_sync_buffers", ddp.broadcast_buffers)
     return bool(shares and ddp.modules_buffers)
 
@@ -136,7 +144,8 @@ def shares_buffers(ddp: DistributedDataParallel) -> bool:
 def begin_forward(ddp: DistributedDataParallel) -> bool:
     """Do what DDP does around a forward, but for its reducer, which sleeps in the next backward.
 
-    Buffers are broadcast as in eager mode. Returns whether the gradients of the forward are averaged.
+    Buffers are broadcast as in eager mode. Returns whether the gradients of the forward are
+    averaged.
     """
     if ddp._check_sync_bufs_pre_fwd():
         ddp._sync_buffers()

@@ -77,8 +77,8 @@ def made_tensors_are_replicas() -> Iterator[None]:
 def around_traced_calls(answer: Callable[[Callable[[], Any], Any], Any]) -> list[Patch]:
     """Have ``answer(run, arguments)`` make each call of a graph, in Dynamo and in AOTAutograd.
 
-    Dynamo runs a node on fake tensors by a function of its utilities; AOTAutograd traces the graph by an
-    interpreter. Seen in 2.13 to 2.15.
+    Dynamo runs a node on fake tensors by a function of its utilities; AOTAutograd traces the graph
+    by an interpreter. Seen in 2.13 to 2.15.
     """
 
     def tried(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,9 +112,9 @@ _NUMBERS = {torch.float64: 1.0, torch.int64: 1, torch.bool: True, torch.complex1
 def one_decision_for_numbers() -> list[Patch]:
     """Have a number and a replicated tensor of no dimensions, in one place, decided alike.
 
-    The cache's key has the same entry for both: ``x - 1.0`` was served what ``x - t`` had been decided,
-    a pending sum from which every rank takes 1, and the other way round it failed. Both are decided as
-    the number is, and the decision names a layout for either.
+    The cache's key has the same entry for both: ``x - 1.0`` was served what ``x - t`` had been
+    decided, a pending sum from which every rank takes 1, and the other way round it failed. Both
+    are decided as the number is, and the decision names a layout for either.
     """
 
     def deciding(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,9 @@ def one_decision_for_numbers() -> list[Patch]:
 
 
 def _takes_numbers(op: OpOverload) -> bool:
-    """Return whether a number may stand where the schema of ``op`` has a tensor, and each element is by itself."""
+    """Return whether a number may stand where the schema of ``op`` has a tensor, and each
+    element is by itself.
+    """
     name = op._schema.name.partition("::")[2]
     return torch.Tag.pointwise in op.tags and torch._C._should_allow_numbers_as_tensors(name)
 
@@ -178,14 +180,18 @@ def _alike(schema: OpSchema) -> dict[int, DTensorSpec]:
 
 
 def adjusts_shapes(op: OpOverload) -> bool:
-    """Return whether torch rewrites arguments of ``op`` that are global shapes, so that local ones differ."""
+    """Return whether torch rewrites arguments of ``op`` that are global shapes, so that local
+    ones differ.
+    """
     return op in propagator().op_to_shape_and_stride_idx
 
 
 def shapes_of_results(
     schema: OpSchema, shapes: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]] | None:
-    """Shapes that the operator gives for tensor arguments of these shapes; None if that cannot be told."""
+    """Shapes that the operator gives for tensor arguments of these shapes; None if that cannot
+    be told.
+    """
     left = iter(shapes)
 
     def fake(value: Any) -> Any:
@@ -210,7 +216,9 @@ def shapes_of_results(
 def as_upstream(
     op: OpOverload, handler: Handler, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The call as it would be answered if ``handler``, which makes it, or one around it were not there."""
+    """The call as it would be answered if ``handler``, which makes it, or one around it were not
+    there.
+    """
     handlers = dispatcher()._custom_op_handlers
     found = handlers.pop(op, handler)
     try:

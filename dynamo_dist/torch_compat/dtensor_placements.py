@@ -42,7 +42,9 @@ def word(placement: Placement) -> str:
 
 
 def placement(text: str) -> Placement:
-    """Inverse of ``word``, in this process. Raises PlanError for a word that no tensor here gave."""
+    """Inverse of ``word``, in this process. Raises PlanError for a word that no tensor here
+    gave.
+    """
     if text == "R":
         return Replicate()
     if text[0] == "S":
@@ -95,15 +97,16 @@ def is_spec(value: object) -> bool:
 
 
 def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -> list[Patch]:
-    """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as ``meta[field]``.
+    """Have every node that a DTensor's redistribution traces bear ``describe(from, to, op)`` as
+    ``meta[field]``.
 
-    A conjugation or negation that is only noted on a local tensor is done before it is sent: products, copies and views
-    take such tensors as they are, and c10d then refuses them.
+    A conjugation or negation that is only noted on a local tensor is done before it is sent:
+    products, copies and views take such tensors as they are, and c10d then refuses them.
 
-    ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where the
-    program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from graph to graph;
-    a field of our own leaves ``meta["custom"]`` to whoever annotates a program. That list,
-    ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
+    ``from`` and ``to`` are DTensorSpecs; ``op`` is the operator that wants its input so, "" where
+    the program redistributes. ``torch.fx.proxy._COPY_META_FIELDS`` names what is handed on from
+    graph to graph; a field of our own leaves ``meta["custom"]`` to whoever annotates a program.
+    That list, ``redistribute_local_tensor``, ``OpDispatcher.redistribute_local_args`` and
     ``torch.fx.traceback.current_meta`` were seen in 2.13 to 2.15.
     """
     from torch.distributed.tensor import _api, _dispatch, _redistribute
@@ -113,7 +116,8 @@ def redistribute_changes(describe: Callable[[Any, Any, str], str], field: str) -
     def annotated(upstream: Any) -> Any:
         @functools.wraps(upstream)
         def redistribute_local_tensor(local: Any, current: Any, target: Any, **how: Any) -> Any:
-            # Asked first: an exported program would name both, whether there is something to do or not.
+            # Asked first: an exported program would name both, whether there is something to do or
+            # not.
             if local.is_conj() or local.is_neg():
                 local = local.resolve_conj().resolve_neg()
             if not fx_traceback.has_preserved_node_meta():
@@ -179,11 +183,12 @@ _partition_value: Any = vars(Partial)["_partition_value"]
 
 
 def cut_empty_shards() -> list[Patch]:
-    """Have the shards of ranks for which nothing is left be cut off the tensor, as those of all ranks are.
+    """Have the shards of ranks for which nothing is left be cut off the tensor, as those of all
+    ranks are.
 
-    Upstream makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs it in
-    the forward instead of the backward, or not at all where its result is cut, and the ranks hang. Seen
-    in 2.13 to 2.15.
+    Upstream makes them of zeros. Inductor then knows on such a rank alone what a launch sends, runs
+    it in the forward instead of the backward, or not at all where its result is cut, and the ranks
+    hang. Seen in 2.13 to 2.15.
     """
 
     def fill(shards: list[torch.Tensor], dim: int, missing: int) -> list[torch.Tensor]:
@@ -195,8 +200,9 @@ def cut_empty_shards() -> list[Patch]:
 def keep_strided_shards() -> list[Patch]:
     """A DTensor that a view left in strided shards goes through AOTAutograd's flattening and back.
 
-    Such a view says by a flag that the order of its shards stands beside its placements; the flattened
-    form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13 to 2.15.
+    Such a view says by a flag that the order of its shards stands beside its placements; the
+    flattened form lacks the flag, and an order that is there shows it was set. Seen in torch 2.13
+    to 2.15.
     """
     upstream = DTensor.__tensor_unflatten__
 
@@ -256,9 +262,9 @@ def _known_size(size: torch.SymInt) -> int | torch.SymInt:
 def fix_split_factors() -> list[Patch]:
     """With dynamic sizes, a view that joins dimensions is laid out as in eager.
 
-    Where a dimension behind the first is sharded, the product of those before it is how often its shards
-    lie in the joined one, and must be a number: these sizes are fixed, by guards. Upstream refuses the
-    view; on meshes of several dimensions the tensor is gathered as before.
+    Where a dimension behind the first is sharded, the product of those before it is how often its
+    shards lie in the joined one, and must be a number: these sizes are fixed, by guards. Upstream
+    refuses the view; on meshes of several dimensions the tensor is gathered as before.
     """
     cls = _view_ops._ViewShardingPropagator
 

@@ -28,7 +28,8 @@ _propagator: Any = _dispatcher.sharding_propagator
 
 class Interception:
     """While applied, every DTensor operation goes through ``on_op``; the three functions besides it
-    take a upstream function and its arguments, for explicit redistributes, their backward, and to_local.
+    take a upstream function and its arguments, for explicit redistributes, their backward, and
+    to_local.
     """
 
     def __init__(self, on_op: Handler, on_move: Any, on_back: Any, on_local: Any) -> None:
@@ -79,7 +80,9 @@ class Interception:
             table[op] = mine
 
     def has_own_rules(self, op: Any) -> bool:
-        """Return whether DTensor runs the op by a handler of its own, which chooses placements itself."""
+        """Return whether DTensor runs the op by a handler of its own, which chooses placements
+        itself.
+        """
         return op in self.before
 
 
@@ -137,10 +140,12 @@ def propagated(schema: Any) -> Choice | None:
 
 @contextlib.contextmanager
 def remembered_ways() -> Iterator[None]:
-    """Find the way from one spec to another once, not each time that an operator's strategies are weighed.
+    """Find the way from one spec to another once, not each time that an operator's strategies are
+    weighed.
 
-    DTensor keeps what it found, but not while a graph is traced, because sizes may be symbols; those
-    are found anew here too. On a mesh of two dimensions a search takes most of the time of a plan.
+    DTensor keeps what it found, but not while a graph is traced, because sizes may be symbols;
+    those are found anew here too. On a mesh of two dimensions a search takes most of the time of a
+    plan.
     """
     known: dict[Any, Any] = {}
 
@@ -169,7 +174,9 @@ def _spec_words(specs: Any, count: int) -> tuple[Spec | None, ...]:
 
 
 def _choice_of(strategy: Any, inputs: int, outputs: int) -> Choice:
-    """A strategy of DTensor's in the planner's words; one that names no inputs follows its output."""
+    """A strategy of DTensor's in the planner's words; one that names no inputs follows its
+    output.
+    """
     given = strategy.input_specs
     sources = [strategy.output_specs] * inputs if given is None else given
     return Choice(

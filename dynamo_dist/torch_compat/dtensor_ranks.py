@@ -20,7 +20,9 @@ from dynamo_dist.torch_compat.patching import Patch, SetAttribute, WrapAttribute
 
 
 def random_on_cpu() -> list[Patch]:
-    """``rand`` and ``randn`` on the CPU, which upstream refuses: made empty, then filled. Seen in 2.13 to 2.15."""
+    """``rand`` and ``randn`` on the CPU, which upstream refuses: made empty, then filled. Seen
+    in 2.13 to 2.15.
+    """
 
     def wrap(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -81,7 +83,9 @@ def fit_for_all_ranks() -> Iterator[None]:
 
 
 def are_all_ranks_here() -> bool:
-    """Return whether this process stands for every rank; a plain local tensor is then that of all of them."""
+    """Return whether this process stands for every rank; a plain local tensor is then that of
+    all of them.
+    """
     return local_tensor_mode() is not None
 
 

@@ -44,7 +44,9 @@ def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two stand-ins share memory; True where symbolic sizes or strides leave it open."""
+    """Return whether two stand-ins share memory; True where symbolic sizes or strides leave it
+    open.
+    """
     try:
         if not _same_storage(a, b):
             return False
@@ -77,7 +79,9 @@ def _ranges_meet(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
 
 
 def _apart_in_a_dimension(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether equal strides show two slices of one tensor to be disjoint, such as column blocks."""
+    """Return whether equal strides show two slices of one tensor to be disjoint, such as column
+    blocks.
+    """
     if a.stride() != b.stride() or _extent(a) is None or _extent(b) is None:
         return False
     at, bt = a.storage_offset(), b.storage_offset()
@@ -110,7 +114,9 @@ def spec(mesh: DeviceMesh, placements: Sequence[Placement], meta: Any = None) ->
 
 
 def mask_partial(shape: Sequence[int], dim: int) -> _MaskPartial:
-    """Pending as a sum in which each rank has zeros for indices that fall outside its part of ``dim``."""
+    """Pending as a sum in which each rank has zeros for indices that fall outside its part of
+    ``dim``.
+    """
     # Hashed with the placement: symbolic sizes cannot be.
     return _MaskPartial(offset_shape=torch.Size(int(size) for size in shape), offset_dim=dim)
 
@@ -128,7 +134,9 @@ def is_norm(placement: Placement) -> bool:
 def own_part_of_index(
     index: torch.Tensor, mesh: DeviceMesh, mesh_dim: int, shape: Sequence[int], dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside of that."""
+    """An index into ``dim`` of a whole as one into this rank's part, and where it falls outside
+    of that.
+    """
     mask = mask_partial([1] * dim + [shape[dim]], dim)
     own = mask._partition_value(index, mesh, mesh_dim)
     outside = mask.mask_buffer.data
@@ -147,7 +155,9 @@ def own_length(size: int, mesh: DeviceMesh, mesh_dim: int) -> int:
 def own_shape(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[int, ...]:
-    """The sizes of this rank's part of a tensor of this global shape, as torch cuts it. Seen in 2.13 to 2.15."""
+    """The sizes of this rank's part of a tensor of this global shape, as torch cuts it. Seen in
+    2.13 to 2.15.
+    """
     return tuple(_utils.compute_local_shape_and_global_offset(tuple(shape), mesh, placements)[0])
 
 
@@ -179,7 +189,9 @@ def relayout(
 
 
 def adopt(op: OpOverload, args: Any, kwargs: Any, target: DTensor, found: DTensor) -> Any:
-    """Make ``target`` what ``found`` is, shape included, for an operator that changes it in place."""
+    """Make ``target`` what ``found`` is, shape included, for an operator that changes it in
+    place.
+    """
     target._local_tensor, target._spec = found._local_tensor, found._spec
     return return_and_correct_aliasing(op, args, kwargs, target)
 
@@ -193,7 +205,9 @@ def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def random_states() -> list[torch.Tensor]:
-    """The states of the generators that operators draw from by default; nothing while a program is traced."""
+    """The states of the generators that operators draw from by default; nothing while a program
+    is traced.
+    """
     if detect_fake_mode() is not None or get_proxy_mode() is not None:
         return []
     with _disable_current_modes():
@@ -214,8 +228,8 @@ def group_and_reduction(
 ) -> tuple[tuple[int, ...] | None, str | None]:
     """The ranks of the group that a collective of c10d is called with, and its reduction's name.
 
-    None for a group that cannot be told, as a name is while another program is traced, and where there
-    is no reduction. c10d hands out groups and reductions as script objects.
+    None for a group that cannot be told, as a name is while another program is traced, and where
+    there is no reduction. c10d hands out groups and reductions as script objects.
     """
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -234,7 +248,9 @@ def group_and_reduction(
 
 @functools.lru_cache(maxsize=256)
 def is_beside(mesh: DeviceMesh, ranks: tuple[int, ...]) -> bool:
-    """Return whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of one root."""
+    """Return whether all ``ranks`` stand at one place of ``mesh``, each in a mesh of its own of
+    one root.
+    """
     with _disable_current_modes():
         root, mine = mesh._get_root_mesh().mesh, mesh.mesh
         places = dict(zip(root.flatten().tolist(), _indices(root), strict=True))
@@ -253,11 +269,12 @@ def _indices(tensor: torch.Tensor) -> Iterator[tuple[int, ...]]:
 def in_context_parallel(
     handlers: dict[OpOverload, Handler], output: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> list[Patch]:
-    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its results apart.
+    """Have these answer calls inside ``context_parallel``, and ``output`` wrap what takes its
+    results apart.
 
-    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes the one
-    for attention. A torch without these names has no context parallelism that we know of; seen in 2.13 to
-    2.15.
+    Inside it torch's dispatcher has a table of handlers made of two others, of which this changes
+    the one for attention. A torch without these names has no context parallelism that we know of;
+    seen in 2.13 to 2.15.
     """
     names = "custom_ops", "_ContextParallel"
     if not has(_context_parallel, *names, off="context_parallel on the CPU is torch's"):

@@ -49,9 +49,11 @@ def dtensor_op_handlers() -> dict[Any, Any]:
 
 
 def whole_numbers_in_parts() -> list[Patch]:
-    """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others zeros.
+    """Have the first rank hold all of the whole numbers that are to be pending as a sum, the others
+    zeros.
 
-    Upstream gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.13 to 2.15.
+    Upstream gives each rank a share, which a tensor of whole numbers cuts off. Seen in 2.13 to
+    2.15.
     """
 
     def of_whole_numbers(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -85,9 +87,9 @@ class _CloneOfParts(torch.autograd.Function):
 def track_symbolic_results() -> list[Patch]:
     """Let a trace know the global sizes and strides of results that are new expressions of symbols.
 
-    Torch derives them with tracing switched off, and a stride that is a product of two symbols, or the
-    size of a convolution, has then no way into the graph. Computed again while tracing, from what the
-    graph has of each symbol, it has. Seen in 2.13 to 2.15.
+    Torch derives them with tracing switched off, and a stride that is a product of two symbols, or
+    the size of a convolution, has then no way into the graph. Computed again while tracing, from
+    what the graph has of each symbol, it has. Seen in 2.13 to 2.15.
     """
     upstream = ShardingPropagator._propagate_tensor_meta_non_cached
 
@@ -198,8 +200,8 @@ def on_strategy(
 ) -> list[Patch]:
     """Have ``strategy`` decide for ``op``, whatever decided before.
 
-    Torch asks in this order: a handler, a strategy of one mesh dimension, a strategy, a decomposition,
-    a rule. All that come before are taken out.
+    Torch asks in this order: a handler, a strategy of one mesh dimension, a strategy, a
+    decomposition, a rule. All that come before are taken out.
     """
     tables = propagator()
     found: list[Patch] = [
@@ -226,7 +228,8 @@ def decided_operators() -> list[OpOverload]:
 
 
 def upstream_strategy(op: OpOverload) -> Strategy | None:
-    """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension comes first.
+    """Return torch's strategy for ``op``, or None if it has none; one of a single mesh dimension
+    comes first.
 
     Reductions are of the latter kind from torch 2.14 on.
     """
@@ -253,7 +256,8 @@ def upstream_strategy(op: OpOverload) -> Strategy | None:
 def schema_info(op: OpOverload) -> RuntimeSchemaInfo:
     """Every argument that is no tensor is part of the keys of eager's cache.
 
-    Not numbers that are written to a tensor: they change no layout, and complex ones have no hash there.
+    Not numbers that are written to a tensor: they change no layout, and complex ones have no hash
+    there.
     """
     arguments = op._schema.arguments
     positional = [not a.kwarg_only for a in arguments]
@@ -285,8 +289,9 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
     What it returns is the result of the call. Torch's dispatcher takes a result that is no sharding
     decision for the result of the operator, as it does for operators that it decomposes.
 
-    For an operator without a strategy torch derives one from its decomposition, and then runs the operator itself on
-    the local tensors, where a mean or a gradient divides by the local number of elements. So torch is not asked.
+    For an operator without a strategy torch derives one from its decomposition, and then runs the
+    operator itself on the local tensors, where a mean or a gradient divides by the local number of
+    elements. So torch is not asked.
     """
 
     def changed(upstream: Any) -> Any:
@@ -296,7 +301,8 @@ def on_failed_propagation(answer: Callable[..., Any]) -> list[Patch]:
         ) -> Any:
             try:
                 if not has_strategy(op):
-                    # Operators made of others, which autograd takes apart: here in inference mode alone.
+                    # Operators made of others, which autograd takes apart: here in inference mode
+                    # alone.
                     if op._can_decompose():
                         return op.decompose(*args, **kwargs)
                     # As torch refuses it, and answered below like its refusals.

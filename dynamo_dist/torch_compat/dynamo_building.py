@@ -65,12 +65,15 @@ HAS_GETATTRO_PROTOCOL = hasattr(VariableTracker, "tp_getattro_impl")
 
 
 def unwrap(value: Any) -> Any:
-    """The object that Dynamo's stand-in for an opaque object stands for; other values as they are."""
+    """The object that Dynamo's stand-in for an opaque object stands for; other values as they
+    are.
+    """
     return value.real_obj if isinstance(value, FakeScriptObject) else value
 
 
 def inputs_follow(gm: fx.GraphModule) -> bool:
-    """Return whether Dynamo will load what placeholders ``gm`` has once the backend is done with it.
+    """Return whether Dynamo will load what placeholders ``gm`` has once the backend is done with
+    it.
 
     ``OutputGraph.graphargs`` reads them off the graph, which was seen in 2.13 to 2.15.
     """
@@ -118,7 +121,9 @@ def build_by_weakref(tx: Any, value: object) -> Any:
 
 
 def build_unchanging(tx: Any, value: object) -> Any:
-    """The tracker of an object that outlives the code and does not change: nothing of it is guarded."""
+    """The tracker of an object that outlives the code and does not change: nothing of it is
+    guarded.
+    """
     name = tx.output.install_global_by_id("__dynamo_dist", value)
     return VariableTracker.build(tx, value, SkipGuardSource(GlobalSource(name)), realize=True)
 
@@ -154,7 +159,9 @@ def build_dict(tx: Any, items: Mapping[str, Any]) -> Any:
 
 
 def set_after_graph(tx: Any, tracker: Any, name: str, value: Any) -> None:
-    """Have the compiled function set ``object.name`` when its graph has run; a property's setter is called then."""
+    """Have the compiled function set ``object.name`` when its graph has run; a property's setter
+    is called then.
+    """
     tx.output.side_effects.store_attr(tracker, name, value)
 
 
@@ -180,7 +187,9 @@ def is_upstreams_member(tracker: Any, name: str) -> bool:
 
 
 def is_inlined_member(value: object, name: str) -> bool:
-    """Return whether torch registered this member as Python code to be traced, not as a constant."""
+    """Return whether torch registered this member as Python code to be traced, not as a
+    constant.
+    """
     info = _opaque.get_opaque_obj_info(type(value))
     return info is not None and info.members.get(name) is _opaque.MemberType.INLINED
 
@@ -212,7 +221,9 @@ def raise_in_program(tx: Any, error: Exception) -> NoReturn:
 
 
 def graph_break(kind: str, context: str, explanation: str, fix: str) -> NoReturn:
-    """Break the graph. ``kind`` is fixed text, without names or shapes, so that breaks can be counted."""
+    """Break the graph. ``kind`` is fixed text, without names or shapes, so that breaks can be
+    counted.
+    """
     unimplemented(gb_type=kind, context=context, explanation=explanation, hints=[fix])
     raise AssertionError("unimplemented returned")
 
@@ -238,7 +249,9 @@ def items_of(tx: Any, tracker: Any) -> list[Any]:
 
 
 def python_object(tracker: Any) -> Any:
-    """The object that a tracker stands for, without a guard; raises NotImplementedError for none."""
+    """The object that a tracker stands for, without a guard; raises NotImplementedError for
+    none.
+    """
     tracker = realized(tracker)
     value = getattr(tracker, "value", _MISSING)
     return tracker.as_python_constant() if value is _MISSING else unwrap(value)
@@ -296,18 +309,21 @@ def on_tensor_uses(watched: Callable[[Any], list[Any]], used: Callable[..., None
 
 
 def on_sizes_told_by_data(refuse: Callable[[str], None]) -> list[Patch]:
-    """Call ``refuse(operation)`` where only data tells how large a DTensor is that an operation on DTensors returns.
+    """Call ``refuse(operation)`` where only data tells how large a DTensor is that an operation on
+    DTensors returns.
 
-    Such a size is a symbol that no argument has. DTensor makes one for the global size and another for the local one,
-    and Dynamo fails on the first. Indexing by a mask fails sooner or later, by how the mask is laid out.
-    ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.13 to 2.15.
+    Such a size is a symbol that no argument has. DTensor makes one for the global size and another
+    for the local one, and Dynamo fails on the first. Indexing by a mask fails sooner or later, by
+    how the mask is laid out. ``get_fake_value`` and ``free_unbacked_symbols`` were seen in 2.13 to
+    2.15.
     """
 
     def checked(upstream: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(upstream)
         def get_fake_value(node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
             given = [each.meta.get("example_value") for each in node.all_input_nodes]
-            # No tree is looked through where there is none: every operation of every program passes here.
+            # No tree is looked through where there is none: every operation of every program passes
+            # here.
             kinds = (DTensor, list, tuple)
             if not any(isinstance(each, kinds) for each in given) or not any(
                 isinstance(each, DTensor) for each in tree_leaves(given)
@@ -337,7 +353,9 @@ def _indexes_by_mask(node: Any) -> bool:
 
 
 def _unbacked(value: Any) -> set[Any]:
-    """Return the symbols that only data tells among numbers and sizes, of DTensors globally and of this rank's part."""
+    """Return the symbols that only data tells among numbers and sizes, of DTensors globally and
+    of this rank's part.
+    """
     found: set[Any] = set()
     for each in tree_leaves(value):
         sizes: tuple[Any, ...] = (each,)

@@ -73,7 +73,9 @@ def real_tensor(tx: Any, tracker: Any) -> Any:
 
 
 def tensors_among(*trackers: Any) -> Iterator[Any]:
-    """The trackers of tensors among arguments: tensors, or lists, tuples and dictionaries of some."""
+    """The trackers of tensors among arguments: tensors, or lists, tuples and dictionaries of
+    some.
+    """
     for tracker in map(realized, trackers):
         if isinstance(tracker, TensorVariable):
             yield tracker
@@ -91,8 +93,8 @@ def is_dtensor(tracker: Any) -> bool:
 def see_histories_of_subclasses() -> list[Patch]:
     """Find what autograd recorded of tensors that are made of others, where a gradient is traced.
 
-    Torch looks at the inner tensors of a graph's inputs alone, which have no history, and at results only if they are
-    plain. Seen in 2.13 to 2.15.
+    Torch looks at the inner tensors of a graph's inputs alone, which have no history, and at
+    results only if they are plain. Seen in 2.13 to 2.15.
     """
 
     def collected(upstream: Any) -> Any:
@@ -133,7 +135,8 @@ CALL = _optional("torch._higher_order_ops.invoke_subgraph", "invoke_subgraph_pla
 
 
 class ObjectTracker(BackwardHookVariable):
-    """An object that exists while tracing only; its members and its way out are the subclass's hooks.
+    """An object that exists while tracing only; its members and its way out are the subclass's
+    hooks.
 
     It is true: upstream's hooks are a class that no table holds and every condition takes.
     """
@@ -176,7 +179,9 @@ class ObjectTracker(BackwardHookVariable):
 
 
 def construct_on_return(codegen: Any, cls: type, args: list[Any]) -> None:
-    """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is imported."""
+    """Make ``cls(*args)`` when the compiled function returns; a function in ``args`` is
+    imported.
+    """
     codegen.add_push_null(lambda: codegen.load_import_from(cls.__module__, cls.__name__))
     for arg in args:
         if inspect.isfunction(arg):
@@ -213,7 +218,9 @@ def run_eagerly(call: Callable[[Any], None], value: Any) -> None:
 
 
 def trace_state(tx: Any, make: Callable[[], Any], name: str = "_dynamo_dist") -> Any:
-    """Return the state of that name that we keep for one trace; made anew when Dynamo starts over."""
+    """Return the state of that name that we keep for one trace; made anew when Dynamo starts
+    over.
+    """
     state = vars(tx.output).get(name)
     if state is None:
         state = make()
@@ -227,7 +234,9 @@ def current_tracer(tx: Any) -> Any:
 
 
 def is_subclass_instance(tracker: Any) -> bool:
-    """Return whether it tracks a tensor of a class that may answer c10d calls itself, such as DTensor."""
+    """Return whether it tracks a tensor of a class that may answer c10d calls itself, such as
+    DTensor.
+    """
     tracker = realized(tracker)
     if not isinstance(tracker, TensorVariable):
         return False
@@ -263,7 +272,9 @@ def trackers_in_use(tx: Any) -> set[int]:
 
 
 def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) -> list[Patch]:
-    """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph break."""
+    """Call ``before(tx)`` and ``after(tx)`` around the end of a graph, at a return or a graph
+    break.
+    """
     upstream = OutputGraph.compile_subgraph
 
     @functools.wraps(upstream)
@@ -279,7 +290,9 @@ def on_graph_end(before: Callable[[Any], None], after: Callable[[Any], None]) ->
 
 
 def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
-    """Call ``starts_over(tx, breaks)`` as a graph ends, at a return or a break; if it says so, trace anew."""
+    """Call ``starts_over(tx, breaks)`` as a graph ends, at a return or a break; if it says so,
+    trace anew.
+    """
 
     def changed(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -294,7 +307,9 @@ def on_end(starts_over: Callable[[Any, bool], bool]) -> list[Patch]:
 
 
 def forget_in_dictionaries(tx: Any, values: set[int]) -> None:
-    """Leave no tracker of these ids in a dictionary that outlives the graph: what was there before stays."""
+    """Leave no tracker of these ids in a dictionary that outlives the graph: what was there
+    before stays.
+    """
     for tracker in list(tx.output.side_effects.id_to_variable.values()):
         if not isinstance(tracker, ConstDictVariable) or tracker.source is None:
             continue

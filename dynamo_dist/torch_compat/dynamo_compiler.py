@@ -1,4 +1,6 @@
-"""Backends of ``torch.compile``, its lock, cache keys and counters, and a process's first compile."""
+"""Backends of ``torch.compile``, its lock, cache keys and counters, and a process's first
+compile.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ def unique_graphs() -> int:
 
 
 def before_first_compile(prepare: Callable[[], object]) -> None:
-    """Call ``prepare`` at the first ``torch.compile`` or ``Module.compile``; both are torch's again before that.
+    """Call ``prepare`` at the first ``torch.compile`` or ``Module.compile``; both are torch's again
+    before that.
 
-    What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to 2.15.
+    What ``prepare`` raises is raised there, and it is called at the next one again. Seen in 2.13 to
+    2.15.
     """
     import torch
 
@@ -58,14 +62,18 @@ def before_first_compile(prepare: Callable[[], object]) -> None:
 
 
 def compile_by_default_with(backend: str) -> None:
-    """Have ``torch.compile`` use ``backend`` where a program names none, for the rest of the process."""
+    """Have ``torch.compile`` use ``backend`` where a program names none, for the rest of the
+    process.
+    """
     import torch
 
     torch.compiler.set_default_backend(backend)
 
 
 def observe_inductor(observer: Any) -> None:
-    """Have Inductor call ``observer`` behind its passes on each graph, unless the program sets such a pass itself."""
+    """Have Inductor call ``observer`` behind its passes on each graph, unless the program sets
+    such a pass itself.
+    """
     from torch._inductor import config
 
     # Of every thread: backward graphs may be compiled in another one.
@@ -103,9 +111,9 @@ def peak_device_bytes() -> dict[str, int]:
 class CacheKeyTag:
     """Append ``digest`` to ``torch.compiler.config.cache_key_tag``, for every thread.
 
-    The tag is part of the keys of torch's compile caches. A value set in a thread is
-    seen in that thread alone, while backward graphs may be compiled in another one: so it is the
-    default that changes, and besides it the value of this thread if it had one. Seen in 2.13 to 2.15.
+    The tag is part of the keys of torch's compile caches. A value set in a thread is seen in that
+    thread alone, while backward graphs may be compiled in another one: so it is the default that
+    changes, and besides it the value of this thread if it had one. Seen in 2.13 to 2.15.
     """
 
     def __init__(self, digest: str) -> None:
@@ -166,7 +174,8 @@ class BackendEntryPoint(OwnState):
 
 
 def forget_backend(name: str) -> None:
-    """Take back what another thread has registered while this one was loading: upstream refuses a second.
+    """Take back what another thread has registered while this one was loading: upstream refuses a
+    second.
 
     ``_COMPILER_FNS`` was seen in 2.13 to 2.15.
     """

@@ -27,10 +27,12 @@ from dynamo_dist.torch_compat.patching import Patch, WrapAttribute
 
 
 def sizes_of_bases_are_inputs() -> list[Patch]:
-    """With dynamic sizes, a graph takes the sizes of a view's base where those of the view are made of several.
+    """With dynamic sizes, a graph takes the sizes of a view's base where those of the view are made
+    of several.
 
-    A view of a DTensor comes in as its base and what was done to that, so that ``x.view(-1)`` has the product of two
-    sizes that are no sizes of it; Dynamo asserts that each is one. Seen in torch 2.13 to 2.15.
+    A view of a DTensor comes in as its base and what was done to that, so that ``x.view(-1)`` has
+    the product of two sizes that are no sizes of it; Dynamo asserts that each is one. Seen in torch
+    2.13 to 2.15.
     """
 
     def changed(upstream: Any) -> Any:
@@ -103,8 +105,8 @@ def on_tensor_attributes(
 ) -> list[Patch]:
     """``hasattr(tensor, name)`` and ``tensor.name``, where our answer is not None.
 
-    ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker, name)``
-    gives a tracker.
+    ``has_attribute(tracker, cls, name)`` is given the tensor's class, and ``attribute(tx, tracker,
+    name)`` gives a tracker.
     """
     name = next(name for name in reversed(_ATTRIBUTE_METHODS) if name in vars(TensorVariable))
 
@@ -131,7 +133,9 @@ def on_tensor_attributes(
 
 
 def dtensor_state(tx: Any) -> dict[str, Any]:
-    """Return the state that the tracing of DTensor's contexts keeps for one graph; new when Dynamo starts over."""
+    """Return the state that the tracing of DTensor's contexts keeps for one graph; new when
+    Dynamo starts over.
+    """
     found: dict[str, Any] = vars(tx.output).setdefault("_dynamo_dist_dtensor", {})
     return found
 
@@ -141,7 +145,9 @@ _HOOK_GRAPHS = (MODULE_HOOK, "register_hook")  # as the tracer of a hook's graph
 
 
 def is_in_backward_hook(tx: Any) -> bool:
-    """Return whether what is traced here is a hook: its gradients are examples, laid out as the forward's values."""
+    """Return whether what is traced here is a hook: its gradients are examples, laid out as the
+    forward's values.
+    """
     return tx.output.current_tracer.description in _HOOK_GRAPHS
 
 
@@ -203,7 +209,8 @@ def call_for_effect(tx: Any, function: Callable[..., None], *args: Any) -> None:
 
 
 def keep_implicit_replication() -> list[Patch]:
-    """The switch is as it was once a graph is compiled; a graph compiled while it was on asks for it.
+    """The switch is as it was once a graph is compiled; a graph compiled while it was on asks for
+    it.
 
     Without it the program is one that eager refuses.
     """

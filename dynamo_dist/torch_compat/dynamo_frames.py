@@ -1,4 +1,6 @@
-"""Dynamo's frames: what is skipped or left alone, and breaks, recompiles and failures as they happen."""
+"""Dynamo's frames: what is skipped or left alone, and breaks, recompiles and failures as they
+happen.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class SeenBreak:
 
 @dataclass(frozen=True, slots=True)
 class SeenCompile:
-    """One attempt to compile a frame, done or failed; ``reported`` if a SeenBreak told of the failure."""
+    """One attempt to compile a frame, done or failed; ``reported`` if a SeenBreak told of the
+    failure.
+    """
 
     function: str
     file: str
@@ -70,10 +74,11 @@ PLACES = (
 def watch_dynamo(on_break: BreakListener, on_compile: CompileListener) -> Iterator[None]:
     """Tell of every graph break and every compile, whatever TORCH_LOGS says; nothing else changes.
 
-    Wraps two functions while at least one watcher is on: ``InstructionTranslatorBase.log_graph_break``,
-    which Dynamo calls once for each break it recovers from, and the hook ``log_compilation_event``,
-    which it calls at the end of each compile (unless ``config.log_compilation_metrics`` is off). They run at compile
-    time only. Seen in torch 2.13 to 2.15; where one is missing, its events are too.
+    Wraps two functions while at least one watcher is on:
+    ``InstructionTranslatorBase.log_graph_break``, which Dynamo calls once for each break it
+    recovers from, and the hook ``log_compilation_event``, which it calls at the end of each compile
+    (unless ``config.log_compilation_metrics`` is off). They run at compile time only. Seen in torch
+    2.13 to 2.15; where one is missing, its events are too.
     """
     watcher = (on_break, on_compile)
     with _watch_lock:
@@ -170,7 +175,9 @@ def _seen_compile(metrics: Any, exc: BaseException | None) -> SeenCompile:
 
 
 def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
-    """The user's frames that were being traced: Dynamo's record, else its translators in the traceback."""
+    """The user's frames that were being traced: Dynamo's record, else its translators in the
+    traceback.
+    """
     recorded = getattr(exc, "real_stack", None)
     if recorded:
         return tuple(recorded)
@@ -185,8 +192,8 @@ def _traced_stack(exc: BaseException) -> tuple[traceback.FrameSummary, ...]:
 class SkippedFrames(OwnState):
     """Let Dynamo look anew at functions that it has given up on, at either switch.
 
-    A function without one graph is marked for good, whatever compiles it later, and a mark outlives the
-    rules by which it was made. Compiled code stays: only functions without any are forgotten.
+    A function without one graph is marked for good, whatever compiles it later, and a mark outlives
+    the rules by which it was made. Compiled code stays: only functions without any are forgotten.
     ``input_codes`` and ``_debug_get_cache_entry_list`` were seen in 2.13 to 2.15.
     """
 
@@ -203,12 +210,14 @@ class SkippedFrames(OwnState):
 
 
 def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str], bool]) -> Patch:
-    """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces calls them.
+    """Have Dynamo run functions in files that ``is_ours`` as they are, where none that it traces
+    calls them.
 
-    Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a loop. Then it
-    looks at each frame below, and would compile our dispatching of operators, as it never does torch's own. Where a file
-    ``dispatches``, it does not look at what its functions call either: they answer calls that torch answers in C++, and
-    Dynamo would compile methods of DTensor that they use, as though the user had called them. ``CatchErrorsWrapper`` and
+    Eager mode calls them inside a function that Dynamo gave up on, such as one with a break in a
+    loop. Then it looks at each frame below, and would compile our dispatching of operators, as it
+    never does torch's own. Where a file ``dispatches``, it does not look at what its functions call
+    either: they answer calls that torch answers in C++, and Dynamo would compile methods of DTensor
+    that they use, as though the user had called them. ``CatchErrorsWrapper`` and
     ``_FrameExecStrategy`` were seen in 2.13.
     """
     unseen = _eval_frame._FrameExecStrategy(
@@ -229,9 +238,11 @@ def frames_left_alone(is_ours: Callable[[str], bool], dispatches: Callable[[str]
 
 
 def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch]:
-    """Compile a function again beyond a limit, instead of running it in Python, where ``stays`` says so.
+    """Compile a function again beyond a limit, instead of running it in Python, where ``stays``
+    says so.
 
-    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was seen in 2.13 to 2.15.
+    It gets Dynamo's number of the function and the limit's name. ``exceeds_recompile_limit`` was
+    seen in 2.13 to 2.15.
     """
     from torch._dynamo import convert_frame
 
@@ -255,12 +266,14 @@ def ask_before_giving_up(stays: Callable[[int | None, str], bool]) -> list[Patch
 def on_what_is_left_to_python(
     tell: Callable[[types.CodeType], None], stays: Callable[[types.CodeType], bool]
 ) -> list[Patch]:
-    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may raise.
+    """Have ``tell`` hear of each frame that Dynamo could not compile, before Python runs it. It may
+    raise.
 
-    Not of frames without anything to compile, nor of a context manager's generator, which Dynamo compiles with its caller or
-    not at all: then its caller is told of. A function of which ``stays`` is true is neither compiled nor inlined, unless
-    ``fullgraph`` allows no break. A collective that Python calls is not compiled by itself. ``ConvertFrame``, what it
-    returns, its counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
+    Not of frames without anything to compile, nor of a context manager's generator, which Dynamo
+    compiles with its caller or not at all: then its caller is told of. A function of which
+    ``stays`` is true is neither compiled nor inlined, unless ``fullgraph`` allows no break. A
+    collective that Python calls is not compiled by itself. ``ConvertFrame``, what it returns, its
+    counters, ``trace_rules.check_verbose`` and ``SkipResult`` were seen in 2.13 to 2.15.
     """
     from torch._dynamo import convert_frame, trace_rules
     from torch._dynamo.utils import counters
@@ -321,8 +334,9 @@ def on_what_is_left_to_python(
 def is_deprecated_collective(frame: types.FrameType) -> bool:
     """Return whether a frame only warns before it calls a collective of ``torch.distributed``.
 
-    Dynamo leaves those to Python where Python calls them, but not the wrapper that ``typing_extensions.deprecated`` puts around
-    some, from 2.13 on: a graph of one launch, and known by lines that no graph of its caller has. ``arg`` is a name there.
+    Dynamo leaves those to Python where Python calls them, but not the wrapper that
+    ``typing_extensions.deprecated`` puts around some, from 2.13 on: a graph of one launch, and
+    known by lines that no graph of its caller has. ``arg`` is a name there.
     """
     if frame.f_code.co_name != "wrapper" or "arg" not in frame.f_code.co_freevars:
         return False

@@ -50,7 +50,9 @@ VALUE_GUARDS = tuple(
 
 
 def wrap_checks(name: str, wrap: Callable[[Any, Check], Check]) -> Patch:
-    """``wrap(value, check)`` stands for the check of each guard of this kind, made for ``value``."""
+    """``wrap(value, check)`` stands for the check of each guard of this kind, made for
+    ``value``.
+    """
     upstream = getattr(GuardBuilder, name)
 
     @functools.wraps(upstream)
@@ -151,7 +153,9 @@ def is_code_match(guard: Any) -> bool:
 
 
 def attribute_above(source: Any, members: Collection[str]) -> Any:
-    """``source`` or the first one above it that is an attribute of such a name; None without one."""
+    """``source`` or the first one above it that is an attribute of such a name; None without
+    one.
+    """
     for step in _chain(source):
         if isinstance(step, _sources.AttrSource) and step.member in members:
             return step
@@ -186,7 +190,8 @@ def owner(guard: Any) -> Any:
     return guard.originating_source.base
 
 
-# A number that a dictionary has until it changes, and that no other ever has; None where this torch has none.
+# A number that a dictionary has until it changes, and that no other ever has; None where this torch
+# has none.
 dict_version: Any = getattr(torch._C._dynamo.guards, "dict_version", None)
 
 
@@ -197,7 +202,9 @@ def _chain(source: Any) -> Iterator[Any]:
 
 
 def value_of_source(source: Any) -> Any:
-    """Return the value of ``source`` in the frame that is being compiled; LookupError if it cannot be told."""
+    """Return the value of ``source`` in the frame that is being compiled; LookupError if it
+    cannot be told.
+    """
     root = InstructionTranslator.current_tx().output.root_tx
     name = source.name if isinstance(source.name, str) else source.name()
     try:
@@ -221,7 +228,9 @@ def CHECK_MATCH(builder: Any, guard: Any, *, check: Check) -> None:
 
 
 def guard(tracker: Any, create: Callable[..., None]) -> None:
-    """Guard a tracker's object by ``create``: ``VALUE_MATCH`` or ``IDENTITY_MATCH``, bound once by partial."""
+    """Guard a tracker's object by ``create``: ``VALUE_MATCH`` or ``IDENTITY_MATCH``, bound once
+    by partial.
+    """
     guard_source(tracker.source, create)
 
 
@@ -240,11 +249,12 @@ def VALUE_MATCH(
     method: str | None = None,
     hold: bool = False,
 ) -> None:
-    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives disable().
+    """Guard: ``read(object)`` is what it was. Reads nothing of torch's tables, so it outlives
+    disable().
 
     ``method`` is the name of a method without arguments if ``read`` calls just that, which is then
-    called and compared in C. With ``hold`` the object is kept, and known by its identity when it comes
-    again.
+    called and compared in C. With ``hold`` the object is kept, and known by its identity when it
+    comes again.
     """
     value = builder.get(guard)
     expected = read(unwrap(value))

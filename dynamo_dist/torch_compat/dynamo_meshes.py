@@ -60,7 +60,9 @@ def on_mesh_creation(made: Callable[[Any], None]) -> list[Patch]:
 
 
 class MeshContext(GenericContextWrappingVariable):
-    """``with mesh:``. Its ``__enter__`` and ``__exit__`` are Python and are traced with the tracker."""
+    """``with mesh:``. Its ``__enter__`` and ``__exit__`` are Python and are traced with the
+    tracker.
+    """
 
     def __init__(self, tracker: Any) -> None:
         super().__init__(tracker.real)
@@ -93,10 +95,11 @@ def mesh_as_context(tracker: Any) -> list[Patch]:
 
 
 def derive_by_overload(cls: type) -> list[Patch]:
-    """Objects of ``cls`` that AOTAutograd derives from a graph's inputs are calls of an operator's overload.
+    """Objects of ``cls`` that AOTAutograd derives from a graph's inputs are calls of an operator's
+    overload.
 
-    Upstream leaves the operator's name without an overload in the graph, such as ``_get_submesh`` for a
-    slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
+    Upstream leaves the operator's name without an overload in the graph, such as ``_get_submesh``
+    for a slice of a mesh, which Inductor refuses. Seen in 2.13 to 2.15.
     """
     info = _opaque.get_opaque_obj_info(cls)
     if not has(info, "reconstruct_fn", off="Inductor takes no slice of a mesh in a graph"):

@@ -43,7 +43,8 @@ def on_module_compiled(
     function_of: Callable[[Any], Callable[..., Any]],
     apart: Callable[[Any], bool],
 ) -> list[Patch]:
-    """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their call.
+    """Compile ``function_of(module)`` for modules that are wanted, in place of the frames in their
+    call.
 
     A call for which ``apart(module)`` runs those frames as in upstream. Seen in torch 2.13 to 2.15.
     """
@@ -78,7 +79,8 @@ def on_module_compiled(
 
     return [
         WrapAttribute(OptimizedModule, "_initialize", wrapping),
-        # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may have come.
+        # What ``Module.compile`` calls, behind the lookup of the backend, at which the plugin may
+        # have come.
         WrapAttribute(OptimizeContext, "__call__", in_place),
     ]
 
@@ -89,7 +91,8 @@ def compile_whole_later(
     function_of: Callable[[Any], Callable[..., Any]],
     apart: Callable[[Any], bool],
 ) -> None:
-    """As ``on_module_compiled``, for a module that was compiled before it got what makes it wanted; nothing for any other.
+    """As ``on_module_compiled``, for a module that was compiled before it got what makes it wanted;
+    nothing for any other.
 
     ``wanted(module)`` is asked at the first call for which not ``apart(module)``.
     """
@@ -158,7 +161,9 @@ def node_of_tensors(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
 
 
 def node_of_constant(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
-    """A node of the graph that calls a function of ours, which returns torch's module hooks; its proxy."""
+    """A node of the graph that calls a function of ours, which returns torch's module hooks; its
+    proxy.
+    """
     proxy = tx.output.create_proxy("call_function", function, args, {})
     proxy.node.meta["example_value"] = BackwardHook(None, [], [])
     return proxy
@@ -167,10 +172,11 @@ def node_of_constant(tx: Any, function: Any, args: tuple[Any, ...]) -> Any:
 def traced_apart(
     tx: Any, call: Callable[..., Any], tensors: list[Any], kind: str, why: str, fix: str
 ) -> tuple[Any, list[Any]]:
-    """Trace ``call(*trackers)`` as a graph of its own: the graph, and the proxies of what it closes over.
+    """Trace ``call(*trackers)`` as a graph of its own: the graph, and the proxies of what it closes
+    over.
 
-    ``call`` gets trackers of new inputs like ``tensors`` and returns a tuple of tensors. What has another
-    effect than its result breaks with the given text.
+    ``call`` gets trackers of new inputs like ``tensors`` and returns a tuple of tensors. What has
+    another effect than its result breaks with the given text.
     """
     try:
         _, graph, free = _higher_order_ops.speculate_subgraph(
@@ -191,7 +197,9 @@ def traced_apart(
 
 
 def computes_nothing(graph: Any) -> bool:
-    """Return whether a graph has inputs and an output only, but for switching gradients off and on."""
+    """Return whether a graph has inputs and an output only, but for switching gradients off and
+    on.
+    """
     return all(
         node.op in ("placeholder", "output") or node.target is torch._C._set_grad_enabled
         for node in graph.nodes
@@ -216,7 +224,9 @@ def on_backward(refuse: Callable[[], None]) -> list[Patch]:
 
 
 def on_tensor_method(method: str, answer: Callable[[Any, Any, Any], Any]) -> list[Patch]:
-    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to upstream."""
+    """Answer ``tensor.method(*args)`` by ``answer(tx, tensor, args)``; None leaves it to
+    upstream.
+    """
 
     def changed(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -234,10 +244,11 @@ def on_methods(
     failed: dict[Any, Callable[[str], None]],
     stands_for: Callable[[Any], Any],
 ) -> list[Patch]:
-    """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args], kwargs)``.
+    """Answer calls of a method written in Python by ``answers[method](tx, [receiver, *args],
+    kwargs)``.
 
-    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed`` upstream's
-    break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
+    ``stands_for(function)`` is the method that a function stands for. Of a method in ``failed``
+    upstream's break is first given to ``failed[method](its text)``. Seen in torch 2.13 to 2.15.
     """
 
     def changed(upstream: Any) -> Any:
@@ -269,7 +280,8 @@ def on_methods(
 
 
 def on_reads(answer: Callable[[Any, Any, str], Any]) -> list[Patch]:
-    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to upstream.
+    """Answer ``module.name`` by ``answer(tx, tracker of module, name)``; None leaves it to
+    upstream.
 
     Called ``var_getattr`` up to 2.13.
     """

@@ -32,9 +32,9 @@ from dynamo_dist.torch_compat.patching import _MISSING, Patch, SetAttribute, Set
 class Tracker:
     """Stands before a upstream tracker in the bases: our hooks first, then upstream's rules.
 
-    A hook that returns None leaves the case to upstream. Attribute access is ``var_getattr`` up to 2.13
-    and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each is one
-    hook. Guards are the hooks' own business.
+    A hook that returns None leaves the case to upstream. Attribute access is ``var_getattr`` up to
+    2.13 and ``tp_getattro_impl`` from 2.14 on, text and equality were renamed likewise; here each
+    is one hook. Guards are the hooks' own business.
     """
 
     source: Any
@@ -138,10 +138,10 @@ PlacementTracker: Any = _with_upstream(_OPAQUE)
 def retrack(trackers: Mapping[type, type]) -> list[Patch]:
     """Let upstream build its trackers of the given types, then make each an instance of ours.
 
-    ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that derives
-    from ``GroupTracker`` and so on. Upstream keeps the guards, the graph input and the fake object: a
-    tracker made from nothing lacks them as soon as its object must become a graph input. In an exported
-    program an object that is reached in two ways is one, as in upstream.
+    ``trackers`` maps a traced type (subclasses included, first match wins) to a tracker that
+    derives from ``GroupTracker`` and so on. Upstream keeps the guards, the graph input and the fake
+    object: a tracker made from nothing lacks them as soon as its object must become a graph input.
+    In an exported program an object that is reached in two ways is one, as in upstream.
     """
     ours = set(trackers.values())
     upstream = {
@@ -170,8 +170,9 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
     def one_each(upstream_one: Any) -> Any:
         @functools.wraps(upstream_one)
         def is_one_input(self: Any, tracker: Any) -> Any:
-            # Upstream looks at the class itself; ours stands for the one behind it. Outside of export, upstream
-            # does not always guard that two ways lead to one object, and guards on hooks are ours.
+            # Upstream looks at the class itself; ours stands for the one behind it. Outside of
+            # export, upstream does not always guard that two ways lead to one object, and guards on
+            # hooks are ours.
             if not self.tx.export or type(tracker) not in ours:
                 return upstream_one(self, tracker)
             behind = next(each for each in type(tracker).__mro__ if each in upstream)
@@ -186,7 +187,8 @@ def retrack(trackers: Mapping[type, type]) -> list[Patch]:
 
 
 def extend_class_tracker(has_attribute: Callable[[Any, str], bool | None]) -> list[Patch]:
-    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where upstream breaks.
+    """``hasattr(cls, name)`` and ``cls == other`` for classes of opaque objects, where upstream
+    breaks.
 
     ``has_attribute(cls, name)`` is None for a class that is left to upstream, in both cases.
     """
@@ -219,8 +221,8 @@ def _is_same_class(self: Any, other: Any) -> bool:
 def extend_builtins() -> list[Patch]:
     """``str`` and ``isinstance`` of our trackers, where upstream looks at the stand-in.
 
-    Upstream prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance`` which object it is,
-    which would guard its identity.
+    Upstream prints an opaque object's stand-in up to 2.13, and from 2.15 on asks ``isinstance``
+    which object it is, which would guard its identity.
     """
 
     def answer_str(tx: Any, arg: Any) -> Any:
@@ -249,7 +251,9 @@ def _answered(upstream: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ConstantTracker(VariableTracker):
-    """An object known while tracing that no upstream tracker fits; its members are the subclass's hooks."""
+    """An object known while tracing that no upstream tracker fits; its members are the
+    subclass's hooks.
+    """
 
     def __init__(self, value: object, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -312,7 +316,8 @@ class FunctionTracker(VariableTracker):
 
 
 def on_function(function: Any, answer: Callable[..., Any]) -> list[Patch]:
-    """Answer calls of one function by ``FunctionTracker``; upstream builds its own tracker and guards.
+    """Answer calls of one function by ``FunctionTracker``; upstream builds its own tracker and
+    guards.
 
     Answers add up: the one that came last is asked first.
     """
@@ -324,7 +329,9 @@ def on_function(function: Any, answer: Callable[..., Any]) -> list[Patch]:
 
 
 def on_construction(cls: type, answer: Callable[..., Any]) -> list[Patch]:
-    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else upstream's tracker has it."""
+    """``cls(...)`` while tracing, where ``answer(tx, args, kwargs)`` is not None; else
+    upstream's tracker has it.
+    """
 
     def track(_: Any, upstream: Any) -> Any:
         kind: Any = type(upstream)
@@ -360,7 +367,9 @@ def _on_upstream_tracker(value: object, track: Callable[[Any, Any], Any]) -> Pat
 
 
 def on_object(value: object, make: Callable[[Any, Any], Any]) -> Patch:
-    """Track one function, class or object of torch by ``make(builder, value)``, wherever a program reads it."""
+    """Track one function, class or object of torch by ``make(builder, value)``, wherever a
+    program reads it.
+    """
     return SetItem(VariableBuilder._id_dispatch(), id(value), make, of=value)
 
 
@@ -390,7 +399,9 @@ def constant_node(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def keep_no_fake_results() -> None:
-    """Have torch keep no fake results of operators, in this trace and in the compile of its graph."""
+    """Have torch keep no fake results of operators, in this trace and in the compile of its
+    graph.
+    """
     tx: Any = InstructionTranslator.current_tx()
     tx.fake_mode.cache_enabled = False
     configured = _dynamo_config.patch(fake_tensor_cache_enabled=False)
@@ -401,8 +412,8 @@ def keep_no_fake_results() -> None:
 def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Patch]:
     """Load sourceless values of ``tracker`` from a global instead of returning them from the graph.
 
-    ``load(value)`` gives an object and False, or a function and True; the compiled function then calls
-    it, every time it runs, for a new object.
+    ``load(value)`` gives an object and False, or a function and True; the compiled function then
+    calls it, every time it runs, for a new object.
     """
     upstream: Any = PyCodegen.__call__
 
@@ -422,5 +433,7 @@ def on_codegen(tracker: Any, load: Callable[[Any], tuple[Any, bool]]) -> list[Pa
 
 
 def made_by(tracker: Any) -> Any:
-    """The arguments, by position and by name, with which a traced program made an object; None for any other."""
+    """The arguments, by position and by name, with which a traced program made an object; None
+    for any other.
+    """
     return getattr(tracker, "ctor_args_kwargs", None)

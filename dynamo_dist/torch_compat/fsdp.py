@@ -1,4 +1,6 @@
-"""FSDP2's state of a module, read as plain data, and what its eager runtime may have left pending."""
+"""FSDP2's state of a module, read as plain data, and what its eager runtime may have left
+pending.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,12 @@ class ShardedParameter:
     """One parameter that FSDP2 shards.
 
     ``owners``: each module that it is registered in, and its name there. ``path``: its group of
-    ``state``, and its place in that. ``size``: of the gathered parameter (local to tensor parallel ranks).
-    ``dim``: the dimension that is split. ``shard``, ``replicate``: process groups, or None. ``dtype``: what
-    it is gathered in, ``reduce_dtype`` what its gradient is summed in; None leaves them. ``divide``: what
-    the sum of gradients is divided by; None for the number of ranks. ``kept``: it stays gathered after
-    forward. ``before``: mesh, placements, global shape and stride of the DTensor it was before; or None.
+    ``state``, and its place in that. ``size``: of the gathered parameter (local to tensor parallel
+    ranks). ``dim``: the dimension that is split. ``shard``, ``replicate``: process groups, or None.
+    ``dtype``: what it is gathered in, ``reduce_dtype`` what its gradient is summed in; None leaves
+    them. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
+    ``kept``: it stays gathered after forward. ``before``: mesh, placements, global shape and stride
+    of the DTensor it was before; or None.
     """
 
     owners: tuple[tuple[nn.Module, str], ...]
@@ -56,7 +59,9 @@ class ShardedParameter:
 
 
 def hook_of(function: Any) -> Any:
-    """Return the hook of one state that a hook shared by several modules stands for; else the function."""
+    """Return the hook of one state that a hook shared by several modules stands for; else the
+    function.
+    """
     if getattr(function, "__code__", None) not in _HOOK_CODES:
         return function
     found = inspect.unwrap(function, stop=inspect.ismethod)
@@ -103,7 +108,9 @@ def runs_eagerly(state: FSDPState) -> bool:
 
 
 def on_eager_forward(note: Callable[[Any], None]) -> list[Patch]:
-    """Call ``note(state)`` when the root's forward begins in eager mode, before it launches anything."""
+    """Call ``note(state)`` when the root's forward begins in eager mode, before it launches
+    anything.
+    """
 
     def changed(upstream: Any) -> Any:
         @functools.wraps(upstream)
@@ -118,7 +125,8 @@ def on_eager_forward(note: Callable[[Any], None]) -> list[Patch]:
 
 
 def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> list[Patch]:
-    """Call ``check(modules, ignored)`` with what ``fully_shard`` or ``replicate`` is about to manage; it may raise.
+    """Call ``check(modules, ignored)`` with what ``fully_shard`` or ``replicate`` is about to
+    manage; it may raise.
 
     ``_get_managed_modules`` was seen in 2.13 to 2.15; where it is missing nothing is changed.
     """
@@ -142,7 +150,9 @@ def on_sharding(check: Callable[[list[nn.Module], set[nn.Parameter]], None]) -> 
 
 
 def custom_sharding(state: FSDPState) -> str:
-    """Return what of a state, or of the root whose eager forward it is in, has no counterpart in a graph, or ""."""
+    """Return what of a state, or of the root whose eager forward it is in, has no counterpart in
+    a graph, or "".
+    """
     root = state._state_ctx.iter_forward_root
     for group in groups(state) + ([] if root is None else groups(root)):
         if any(param.offload_to_cpu for param in group.fsdp_params):
@@ -170,7 +180,9 @@ def custom_sharding(state: FSDPState) -> str:
 
 
 def sharding_settings(state: FSDPState) -> tuple[Any, ...]:
-    """What a program may set on a state after it was sharded, or has left in it, as far as a graph depends on it."""
+    """What a program may set on a state after it was sharded, or has left in it, as far as a
+    graph depends on it.
+    """
     learns = torch.is_grad_enabled()
     return tuple(
         (
@@ -232,7 +244,9 @@ def all_sharded(state: FSDPState) -> Iterator[nn.Parameter]:
 def sharded_moves(
     state: FSDPState,
 ) -> tuple[torch.device | None, torch.dtype | None, torch.dtype | None]:
-    """The device and dtype that inputs of forward are brought to, and the dtype of outputs; None leaves them."""
+    """The device and dtype that inputs of forward are brought to, and the dtype of outputs; None
+    leaves them.
+    """
     policy, device = state._mp_policy, state._device
     goes = state._is_root and device.type != "cpu"
     into = policy.param_dtype if policy.cast_forward_inputs else None
@@ -245,14 +259,18 @@ def modules(state: FSDPState) -> tuple[nn.Module, ...]:
 
 
 def reductions(group: Any) -> tuple[bool, bool]:
-    """Return whether gradients of a group are reduced in the next backward: over shards, and over copies too."""
+    """Return whether gradients of a group are reduced in the next backward: over shards, and
+    over copies too.
+    """
     return group.reduce_grads, group.all_reduce_grads or not isinstance(
         group.mesh_info, _Replicated
     )
 
 
 def kept(group: Any) -> tuple[bool, bool]:
-    """Return whether gradients of former backwards wait for their reduction: whole ones, and those reduced over shards."""
+    """Return whether gradients of former backwards wait for their reduction: whole ones, and
+    those reduced over shards.
+    """
     wholes = any(
         param.unsharded_accumulated_grad is not None or _unsharded_grad(param) is not None
         for param in group.fsdp_params
@@ -261,7 +279,9 @@ def kept(group: Any) -> tuple[bool, bool]:
 
 
 def has_odd_kept(group: Any) -> bool:
-    """Return whether what waits was reduced over shards for some of the parameters only: it does not say of which."""
+    """Return whether what waits was reduced over shards for some of the parameters only: it does
+    not say of which.
+    """
     flat = group._partial_reduce_output
     return flat is not None and flat.numel() != _place_in_flat(group, len(group.fsdp_params))
 
@@ -272,7 +292,9 @@ def _unsharded_grad(param: Any) -> torch.Tensor | None:
 
 
 def keep_whole(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
-    """Leave a gradient of the gathered parameter where FSDP2 leaves it in a backward that does not reduce."""
+    """Leave a gradient of the gathered parameter where FSDP2 leaves it in a backward that does
+    not reduce.
+    """
     param = groups(state)[path[0]].fsdp_params[path[1]]
     spec = sharded_parameter(state, path).before
     if spec is not None:
@@ -287,7 +309,9 @@ def keep_whole(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> N
 
 
 def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
-    """Take the gradients of a gathered parameter that wait for their reduction, local to tensor parallel ranks."""
+    """Take the gradients of a gathered parameter that wait for their reduction, local to tensor
+    parallel ranks.
+    """
     param = groups(state)[path[0]].fsdp_params[path[1]]
     found = [param.unsharded_accumulated_grad, _unsharded_grad(param)]
     param.unsharded_accumulated_grad = None
@@ -300,7 +324,9 @@ def take_whole(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
 
 
 def leave_unsharded(state: FSDPState, path: tuple[int, int], whole: torch.Tensor) -> nn.Parameter:
-    """Register a gathered parameter in place of its shard, as FSDP2 does until ``reshard``; return it."""
+    """Register a gathered parameter in place of its shard, as FSDP2 does until ``reshard``;
+    return it.
+    """
     group = groups(state)[path[0]]
     param = group.fsdp_params[path[1]]
     found = nn.Parameter(whole, requires_grad=param.sharded_param.requires_grad)
@@ -328,7 +354,9 @@ def _place_in_flat(group: Any, number: int) -> int:
 
 
 def keep_partial(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) -> None:
-    """Add a gradient that was reduced over shards to what FSDP2 keeps of its group, for the sum over copies."""
+    """Add a gradient that was reduced over shards to what FSDP2 keeps of its group, for the sum
+    over copies.
+    """
     group = groups(state)[path[0]]
     if group._partial_reduce_output is None:
         size = _place_in_flat(group, len(group.fsdp_params))
@@ -338,7 +366,9 @@ def keep_partial(state: FSDPState, path: tuple[int, int], grad: torch.Tensor) ->
 
 
 def partial(state: FSDPState, path: tuple[int, int]) -> torch.Tensor | None:
-    """What FSDP2 keeps of one parameter's gradient for the sum over copies, as it lies; ``drop_partial`` ends it."""
+    """What FSDP2 keeps of one parameter's gradient for the sum over copies, as it lies;
+    ``drop_partial`` ends it.
+    """
     group = groups(state)[path[0]]
     if group._partial_reduce_output is None:
         return None

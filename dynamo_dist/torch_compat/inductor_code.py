@@ -21,11 +21,12 @@ below_autograd: Any = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
 def wrap_compiled_code(
     wrap: Callable[[Callable[..., Any], str], Callable[..., Any]],
 ) -> list[Patch]:
-    """``wrap(call, source)`` stands for what runs a graph that Inductor has compiled or loaded from a cache.
+    """``wrap(call, source)`` stands for what runs a graph that Inductor has compiled or loaded from
+    a cache.
 
-    ``source`` is its Python code; code in C++ stays as it is. Empty where this torch cannot call below
-    autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were seen in 2.11
-    to 2.15.
+    ``source`` is its Python code; code in C++ stays as it is. Empty where this torch cannot call
+    below autograd. ``CompiledFxGraph.post_compile``, ``current_callable`` and ``source_code`` were
+    seen in 2.11 to 2.15.
     """
     from torch._inductor import config
     from torch._inductor.output_code import CompiledFxGraph
@@ -58,7 +59,9 @@ def cache_dir() -> str:
 
 @contextlib.contextmanager
 def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
-    """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest each."""
+    """Let AOTAutograd's cache keep graphs that call ``functions``: qualified names with a digest
+    each.
+    """
     from torch._inductor import config
 
     name = "unsafe_marked_cacheable_functions"
@@ -70,16 +73,18 @@ def cacheable(functions: Mapping[str, str]) -> Iterator[None]:
         yield
 
 
-#: A global that we have Dynamo install: the object's ``id`` and the number of the trace in this process.
+# : A global that we have Dynamo install: the object's ``id`` and the number of the trace in this
+# process.
 _OWN_GLOBAL = re.compile(r"__dynamo_dist\w*?_\d+_c\d+")
 
 
 def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
-    """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by ``content``, what it holds.
+    """Have a mesh stand in the keys of AOTAutograd's and Inductor's caches by ``content``, what it
+    holds.
 
-    Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is another number in each
-    process: no such graph is ever found again. ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.13 and
-    2.14.
+    Both pickle a mesh that is an input of a graph with what Python's ``hash`` said of it, which is
+    another number in each process: no such graph is ever found again.
+    ``FxGraphCachePickler._reduce_fake_script_object`` was seen in 2.13 and 2.14.
     """
     from torch._inductor.codecache import FxGraphCachePickler
 
@@ -103,11 +108,12 @@ def meshes_by_content(content: Callable[..., str]) -> list[Patch]:
 
 
 def sources_by_name() -> list[Patch]:
-    """Have where a graph's inputs come from stand in AOTAutograd's key without addresses of this process.
+    """Have where a graph's inputs come from stand in AOTAutograd's key without addresses of this
+    process.
 
-    Dynamo names a global that it installs by the ``id`` of the object. A program that reads objects of ours, FSDP2's
-    parameters and their meshes, is found again only if these names are numbered as they come.
-    ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.13 and 2.14.
+    Dynamo names a global that it installs by the ``id`` of the object. A program that reads objects
+    of ours, FSDP2's parameters and their meshes, is found again only if these names are numbered as
+    they come. ``AOTAutogradCachePickler._reduce_aot_config`` was seen in 2.13 and 2.14.
     """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCachePickler
 
@@ -131,7 +137,9 @@ def sources_by_name() -> list[Patch]:
 
 
 def numbered(sources: Sequence[Any]) -> list[str] | None:
-    """Dynamo's sources as text, our globals numbered in order of appearance; None where none of them is ours."""
+    """Dynamo's sources as text, our globals numbered in order of appearance; None where none of
+    them is ours.
+    """
     numbers: dict[str, str] = {}
 
     def number(found: re.Match[str]) -> str:

@@ -1,4 +1,6 @@
-"""Inductor's C++ builds: kernels in few units, headers built on demand, vector units probed once a host."""
+"""Inductor's C++ builds: kernels in few units, headers built on demand, vector units probed once
+a host.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,17 @@ import torch
 from dynamo_dist.torch_compat.inductor_code import cache_dir
 from dynamo_dist.torch_compat.patching import OwnState, Patch, WrapAttribute, has
 
-# As many libraries take longer without a compiled header, together, as the header takes: a second each.
+# As many libraries take longer without a compiled header, together, as the header takes: a second
+# each.
 _WITHOUT = 5
 
 
 def only_for_builds() -> list[Patch]:
     """Have no header compiled for the first five C++ libraries on a host that has none.
 
-    It lies in no cache folder but in the host's temporary one: a job that starts on a new host would spend ten seconds on it.
-    ``codecache.write`` of ``main.cpp``, followed by ``_precompile_header``, was seen in 2.13 and 2.14, the
-    folder ``_HEADER_DIR`` in 2.13.
+    It lies in no cache folder but in the host's temporary one: a job that starts on a new host
+    would spend ten seconds on it. ``codecache.write`` of ``main.cpp``, followed by
+    ``_precompile_header``, was seen in 2.13 and 2.14, the folder ``_HEADER_DIR`` in 2.13.
     """
     from torch._inductor import codecache
 
@@ -77,11 +80,13 @@ def _is_compiled() -> bool:
 
 
 def probed_once_a_host() -> list[Patch]:
-    """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have succeeded.
+    """Have a host's trials of its vector units kept, in Inductor's cache folder, once they have
+    succeeded.
 
-    Each process builds libraries for each unit and starts a Python that loads each: ten on a recent processor before the first
-    graph, and none of torch's caches holds what came out. A unit that is part of one that has built and loaded the same code
-    is not tried with it. What failed is tried again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
+    Each process builds libraries for each unit and starts a Python that loads each: ten on a recent
+    processor before the first graph, and none of torch's caches holds what came out. A unit that is
+    part of one that has built and loaded the same code is not tried with it. What failed is tried
+    again. ``VecISA.check_build`` was seen in 2.13 and 2.14.
     """
     from torch._inductor.cpu_vec_isa import VecISA
 
@@ -116,7 +121,9 @@ def probed_once_a_host() -> list[Patch]:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Code built for a vector unit and loaded: the unit's words, the compiler's flags, the code, what it defines, the host."""
+    """Code built for a vector unit and loaded: the unit's words, the compiler's flags, the code,
+    what it defines, the host.
+    """
 
     words: frozenset[str]
     flags: frozenset[str]
@@ -133,7 +140,9 @@ def _trial(unit: Any, code: str) -> Trial:
 
 
 def _name(unit: Any, code: str) -> str:
-    """Return a digest of all that a trial depends on: its code and flags, compiler, loader, torch, Python, this host's CPU."""
+    """Return a digest of all that a trial depends on: its code and flags, compiler, loader,
+    torch, Python, this host's CPU.
+    """
     return hashlib.sha256("\0".join((code, _fingerprint(unit), *_host())).encode()).hexdigest()[:32]
 
 
@@ -159,7 +168,9 @@ def _host() -> tuple[str, ...]:
 
 
 def _cpu() -> str:
-    """Return what Linux says of the first processor that does not vary from one to the next, or as it runs."""
+    """Return what Linux says of the first processor that does not vary from one to the next, or
+    as it runs.
+    """
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
         fixed = ("flags", "Features", "model name", "vendor_id", "stepping", "microcode", "CPU")
@@ -169,7 +180,8 @@ def _cpu() -> str:
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Any]
-# More in one would keep other cores idle; the compiler's bounds on what it inlines are of a unit, too.
+# More in one would keep other cores idle; the compiler's bounds on what it inlines are of a unit,
+# too.
 KERNELS_A_UNIT = 16
 _INDEX = Path("dynamo_dist", "kernels")
 # Headers, then one function: what may stand in a namespace as it is.
@@ -183,18 +195,21 @@ _LIFTED = re.compile(r"^\s*#(?:include|define) .*\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that a generated module asks for: its function once the module waits for its kernels."""
+    """A kernel that a generated module asks for: its function once the module waits for its
+    kernels.
+    """
 
     argtypes: tuple[str, ...]
     source: str
 
 
 def few_libraries() -> list[Patch]:
-    """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache folder.
+    """Build the C++ kernels of a module together, 16 at most to a library, and each once a cache
+    folder.
 
-    What does not build so is built as by torch.
-    ``AsyncCompile.cpp_pybinding`` and ``wait``, ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were
-    seen in 2.13 and 2.14.
+    What does not build so is built as by torch. ``AsyncCompile.cpp_pybinding`` and ``wait``,
+    ``CppPythonBindingsCodeCache.load_async`` and its ``suffix_template`` were seen in 2.13 and
+    2.14.
     """
     from torch._inductor import async_compile, codecache
 
@@ -238,8 +253,9 @@ def few_libraries() -> list[Patch]:
 class PoolsOfThisProcess(OwnState):
     """A process that was forked after a compile builds with threads of its own.
 
-    The executor that Inductor keeps is copied without its threads, and what is submitted there never runs: torch
-    forgets its pool of processes after a fork, not this one. ``AsyncCompile.pool`` was seen in 2.13 to 2.15.
+    The executor that Inductor keeps is copied without its threads, and what is submitted there
+    never runs: torch forgets its pool of processes after a fork, not this one.
+    ``AsyncCompile.pool`` was seen in 2.13 to 2.15.
     """
 
     is_registered = False  # for ever: no handler of forks can be taken back
@@ -274,7 +290,9 @@ _functions: dict[str, Function] = {}
 def _started(
     kernels: Iterable[Kernel], submit: Callable[..., Any] | None
 ) -> Callable[[], dict[Kernel, Function]]:
-    """Start building what is not there; return what waits for it and returns each kernel's function."""
+    """Start building what is not there; return what waits for it and returns each kernel's
+    function.
+    """
     command = _command_line()
     digests = {each: _digest(each, command) for each in kernels}
     missing = [each for each, digest in digests.items() if _found(digest) is None]
@@ -363,7 +381,9 @@ def _entry(position: int) -> str:
 
 
 def _source(unit: Sequence[Kernel]) -> str:
-    """Return the text of a unit: headers once, each kernel with what binds it to Python in a namespace of its own."""
+    """Return the text of a unit: headers once, each kernel with what binds it to Python in a
+    namespace of its own.
+    """
     headers: dict[str, None] = {}
     bodies = []
     for position, kernel in enumerate(unit):
@@ -418,7 +438,9 @@ def _command_line() -> str:
 
 @functools.cache
 def _cache() -> Any:
-    """Torch's cache of libraries with bindings, but of paths: their kernels are loaded one by one."""
+    """Torch's cache of libraries with bindings, but of paths: their kernels are loaded one by
+    one.
+    """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._inductor.utils import clear_on_fresh_cache
 

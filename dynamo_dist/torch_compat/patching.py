@@ -31,7 +31,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def has(owner: Any, *names: str, off: str) -> bool:
-    """Return whether ``owner`` has these names of torch's own; else warn of what is ``off`` without them."""
+    """Return whether ``owner`` has these names of torch's own; else warn of what is ``off``
+    without them.
+    """
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
         where = getattr(owner, "__name__", type(owner).__name__)
@@ -52,7 +54,9 @@ _noting = False
 
 @contextlib.contextmanager
 def makers_noted() -> Iterator[None]:
-    """Changes made in the block keep the functions that made them, innermost first, as ``makers``."""
+    """Changes made in the block keep the functions that made them, innermost first, as
+    ``makers``.
+    """
     global _noting  # noqa: PLW0603 - read by every change that is made
     before, _noting = _noting, True
     try:
@@ -97,11 +101,15 @@ class NotOursError(Exception):
 
 
 class OwnState:
-    """Something of ours, or what torch remembers, that follows the switch: no place of torch is changed."""
+    """Something of ours, or what torch remembers, that follows the switch: no place of torch is
+    changed.
+    """
 
 
 class Place(Made):
-    """A change of one place of torch: how it is read and written is the subclass's; applied and undone alike for all."""
+    """A change of one place of torch: how it is read and written is the subclass's; applied and
+    undone alike for all.
+    """
 
     value: object
 
@@ -118,7 +126,9 @@ class Place(Made):
         self.write(self.value)
 
     def undo(self) -> None:
-        """Put back what was there. Raises NotOursError where something else stands there than we have put."""
+        """Put back what was there. Raises NotOursError where something else stands there than we
+        have put.
+        """
         if (now := self.read()) is not self.value:
             raise NotOursError(getattr(now, "__func__", now))
         self.write(self.before)
@@ -127,7 +137,8 @@ class Place(Made):
 class SetAttribute(Place):
     """Replace or add an attribute of a class or a module; descriptors are kept as they are.
 
-    A function of ours is for eager mode: Dynamo breaks where a function that it traces calls it, unless it is ``traced``.
+    A function of ours is for eager mode: Dynamo breaks where a function that it traces calls it,
+    unless it is ``traced``.
     """
 
     def __init__(self, owner: Any, name: str, value: object, *, traced: bool = False) -> None:
@@ -149,9 +160,11 @@ class SetAttribute(Place):
 
 
 def _keep_from_dynamo(value: object) -> None:
-    """Mark a function of ours as ``torch.compiler.disable(recursive=False)`` does, without a wrapper.
+    """Mark a function of ours as ``torch.compiler.disable(recursive=False)`` does, without a
+    wrapper.
 
-    Python runs it, and what it calls is compiled or not as ever. The wrapper raises while a program is exported. Names seen in 2.13 to 2.15.
+    Python runs it, and what it calls is compiled or not as ever. The wrapper raises while a program
+    is exported. Names seen in 2.13 to 2.15.
     """
     function: Any = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_PACKAGE):
@@ -160,7 +173,9 @@ def _keep_from_dynamo(value: object) -> None:
 
 
 class WrapAttribute(SetAttribute):
-    """Replace a function by ``wrap`` of what stands there when it is applied, so that changes add up."""
+    """Replace a function by ``wrap`` of what stands there when it is applied, so that changes
+    add up.
+    """
 
     def __init__(
         self, owner: Any, name: str, wrap: Callable[[Any], Any], *, traced: bool = False

@@ -1,1 +1,3 @@
-"""What Dynamo traces while the plugin is on: groups, meshes, placements, c10d's calls, DTensors, modules."""
+"""What Dynamo traces while the plugin is on: groups, meshes, placements, c10d's calls, DTensors,
+modules.
+"""

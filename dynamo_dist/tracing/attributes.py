@@ -14,9 +14,9 @@ _ABSENT = object()
 def python_attribute(tracker: Any, tx: Any, name: str) -> Any:
     """The tracker of ``tracker.real.name``; None for a method written in C.
 
-    A Python method or property is traced with ``tracker`` as self. Plain data is built from its source,
-    so it is guarded by value; without a source it is a constant of the object. A missing attribute is
-    the program's AttributeError.
+    A Python method or property is traced with ``tracker`` as self. Plain data is built from its
+    source, so it is guarded by value; without a source it is a constant of the object. A missing
+    attribute is the program's AttributeError.
     """
     real = tracker.real
     found = inspect.getattr_static(type(real), name, _ABSENT)
@@ -53,7 +53,9 @@ def is_python_property(real: object, name: str) -> bool:
 
 
 def is_data(real: object, name: str) -> bool:
-    """Return whether ``real.name`` is a value and no method: in its ``__dict__``, or computed by its class."""
+    """Return whether ``real.name`` is a value and no method: in its ``__dict__``, or computed by
+    its class.
+    """
     if name in getattr(real, "__dict__", {}):
         return True
     return inspect.isdatadescriptor(inspect.getattr_static(type(real), name, None))

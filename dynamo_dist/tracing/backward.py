@@ -1,16 +1,17 @@
 """``backward()``, ``torch.autograd.grad`` and backward hooks inside a compiled function.
 
-Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's engine
-does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce; and the
-gradients of DTensors come in other layouts than eager's.
+Torch can be told to trace it, as gradients that the graph computes and accumulates. What eager's
+engine does besides is then left out: the hooks of parameters, through which DDP and FSDP2 reduce;
+and the gradients of DTensors come in other layouts than eager's.
 
-Upstream traces them under compiled autograd only. Here each hook is traced as a function of gradients, and
-the graph registers what was traced where eager registers the hook; AOTAutograd runs it when it makes the
-backward graph. A hook that does more than compute, such as one that appends to a list, cannot be traced
-so and breaks with a fix.
+Upstream traces them under compiled autograd only. Here each hook is traced as a function of
+gradients, and the graph registers what was traced where eager registers the hook; AOTAutograd runs
+it when it makes the backward graph. A hook that does more than compute, such as one that appends to
+a list, cannot be traced so and breaks with a fix.
 
-Torch can trace it and does not by default, so that the graph ends there; and a gradient of that gradient, through a
-compiled backward, is an error. It is traced where DTensors take part, and in all that names our backend.
+Torch can trace it and does not by default, so that the graph ends there; and a gradient of that
+gradient, through a compiled backward, is an error. It is traced where DTensors take part, and in
+all that names our backend.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ def _refuse(why: str) -> NoReturn:
 
 
 def gradients_patches() -> list[Patch]:
-    """List the patches that enabling makes for ``torch.autograd.grad`` inside a compiled function."""
+    """List the patches that enabling makes for ``torch.autograd.grad`` inside a compiled
+    function.
+    """
     return [
         *dynamo_trackers.on_function(torch.autograd.grad, _answer),
         *dynamo_calls.see_histories_of_subclasses(),
@@ -163,8 +166,8 @@ def with_hook(
 ) -> BackwardHook:
     """In the graph: the same hooks and one more, which computes ``body``.
 
-    ``taken`` says for each of the hook's tuples of gradients which it reads, and ``given`` which result
-    of ``body`` stands at each place of the tuple that the hook returns, if it returns one.
+    ``taken`` says for each of the hook's tuples of gradients which it reads, and ``given`` which
+    result of ``body`` stands at each place of the tuple that the hook returns, if it returns one.
     """
 
     def hook(module: None, *gradients: tuple[Any, ...]) -> Any:
@@ -193,7 +196,9 @@ def replaced(args: Any, at: tuple[int, ...], tensors: Any) -> Any:
 
 
 class ModuleHooksVariable(dynamo_calls.ObjectTracker):
-    """The hooks of one call of a module: an object of the graph that is passed from node to node."""
+    """The hooks of one call of a module: an object of the graph that is passed from node to
+    node.
+    """
 
     def __init__(self, module: Any, hooks: Any, pre_hooks: Any, proxy: Any) -> None:
         super().__init__()
@@ -291,7 +296,9 @@ def _none(tx: Any) -> Any:
 
 
 def _gradient(tx: Any, of: Any) -> Any:
-    """A tensor like the gradient of a traced one, as an example for hooks; None where there will be none."""
+    """A tensor like the gradient of a traced one, as an example for hooks; None where there will
+    be none.
+    """
     has_gradient = dynamo_modules.is_tensor_with_gradient(of)
     return dynamo_building.call_traced(tx, torch.Tensor.detach, [of], {}) if has_gradient else None
 
@@ -303,5 +310,7 @@ def create(tx: Any, module: Any, user_hooks: Any, user_pre_hooks: Any) -> Module
 
 
 def backward_hooks_patches() -> list[Patch]:
-    """List the patches that enabling makes for module hooks; under compiled autograd they stay upstream's."""
+    """List the patches that enabling makes for module hooks; under compiled autograd they stay
+    upstream's.
+    """
     return dynamo_modules.on_module_backward_hooks(create)

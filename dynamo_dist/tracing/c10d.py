@@ -114,7 +114,9 @@ def lowered(name: str) -> Callable[..., Any]:
 
 
 def _is_outside(group: Any) -> bool:
-    """Return whether the group argument says that this rank is no member; the call then gives None."""
+    """Return whether the group argument says that this rank is no member; the call then gives
+    None.
+    """
     if group is None:
         return False
     try:
@@ -211,7 +213,9 @@ def _constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ReduceOpNames(calls_compat.ObjectTracker):
-    """The deprecated ``dist.reduce_op``: its members are those of ``ReduceOp``; no warning is traced."""
+    """The deprecated ``dist.reduce_op``: its members are those of ``ReduceOp``; no warning is
+    traced.
+    """
 
     def traced_type(self) -> type:
         return type(dist.reduce_op)

@@ -1,7 +1,8 @@
-"""Lower collectives of c10d to functional ones: gather, reduce, scatter, broadcast, exchange, barrier, coalesced.
+"""Lower collectives of c10d to functional ones: gather, reduce, scatter, broadcast, exchange,
+barrier, coalesced.
 
-Which manager is open for a group is known while tracing: ``registry`` collects what is called inside and
-hands it over at ``close_manager``.
+Which manager is open for a group is known while tracing: ``registry`` collects what is called
+inside and hands it over at ``close_manager``.
 
 AOTAutograd refuses an op whose result is its argument. The argument is in flight until the program
 calls ``wait_tensor`` on it: ``work_tracker.traced_wait_tensor`` ends the launch there.
@@ -91,7 +92,9 @@ def all_to_all_single(
     group: Group = None,
     async_op: bool = False,
 ) -> dist.Work | None:
-    """``dist.all_to_all_single``; split sizes count rows of dimension 0, even ones are the default."""
+    """``dist.all_to_all_single``; split sizes count rows of dimension 0, even ones are the
+    default.
+    """
     here = member(group)
     size = here.size()
     received = list(output_split_sizes or [output.size(0) // size] * size)
@@ -437,7 +440,9 @@ def scatter(
 
 
 class Coalesced:
-    """The object that ``with _coalescing_manager() as cm`` gives: the launch's Work if ``async_ops``."""
+    """The object that ``with _coalescing_manager() as cm`` gives: the launch's Work if
+    ``async_ops``.
+    """
 
     def __init__(self) -> None:
         self.works: list[dist.Work] = []

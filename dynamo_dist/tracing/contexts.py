@@ -1,13 +1,14 @@
 """Context managers of DTensor while tracing: implicit replication, loss_parallel, CommDebugMode.
 
-The context turns a switch of DTensor's dispatcher, by which plain tensors count as replicated. Turned
-while tracing it must stand as it does in eager at each operation, for Dynamo, which runs the operations on
-fake tensors, and for AOTAutograd, which runs Dynamo's graph: so each turn becomes a call in that graph.
+The context turns a switch of DTensor's dispatcher, by which plain tensors count as replicated.
+Turned while tracing it must stand as it does in eager at each operation, for Dynamo, which runs the
+operations on fake tensors, and for AOTAutograd, which runs Dynamo's graph: so each turn becomes a
+call in that graph.
 
-The context enters handlers into a table of DTensor's dispatcher. While tracing nothing may be entered
-there, so the calls inside the context that the handlers are for become functions of ours, which enter
-the handlers around their forward and, other than the context, around their backward: AOTAutograd makes
-the backward graph at once, wherever the program will call ``backward()``.
+The context enters handlers into a table of DTensor's dispatcher. While tracing nothing may be
+entered there, so the calls inside the context that the handlers are for become functions of ours,
+which enter the handlers around their forward and, other than the context, around their backward:
+AOTAutograd makes the backward graph at once, wherever the program will call ``backward()``.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Making one is collective. Evaluated while a single rank recompiles, it waits for ranks that never
 come. So nothing is made while tracing: every rank remembers what was made since ``enable()``, by
-arguments and also where it is not a member, and the traced call gets the equal one. All ranks make the
-same ones in the same order, so all find one or none does.
+arguments and also where it is not a member, and the traced call gets the equal one. All ranks make
+the same ones in the same order, so all find one or none does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ Creation = dict[Hashable, Any]
 
 
 class Memory(OwnState):
-    """The groups and meshes made since ``enable()``. The first of equal ones stays as long as it is alive."""
+    """The groups and meshes made since ``enable()``. The first of equal ones stays as long as it
+    is alive.
+    """
 
     def __init__(self) -> None:
         self.groups: Creation = {}
@@ -144,7 +146,8 @@ def _answer(
     find: Callable[[Mapping[str, Any]], Any],
     known: tuple[str, ...] | None = None,
 ) -> Any:
-    """Return a function that answers a traced call of ``function``, as ``find`` knows it from the arguments.
+    """Return a function that answers a traced call of ``function``, as ``find`` knows it from the
+    arguments.
 
     With ``known`` nothing is found for a call that gives any other argument than by default.
     """
@@ -207,7 +210,9 @@ def _equal_constructed(arguments: Mapping[str, Any]) -> DeviceMesh | None:
 def flattened(
     mesh: DeviceMesh, name: str | None = None, backend_override: object = None
 ) -> DeviceMesh | None:
-    """Return the mesh that ``mesh._flatten(name)`` gives where nothing needs to be made, or None."""
+    """Return the mesh that ``mesh._flatten(name)`` gives where nothing needs to be made, or
+    None.
+    """
     names = tuple(mesh.mesh_dim_names or ())
     name = name or "_".join(names)
     if mesh.ndim == 1 and name in names:
@@ -222,7 +227,9 @@ def flattened(
 
 
 def _answer_concatenate(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``DeviceMesh._concatenate(meshes)`` needs no new group: it is called now, once for these groups."""
+    """``DeviceMesh._concatenate(meshes)`` needs no new group: it is called now, once for these
+    groups.
+    """
     meshes = [
         dynamo_building.python_object(item)
         for item in dynamo_building.items_of(tx, [*args, *kwargs.values()][0])

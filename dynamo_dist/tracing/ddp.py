@@ -1,9 +1,10 @@
 """DDP in a compiled function: the averages of gradients are operations of its backward graph.
 
-DDP's reducer averages buckets from hooks, while autograd runs. Here the parameters of a bucket pass through one
-operator, whose backward averages, and the reducer sleeps in that call, as it does under ``no_sync()``. What the reducer
-would average besides is taken along: see ``dynamo_dist.tracing.ddp_average``. What cannot be exactly DDP's average breaks
-the graph, and DDP runs as it is.
+DDP's reducer averages buckets from hooks, while autograd runs. Here the parameters of a bucket pass
+through one operator, whose backward averages, and the reducer sleeps in that call, as it does under
+``no_sync()``. What the reducer would average besides is taken along: see
+``dynamo_dist.tracing.ddp_average``. What cannot be exactly DDP's average breaks the graph, and DDP
+runs as it is.
 """
 
 from __future__ import annotations
@@ -152,15 +153,20 @@ def begin_forward(averaged: _Averaged) -> None:
 
 
 def _module(origin: nn.Module) -> nn.Module:
-    """The module whose parameters are averaged: ``replicate`` gives its wrapper their list alone."""
+    """The module whose parameters are averaged: ``replicate`` gives its wrapper their list
+    alone.
+    """
     return origin.module if isinstance(origin, DistributedDataParallel) else origin
 
 
 def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
-    """What forward returns; behind it the backward of all parameters runs if ranks may use other ones each."""
+    """What forward returns; behind it the backward of all parameters runs if ranks may use other
+    ones each.
+    """
     known = unsharded_parameters.reads(tx)
     averaged = _known[wrapper]
-    # A parameter stays averaged: what the graph computes from it behind forward adds to the same gradient.
+    # A parameter stays averaged: what the graph computes from it behind forward adds to the same
+    # gradient.
     unsharded_parameters.leave(tx, wrapper, [])
     if not ddp.synchronizes(wrapper):
         return output
@@ -258,7 +264,9 @@ def _moved(device: torch.device | None, args: Any, kwargs: Any) -> tuple[Any, An
 
 
 def _share_buffers(self: Any) -> None:
-    """Take over the first rank's buffers, in one launch a dtype: before the second forward in a graph."""
+    """Take over the first rank's buffers, in one launch a dtype: before the second forward in a
+    graph.
+    """
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for buffer in self.modules_buffers:

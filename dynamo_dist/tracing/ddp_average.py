@@ -1,12 +1,13 @@
 """DDP's average of gradients as operations of a backward graph, with the meaning of its reducer.
 
-The reducer averages what has been accumulated in ``.grad`` once a backward is through: what a graph produced, what other
-uses of a parameter added, what micro-batches under ``no_sync()`` left. A graph launches its averages before that, so it
-takes what is in ``.grad`` along at the launch.
+The reducer averages what has been accumulated in ``.grad`` once a backward is through: what a graph
+produced, what other uses of a parameter added, what micro-batches under ``no_sync()`` left. A graph
+launches its averages before that, so it takes what is in ``.grad`` along at the launch.
 
-Autograd runs a parameter's accumulation node after all of its uses. A graph that read the parameter itself would be one of
-them, and what the others contribute would come too late. So graphs read a leaf beside it, with the same storage and an
-accumulation node of its own; when the backward ends, the averages move from the leaves to the parameters.
+Autograd runs a parameter's accumulation node after all of its uses. A graph that read the parameter
+itself would be one of them, and what the others contribute would come too late. So graphs read a
+leaf beside it, with the same storage and an accumulation node of its own; when the backward ends,
+the averages move from the leaves to the parameters.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ _averagings: weakref.WeakValueDictionary[str, Averaging] = weakref.WeakValueDict
 
 
 class Averaging:
-    """The parameters of one DDP module, the leaves that graphs read in their place, and the state of a backward.
+    """The parameters of one DDP module, the leaves that graphs read in their place, and the state
+    of a backward.
 
-    ``key`` names it in graphs; it is the same in another process that runs the same program. ``registered`` has each
-    dictionary of parameters that holds one, its name and its place. ``buckets`` are of places. Where ranks may use
-    other parameters each, a graph also reads the leaf of ``used``: its gradient says which of a bucket any rank has used.
+    ``key`` names it in graphs; it is the same in another process that runs the same program.
+    ``registered`` has each dictionary of parameters that holds one, its name and its place.
+    ``buckets`` are of places. Where ranks may use other parameters each, a graph also reads the
+    leaf of ``used``: its gradient says which of a bucket any rank has used.
     """
 
     def __init__(
@@ -64,11 +67,15 @@ class Averaging:
         return bucket, self.params[bucket[0]].new_zeros(len(bucket)).detach().requires_grad_()
 
     def expect(self) -> None:
-        """Average the gradients of the next backward, as behind a forward outside of ``no_sync()``."""
+        """Average the gradients of the next backward, as behind a forward outside of
+        ``no_sync()``.
+        """
         self._is_expected = True
 
     def refresh(self) -> tuple[bool, ...]:
-        """Follow parameters to new storages; return which are registered and require gradients, by place."""
+        """Follow parameters to new storages; return which are registered and require gradients,
+        by place.
+        """
         storages = list(map(_data_ptr, self.params))
         if storages != self._storages:
             for leaf, param in zip(self.leaves, self.params, strict=True):
@@ -78,12 +85,14 @@ class Averaging:
         return (*is_in_place, *map(_requires_grad, self.params))
 
     def take(self, flat: torch.Tensor, places: Sequence[int], used: Sequence[int]) -> None:
-        """Add to local gradients, one behind another in ``flat``, what has been accumulated of their parameters.
+        """Add to local gradients, one behind another in ``flat``, what has been accumulated of
+        their parameters.
 
-        Those of ``used`` places come from this backward: as in autograd, hooks of the parameter see them first. Behind the
-        gradients ``flat`` may have a number for each place, which is not zero if it is used; it is set where something has
-        been accumulated. A backward that no forward prepared for, such as the second through a graph that was kept, is not
-        averaged: its gradients stay here, and zeros go on.
+        Those of ``used`` places come from this backward: as in autograd, hooks of the parameter see
+        them first. Behind the gradients ``flat`` may have a number for each place, which is not
+        zero if it is used; it is set where something has been accumulated. A backward that no
+        forward prepared for, such as the second through a graph that was kept, is not averaged: its
+        gradients stay here, and zeros go on.
         """
         backward = aot_gradients.current_backward()
         if backward != self._backward:
@@ -149,10 +158,11 @@ def _leaf(param: nn.Parameter) -> torch.Tensor:
 
 
 def buckets(params: Sequence[torch.Tensor], capacities: Sequence[int]) -> list[list[int]]:
-    """Split places of parameters into DDP's buckets: the last parameters first, one dtype and device in each.
+    """Split places of parameters into DDP's buckets: the last parameters first, one dtype and
+    device in each.
 
-    A bucket is closed when it holds its capacity in bytes; ``capacities`` are those of the first buckets, and the
-    last of them is that of all others.
+    A bucket is closed when it holds its capacity in bytes; ``capacities`` are those of the first
+    buckets, and the last of them is that of all others.
     """
     found: list[list[int]] = []
     opened: dict[Any, tuple[list[int], int]] = {}
@@ -176,8 +186,9 @@ def buckets(params: Sequence[torch.Tensor], capacities: Sequence[int]) -> list[l
 class _Averaged(torch.autograd.Function):
     """Parameters as they are; behind, the average of their gradients in one launch.
 
-    With ``used``, a leaf, ranks may use other parameters each: all of the bucket are in the launch, and behind them
-    which are used. One more output then is a number without meaning, which has to be attached to what forward returns.
+    With ``used``, a leaf, ranks may use other parameters each: all of the bucket are in the launch,
+    and behind them which are used. One more output then is a number without meaning, which has to
+    be attached to what forward returns.
     """
 
     @staticmethod
@@ -208,7 +219,8 @@ class _Averaged(torch.autograd.Function):
             ]
             in_launch = [True] * len(places)
         else:
-            # A parameter that got no gradient is left out: DDP would wait for it, and say so in the next forward.
+            # A parameter that got no gradient is left out: DDP would wait for it, and say so in the
+            # next forward.
             given = [grad for grad in grads if grad is not None]
             in_launch = have
         if not given:

@@ -1,7 +1,8 @@
 """Device meshes: the members that upstream leaves closed.
 
-Upstream guards a mesh by its layout, ranks, device type and dimension names, and opens 34 members. What
-is not among them ends in a hard error, even a missing attribute; here Python's own rules apply.
+Upstream guards a mesh by its layout, ranks, device type and dimension names, and opens 34 members.
+What is not among them ends in a hard error, even a missing attribute; here Python's own rules
+apply.
 """
 
 from __future__ import annotations

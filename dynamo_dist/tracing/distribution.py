@@ -1,8 +1,8 @@
 """``distribute_tensor`` with a source rank, while tracing.
 
-Upstream calls a placement's method inside the graph, and that method scatters by an operator of c10d whose
-writes functionalization does not see: all ranks but the source would get memory that nobody wrote to.
-Here the same scatter or broadcast is traced as the program's own call.
+Upstream calls a placement's method inside the graph, and that method scatters by an operator of
+c10d whose writes functionalization does not see: all ranks but the source would get memory that
+nobody wrote to. Here the same scatter or broadcast is traced as the program's own call.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from dynamo_dist.torch_compat.patching import Patch
 def distribute(
     tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement], src: int | None
 ) -> DTensor:
-    """Traced: the DTensor of ``tensor``, global shape, as the rank ``src`` of each mesh dimension has it.
+    """Traced: the DTensor of ``tensor``, global shape, as the rank ``src`` of each mesh dimension
+    has it.
 
     None stands for every rank for itself: nothing is sent.
 
-    Raises, like torch's, RuntimeError for a tensor that is no leaf and ValueError for another number
-    of placements than mesh dimensions.
+    Raises, like torch's, RuntimeError for a tensor that is no leaf and ValueError for another
+    number of placements than mesh dimensions.
     """
     if not tensor.is_leaf:
         raise RuntimeError(
@@ -71,7 +72,9 @@ def distribute(
 
 
 def own_part(tensor: torch.Tensor, dim: int, count: int, here: int) -> torch.Tensor:
-    """Traced: part ``here`` of ``count`` along a dimension; the last parts may be shorter, or empty."""
+    """Traced: part ``here`` of ``count`` along a dimension; the last parts may be shorter, or
+    empty.
+    """
     size = tensor.size(dim)
     length = (size + count - 1) // count
     start = min(here * length, size)
@@ -81,7 +84,9 @@ def own_part(tensor: torch.Tensor, dim: int, count: int, here: int) -> torch.Ten
 def scattered(
     tensor: torch.Tensor, dim: int, mesh: DeviceMesh, mesh_dim: int, src: int
 ) -> torch.Tensor:
-    """Traced: this rank's part of the source's tensor; parts are padded to one length for the scatter."""
+    """Traced: this rank's part of the source's tensor; parts are padded to one length for the
+    scatter.
+    """
     count, here = mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim)
     size = tensor.size(dim)
     length = (size + count - 1) // count

@@ -3,18 +3,19 @@
 Upstream answers ``hasattr`` by the attributes of a plain tensor, so that a program that asks for
 ``to_local`` or ``full_tensor`` takes the branch for plain tensors.
 
-``distribute_tensor``, ``zeros``, ``ones``, ``empty`` and ``full`` are Python that traces, up to this
-call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
+``distribute_tensor``, ``zeros``, ``ones``, ``empty`` and ``full`` are Python that traces, up to
+this call: a spec is no value of a graph. Its mesh, placements, shape and stride are.
 
 Upstream traces how the class is pickled, and ends inside its mesh.
 
 They break the graph: eager mode runs the operation, and the next graph gets what it returned.
 
-Traced, operators are taken apart that eager runs as one: ``one_hot`` compares with a range of classes,
-``interpolate`` picks by indices that it computes. Torch refuses to mix these with DTensors, as it
-refuses a rank's own. Where a call was given DTensors alone, they are no rank's own: they come from sizes
-and numbers that all ranks have. So a call that fails for them runs once more with plain tensors as
-replicas, unless it draws random numbers, which ranks would not have in common.
+Traced, operators are taken apart that eager runs as one: ``one_hot`` compares with a range of
+classes, ``interpolate`` picks by indices that it computes. Torch refuses to mix these with
+DTensors, as it refuses a rank's own. Where a call was given DTensors alone, they are no rank's own:
+they come from sizes and numbers that all ranks have. So a call that fails for them runs once more
+with plain tensors as replicas, unless it draws random numbers, which ranks would not have in
+common.
 
 AOTAutograd takes what they hold for a DTensor's, and stops when the function runs.
 """
@@ -41,7 +42,8 @@ from dynamo_dist.torch_compat.patching import Patch
 
 
 def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
-    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to upstream.
+    """True for what DTensor's class has; None leaves the rest, such as an instance's own, to
+    upstream.
 
     No guard: upstream guards a DTensor's type, and what a class has does not change.
     """
@@ -54,8 +56,8 @@ def has_tensor_attribute(tracker: Any, cls: type, name: str) -> bool | None:
 def attribute(tx: Any, tracker: Any, name: str) -> Any:
     """Return an attribute that upstream gets wrong, see below; None leaves the rest to upstream.
 
-    ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a DTensor
-    that the program made cannot be built by upstream. A gradient's layout breaks.
+    ``_local_tensor`` shares memory with the DTensor, also when it is written to. ``_spec`` of a
+    DTensor that the program made cannot be built by upstream. A gradient's layout breaks.
     """
     if name not in ("_local_tensor", "_spec", "placements"):
         return None
@@ -167,7 +169,9 @@ _MIXED = "got mixed torch.Tensor and DTensor"
 
 
 def once_more(run: Callable[[], Any], arguments: Any) -> Any:
-    """``run()``, a call with these arguments; a second time where it mixes what it makes with DTensors."""
+    """``run()``, a call with these arguments; a second time where it mixes what it makes with
+    DTensors.
+    """
     try:
         return run()
     except Exception as error:
@@ -186,7 +190,9 @@ def are_distributed(arguments: Any) -> bool:
 
 
 def inside_operators_patches() -> list[Patch]:
-    """List the patches that enabling makes for the nodes that Dynamo tries out and those that AOTAutograd traces."""
+    """List the patches that enabling makes for the nodes that Dynamo tries out and those that
+    AOTAutograd traces.
+    """
     return dtensor_dispatch.around_traced_calls(once_more)
 
 
@@ -194,7 +200,9 @@ log = logging.getLogger(__name__)
 
 
 def construct(local: torch.Tensor, spec: Any) -> DTensor:
-    """Traced: the DTensor of the local tensor, without its autograd history, as the class makes it."""
+    """Traced: the DTensor of the local tensor, without its autograd history, as the class makes
+    it.
+    """
     meta = spec.tensor_meta
     return DTensor.from_local(
         local.detach(),
@@ -233,7 +241,9 @@ _FROM_LOCAL = inspect.signature(
 
 
 def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the graph."""
+    """``DTensor.from_local`` with the mesh of ``with mesh:``; a check over all ranks breaks the
+    graph.
+    """
     try:
         given = _FROM_LOCAL.bind(*args, **kwargs).arguments
     except TypeError:
@@ -259,7 +269,8 @@ def from_local(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _warn_of_another_cut(given: dict[str, Any]) -> None:
-    """Say where a local tensor is not this rank's part of the shape that is given with it, as torch cuts it.
+    """Say where a local tensor is not this rank's part of the shape that is given with it, as torch
+    cuts it.
 
     Not raised: no other rank would know of it.
     """

@@ -1,13 +1,14 @@
 """Views of DTensors that leave a compiled function, and outputs of which only some have gradients.
 
-Autograd makes them itself, as plain tensors of the global shape, which AOTAutograd refuses where the
-backward was traced with a DTensor. A hook before the backward's node sees which gradients are absent;
-AOTAutograd then gets local zeros in their place, without communication.
+Autograd makes them itself, as plain tensors of the global shape, which AOTAutograd refuses where
+the backward was traced with a DTensor. A hook before the backward's node sees which gradients are
+absent; AOTAutograd then gets local zeros in their place, without communication.
 
-A compiled graph returns a view of an input as a tensor of its own, and AOTAutograd then makes the alias
-that eager returns: by ``as_strided`` from the input, which DTensor refuses, and which could not know a
-slice from a select anyway. Here the views that led to an output are recorded while AOTAutograd looks at
-the program, and replayed on the input at each call, so that autograd and version counters are eager's.
+A compiled graph returns a view of an input as a tensor of its own, and AOTAutograd then makes the
+alias that eager returns: by ``as_strided`` from the input, which DTensor refuses, and which could
+not know a slice from a select anyway. Here the views that led to an output are recorded while
+AOTAutograd looks at the program, and replayed on the input at each call, so that autograd and
+version counters are eager's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from dynamo_dist.torch_compat.patching import Patch
 
 
 class _Absent(threading.local):
-    """The makers of the zeros for the absent gradients of the backward that runs in this thread, in order."""
+    """The makers of the zeros for the absent gradients of the backward that runs in this thread,
+    in order.
+    """
 
     makers: Sequence[Callable[[], DTensor]] = ()
 
@@ -66,7 +69,9 @@ def _watch(outputs: Sequence[Any]) -> None:
 
 
 def _zeros_like(output: DTensor) -> Callable[[], DTensor]:
-    """Makes the gradient, without holding the output. A partial output's gradient is whole on each rank."""
+    """Makes the gradient, without holding the output. A partial output's gradient is whole on
+    each rank.
+    """
     mesh, shape, stride = output.device_mesh, output.shape, output.stride()
     size, dtype, device = output._local_tensor.shape, output.dtype, output.device
     placements = [Replicate() if p.is_partial() else p for p in output.placements]
@@ -81,7 +86,9 @@ def _zeros_like(output: DTensor) -> Callable[[], DTensor]:
 
 
 def _absent_gradient(tangent: torch.Tensor, expected: Any) -> torch.Tensor | None:
-    """Zeros as the backward was traced with, for a plain tensor that stands for an absent gradient."""
+    """Zeros as the backward was traced with, for a plain tensor that stands for an absent
+    gradient.
+    """
     zeros = [make() for make in _absent.makers]
     alike = [zero for zero in zeros if zero.shape == tangent.shape and zero.dtype == tangent.dtype]
     alike.sort(key=lambda zero: zero.__tensor_flatten__()[1] != expected)
@@ -118,7 +125,8 @@ class ViewStep:
 class Views:
     """The views from a base to an output; ``known`` holds sizes as expressions (``_known_sizes``).
 
-    Takes the place of AOTAutograd's record for plain tensors, and is pickled with its cache entries.
+    Takes the place of AOTAutograd's record for plain tensors, and is pickled with its cache
+    entries.
     """
 
     steps: tuple[ViewStep, ...]
@@ -128,7 +136,9 @@ class Views:
 
 @dataclass(frozen=True, slots=True)
 class LocalViews:
-    """The same for outputs without autograd history: the views of the local tensor, as torch records them."""
+    """The same for outputs without autograd history: the views of the local tensor, as torch
+    records them.
+    """
 
     views: Any
     sequence: tuple[()] = ()
@@ -137,9 +147,10 @@ class LocalViews:
 def record(args: Sequence[Any], outputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The outputs, and for each the way from its base to it or None.
 
-    ``args`` and ``outputs`` are those of the program that AOTAutograd looks at. An output whose local
-    tensor shares no memory with an input's, because the view had to communicate, is no alias: it is
-    made one tensor of its own, and so is a view of a DTensor made inside that is no output itself.
+    ``args`` and ``outputs`` are those of the program that AOTAutograd looks at. An output whose
+    local tensor shares no memory with an input's, because the view had to communicate, is no alias:
+    it is made one tensor of its own, and so is a view of a DTensor made inside that is no output
+    itself.
     """
     locals_of_args = {
         aot_aliases.storage_key(arg._local_tensor) for arg in args if isinstance(arg, DTensor)
@@ -190,7 +201,9 @@ def _way(output: DTensor, base: torch.Tensor | None, shares_input: bool) -> Any:
 
 
 def _steps(output: DTensor, base: DTensor) -> tuple[ViewStep, ...] | None:
-    """List the steps that autograd recorded from base to output; None if they are no chain of one tensor's views."""
+    """List the steps that autograd recorded from base to output; None if they are no chain of
+    one tensor's views.
+    """
     replayed, calls = aot_aliases.recorded_views(output, base)
     if replayed is None or replayed.shape != output.shape:
         return None
@@ -226,7 +239,9 @@ def _symbolic(value: Any) -> Any:
 
 
 def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
-    """Global sizes of both, and the base's local ones: often a global size is so many times a local one."""
+    """Global sizes of both, and the base's local ones: often a global size is so many times a
+    local one.
+    """
     local = base._local_tensor.shape if isinstance(base, DTensor) else ()
     return (*base.shape, *output.shape, *local)
 
@@ -234,8 +249,8 @@ def _known_sizes(base: torch.Tensor, output: torch.Tensor) -> tuple[Any, ...]:
 def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """The alias of ``base`` that eager returns, with the global shape and placements of ``target``.
 
-    ``target`` is what the compiled graph returned. Raises DTensorError if there is no way from base to
-    target, or none that is known for these sizes.
+    ``target`` is what the compiled graph returned. Raises DTensorError if there is no way from base
+    to target, or none that is known for these sizes.
     """
     if isinstance(way, LocalViews):
         assert isinstance(base, DTensor) and isinstance(target, DTensor)
@@ -262,7 +277,9 @@ def replay(way: Any, base: torch.Tensor, target: torch.Tensor, requires_grad: bo
 
 
 def _values(way: Views, base: torch.Tensor, target: torch.Tensor) -> Mapping[Any, Any]:
-    """Map each symbol to its value in this call, as far as one of the sizes is that symbol alone."""
+    """Map each symbol to its value in this call, as far as one of the sizes is that symbol
+    alone.
+    """
     return {
         known.expression: size
         for known, size in zip(way.known, _known_sizes(base, target), strict=True)

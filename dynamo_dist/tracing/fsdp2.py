@@ -1,11 +1,12 @@
 """FSDP2 in a compiled function: its gathers and reductions are operations of the graph.
 
-``fully_shard`` gathers in hooks around a module's forward, into storages that grow and shrink, and reduces in hooks
-of autograd. Here those hooks do nothing while a call is traced; a parameter reads as its gather, whose
-backward reduces into the registered shard. FSDP2's own runtime is not entered, and goes on from where it was
-in the next eager call.
+``fully_shard`` gathers in hooks around a module's forward, into storages that grow and shrink, and
+reduces in hooks of autograd. Here those hooks do nothing while a call is traced; a parameter reads
+as its gather, whose backward reduces into the registered shard. FSDP2's own runtime is not entered,
+and goes on from where it was in the next eager call.
 
-``fully_shard`` puts new parameters in place of the old ones, and torch lets a step of the old ones pass without a word.
+``fully_shard`` puts new parameters in place of the old ones, and torch lets a step of the old ones
+pass without a word.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ _looked_at: WeakSet[Any] = WeakSet()
 
 
 def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
-    """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters before it was sharded.
+    """Warn, once for a state of FSDP2, of optimizers that hold what were ``root``'s parameters
+    before it was sharded.
 
-    They are told by their parameters: no module holds one of them, and their shapes are those of at least half of the
-    root's. Looks at all objects of the process, whence only once, and at modules only where an optimizer may be one.
+    They are told by their parameters: no module holds one of them, and their shapes are those of at
+    least half of the root's. Looks at all objects of the process, whence only once, and at modules
+    only where an optimizer may be one.
     """
     if state in _looked_at:
         return
@@ -90,7 +93,9 @@ def warn_of_stale_optimizers(state: Any, root: nn.Module) -> None:
 
 
 def _alive(kind: type[_Kind]) -> list[_Kind]:
-    """All objects of this process that are of a type; isinstance asks the object, and a proxy answers for another."""
+    """All objects of this process that are of a type; isinstance asks the object, and a proxy
+    answers for another.
+    """
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
@@ -116,8 +121,9 @@ _FIX = (
 class _Sharded:
     """Leaves that graphs read for one state of FSDP2, beside its parameters.
 
-    ``kept`` take gradients that are not reduced yet, each with the storage of one number; ``unhooked`` stand for
-    parameters with hooks, which FSDP2 never calls: it sets their gradients, and does not accumulate them.
+    ``kept`` take gradients that are not reduced yet, each with the storage of one number;
+    ``unhooked`` stand for parameters with hooks, which FSDP2 never calls: it sets their gradients,
+    and does not accumulate them.
     """
 
     def __init__(self, state: Any, key: str) -> None:
@@ -134,7 +140,9 @@ class _Sharded:
         KEEPERS[key] = self
 
     def place_of_kept(self, param: fsdp.ShardedParameter, gather: Gather) -> int:
-        """Where in ``kept`` the leaf is that takes what ``gather`` keeps of a parameter's gradient."""
+        """Where in ``kept`` the leaf is that takes what ``gather`` keeps of a parameter's
+        gradient.
+        """
         shard = fsdp.sharded(self.state(), param.path)
         size, dtype = gather.kept_like(param.size, shard.dtype)
         kind = param.path, gather.keeps, dtype
@@ -161,10 +169,11 @@ class _Sharded:
 
     @property
     def unsharded(self) -> list[torch.Tensor]:
-        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set behind the graph.
+        """What a graph gathered of a root's parameters, in the order of ``left_unsharded``: set
+        behind the graph.
 
-        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those accumulate waits for
-        the reduction of the graph's backward.
+        FSDP2 leaves them unsharded until backward, for uses outside of the forward. What those
+        accumulate waits for the reduction of the graph's backward.
         """
         raise AttributeError("unsharded")
 
@@ -191,7 +200,9 @@ class _Sharded:
         self._left.clear()
 
     def take(self, path: tuple[int, int], what: str) -> torch.Tensor | None:
-        """What was kept of a parameter's gradient in former backwards, or by uses outside of the forward."""
+        """What was kept of a parameter's gradient in former backwards, or by uses outside of the
+        forward.
+        """
         state = self.state()
         self.reshard_after_backward()
         if what == WHOLE:

@@ -32,7 +32,9 @@ KEEPERS: WeakValueDictionary[str, Keeper] = WeakValueDictionary()
 
 @dataclass(frozen=True)
 class Ranks:
-    """A group by its c10d name (guarded as a constant, and the same on all its ranks) and its size."""
+    """A group by its c10d name (guarded as a constant, and the same on all its ranks) and its
+    size.
+    """
 
     name: str
     size: int
@@ -40,7 +42,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """The parameter as it was before FSDP2: a DTensor of these global sizes and placements on ``mesh``."""
+    """The parameter as it was before FSDP2: a DTensor of these global sizes and placements on
+    ``mesh``.
+    """
 
     mesh: DeviceMesh
     placements: Sequence[Placement]
@@ -52,13 +56,14 @@ class TensorParallel:
 class Gather:
     """The way in which one parameter is read in forward.
 
-    ``rows`` is the size of dimension ``dim`` of the whole (local to tensor parallel ranks) parameter,
-    ``shard`` the group that holds a chunk of them each (None: every rank has all), ``replicate``
-    the group whose members hold equal copies (None: no such group). Dimensions other than 0 are split
-    evenly. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
-    ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter is gathered with: WHOLE
-    before any reduction, PARTIAL behind the reduce-scatter. ``takes`` (both words, or one): what was kept so before is added
-    to it where it was left, as ``key`` finds it. ``group`` names those that FSDP2 gathers together.
+    ``rows`` is the size of dimension ``dim`` of the whole (local to tensor parallel ranks)
+    parameter, ``shard`` the group that holds a chunk of them each (None: every rank has all),
+    ``replicate`` the group whose members hold equal copies (None: no such group). Dimensions other
+    than 0 are split evenly. ``divide``: what the sum of gradients is divided by; None for the
+    number of ranks. ``keeps``: the gradient is not reduced further than so, and goes to the leaf
+    that the parameter is gathered with: WHOLE before any reduction, PARTIAL behind the
+    reduce-scatter. ``takes`` (both words, or one): what was kept so before is added to it where it
+    was left, as ``key`` finds it. ``group`` names those that FSDP2 gathers together.
     """
 
     rows: int
@@ -76,9 +81,11 @@ class Gather:
     group: str = ""
 
     def __call__(self, param: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """The whole parameter, in ``param_dtype``; a DTensor if it was one before FSDP2. Called while tracing.
+        """The whole parameter, in ``param_dtype``; a DTensor if it was one before FSDP2. Called
+        while tracing.
 
-        The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner gathers again instead.
+        The gathered copy is not kept for backward if ``reshard_after_forward``: the partitioner
+        gathers again instead.
         """
         local = param.to_local() if isinstance(param, DTensor) else param
         whole: torch.Tensor = torch.ops.dynamo_dist_parallel.gather(local, kept, *self.settings())
@@ -123,17 +130,20 @@ class Gather:
         return whole if whole.shape[0] == self.rows else whole[: self.rows]
 
     def kept_like(self, param: torch.Size, dtype: torch.dtype) -> tuple[list[int], torch.dtype]:
-        """Size and dtype of what is kept of the gradient of a whole parameter of this size, whose shards are in ``dtype``."""
+        """Size and dtype of what is kept of the gradient of a whole parameter of this size,
+        whose shards are in ``dtype``.
+        """
         size = list(param)
         if self.keeps == PARTIAL and self.shard is not None:
             size[self.dim] = -(-size[self.dim] // self.shard.size)
         return size, self.reduce_dtype or self.param_dtype or dtype
 
     def reduced(self, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of the whole -> this rank's rows of its mean over all ranks, padded; or what is kept.
+        """The gradient of the whole -> this rank's rows of its mean over all ranks, padded; or what
+        is kept.
 
-        Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then. Divisions are where
-        FSDP2 has them.
+        Sums run in ``reduce_dtype``, over the shard group first, because the rest is smaller then.
+        Divisions are where FSDP2 has them.
         """
         if self.reduce_dtype is not None:
             grad = grad.to(self.reduce_dtype)
@@ -159,7 +169,9 @@ class Gather:
         return _divided(grad, behind_all)
 
     def mean(self, grad: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-        """The gradient of the whole -> this rank's ``rows`` of its mean over all ranks, in ``dtype``."""
+        """The gradient of the whole -> this rank's ``rows`` of its mean over all ranks, in
+        ``dtype``.
+        """
         grad = self.reduced(grad)
         if self.shard is not None and not self.dim and grad.shape[0] != rows:
             grad = grad[:rows]
@@ -234,8 +246,8 @@ def cast_floating(dtype: torch.dtype, values: Any) -> Any:
     )
 
 
-# In a function that Dynamo traces a gather is one operator: a model has hundreds, and tracing into each is slow.
-# AOTAutograd sees what the operator does.
+# In a function that Dynamo traces a gather is one operator: a model has hundreds, and tracing into
+# each is slow. AOTAutograd sees what the operator does.
 _library = torch.library.Library("dynamo_dist_parallel", "DEF")
 _library.define(
     "gather(Tensor local, Tensor? kept, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"

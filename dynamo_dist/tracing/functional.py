@@ -1,6 +1,7 @@
 """What functional collectives return, and questions that are answered while tracing.
 
-The tensor of a graph has been waited for, so that a program that asks it to wait gets the tensor itself.
+The tensor of a graph has been waited for, so that a program that asks it to wait gets the tensor
+itself.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def rank_in(group: dist.ProcessGroup, global_rank: int | None, group_rank: int |
 
 
 def next_serial() -> int:
-    """Another number for each launch of a graph; 0 in eager mode, where launches are never merged."""
+    """Another number for each launch of a graph; 0 in eager mode, where launches are never
+    merged.
+    """
     return 0
 
 

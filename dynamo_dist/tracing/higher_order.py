@@ -1,10 +1,10 @@
 """``torch.cond``, ``while_loop`` and nested compiled regions over DTensors.
 
-Upstream has no rule for DTensors in a branch. Here both branches are traced and one result is taken: whatever they launch,
-all ranks launch it. A loop breaks the graph.
+Upstream has no rule for DTensors in a branch. Here both branches are traced and one result is
+taken: whatever they launch, all ranks launch it. A loop breaks the graph.
 
-Upstream keeps the region as a graph of its own, which AOTAutograd runs on local tensors. Here it is traced in line, as
-eager mode runs it; a region of plain tensors stays upstream's.
+Upstream keeps the region as a graph of its own, which AOTAutograd runs on local tensors. Here it is
+traced in line, as eager mode runs it; a region of plain tensors stays upstream's.
 """
 
 from __future__ import annotations

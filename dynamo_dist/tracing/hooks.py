@@ -18,8 +18,8 @@ def trace_instead(function: Callable[..., Any]) -> Callable[[_Function], _Functi
     """Have the decorated function traced wherever a compiled program calls ``function``.
 
     It takes the same arguments, and gives the same values out of operations that a graph can hold:
-    functional collectives, a custom operator. Eager code calls ``function`` as before. In force now and
-    after each ``enable()``; a second one for ``function`` takes the place of the first. Raises
+    functional collectives, a custom operator. Eager code calls ``function`` as before. In force now
+    and after each ``enable()``; a second one for ``function`` takes the place of the first. Raises
     ConfigError if either is not callable.
     """
 

@@ -1,11 +1,11 @@
 """Modules while tracing: their hooks, and the state of composable APIs and wrappers.
 
-Upstream compiles ``forward`` and leaves the module's own hooks around it: each becomes a graph of its own,
-and what no frame of the user holds, such as the hooks of parallel styles, breaks. Here the whole call is
-one frame, as it is for a submodule.
+Upstream compiles ``forward`` and leaves the module's own hooks around it: each becomes a graph of
+its own, and what no frame of the user holds, such as the hooks of parallel styles, breaks. Here the
+whole call is one frame, as it is for a submodule.
 
-They find it in a dictionary of all modules of the process, which upstream guards by its length: any module
-that is sharded later would recompile everything. Here only the module itself is guarded.
+They find it in a dictionary of all modules of the process, which upstream guards by its length: any
+module that is sharded later would recompile everything. Here only the module itself is guarded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from dynamo_dist.tracing import backward, ddp, fsdp2, unsharded_parameters
 
 
 def answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``_get_module_state(module)``; None leaves it to upstream, for a module that is a state itself."""
+    """``_get_module_state(module)``; None leaves it to upstream, for a module that is a state
+    itself.
+    """
     tracker = [*args, *kwargs.values()][0]
     module = dynamo_building.python_object(tracker)
     if not isinstance(module, nn.Module) or isinstance(module, dynamo_modules.State):
@@ -87,14 +89,16 @@ def has_traced_hooks(module: nn.Module) -> bool:
     """
     if dynamo_modules.module_state(module) is not None:
         return fsdp2.shards_in_graph(module) or ddp.averages_in_graph(module)
-    # Upstream calls every module of torch's, and so all of DDP, through one function that is given up for all at once.
+    # Upstream calls every module of torch's, and so all of DDP, through one function that is given
+    # up for all at once.
     return isinstance(module, DistributedDataParallel) or any(
         getattr(module, name) for name in _HOOKS
     )
 
 
 def whole_call(module: nn.Module) -> Callable[..., Any]:
-    """The module's call, hooks and all, as a function with a code object, and so a compile cache, of its own.
+    """The module's call, hooks and all, as a function with a code object, and so a compile cache,
+    of its own.
 
     It bears the class's name: sizes that vary are remembered by name.
     """
@@ -107,7 +111,8 @@ def whole_call(module: nn.Module) -> Callable[..., Any]:
 
 
 def runs_around(module: nn.Module) -> bool:
-    """Return whether its hooks run outside of the graph of its forward, because those of its parent do.
+    """Return whether its hooks run outside of the graph of its forward, because those of its parent
+    do.
 
     While a caller is traced they are part of that trace.
     """
@@ -115,7 +120,9 @@ def runs_around(module: nn.Module) -> bool:
 
 
 def _sharded_later(managed: list[nn.Module], _: set[nn.Parameter]) -> None:
-    """A module that is sharded after it was compiled, as accelerate does it, has its hooks in the graph as well."""
+    """A module that is sharded after it was compiled, as accelerate does it, has its hooks in
+    the graph as well.
+    """
     for module in managed:
         dynamo_modules.compile_whole_later(
             module, fsdp2.shards_in_graph, whole_call, _is_no_root_in_graph

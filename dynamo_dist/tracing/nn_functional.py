@@ -1,7 +1,7 @@
 """``torch.distributed.nn.functional``: its autograd functions, traced as they stand.
 
-Torch refuses these under compile and names another function. What they do is an autograd function over
-c10d calls, and those trace.
+Torch refuses these under compile and names another function. What they do is an autograd function
+over c10d calls, and those trace.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ def all_gather(tensor: torch.Tensor, group: Any = None) -> Any:
 def all_gather_base(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None
 ) -> Any:
-    """``_all_gather_base``; its gradient works on every backend, torch's own on NCCL and XCCL only."""
+    """``_all_gather_base``; its gradient works on every backend, torch's own on NCCL and XCCL
+    only.
+    """
     return AllGatherBase.apply(output_tensor, input_tensor, group)
 
 

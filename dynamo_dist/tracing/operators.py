@@ -110,7 +110,9 @@ def reduce(tensor: torch.Tensor, reduce_op: str, dst: int, group_name: str) -> t
 def gather(
     tensor: torch.Tensor, buffers: list[torch.Tensor], dst: int, group_name: str
 ) -> list[torch.Tensor]:
-    """On ``dst`` what each rank sent, in shapes of ``buffers``; elsewhere, where they are none, a token."""
+    """On ``dst`` what each rank sent, in shapes of ``buffers``; elsewhere, where they are none,
+    a token.
+    """
     results = [_contiguous_copy(each) for each in buffers]
     waited = results or [_token(tensor.device)]
     options = _options("Gather", rootRank=dst, asyncOp=True)

@@ -55,13 +55,16 @@ class PlacementVariable(dynamo_trackers.PlacementTracker):
         return dynamo_building.build(tx, getattr(self.real, name)(*values[0], **values[1]))
 
     def _is_constant_method(self, name: str) -> bool:
-        """Torch's own cannot change: their methods are constants of it and of constant arguments."""
+        """Torch's own cannot change: their methods are constants of it and of constant
+        arguments.
+        """
         if not is_torchs_own(self.real) or (name.startswith("__") and name not in CONSTANT_DUNDERS):
             return False
         return callable(getattr(self.real, name, None))
 
     def _constant_property(self, name: str) -> int | str | None:
-        """The number or word behind a property that a class of torch defines, as ``split_factor``, which reads C++.
+        """The number or word behind a property that a class of torch defines, as ``split_factor``,
+        which reads C++.
 
         Upstream traces it in no placement that is made in the program, and strided shards' in none.
         """
@@ -94,7 +97,8 @@ def _is_torchs(cls: type) -> bool:
 
 
 def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change either.
+    """``copy.copy`` and ``copy.deepcopy``: an equal placement; a mesh itself, which cannot change
+    either.
 
     None leaves other things to upstream.
     """
@@ -105,9 +109,11 @@ def copied(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def load(tracker: Any) -> tuple[Any, bool]:
-    """Tell how the compiled function gets a placement that was made while tracing: itself, or how to make it.
+    """Tell how the compiled function gets a placement that was made while tracing: itself, or how
+    to make it.
 
-    Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new one.
+    Torch's own cannot change and are shared; a subclass may hold state, so each call makes a new
+    one.
     """
     value: Any = tracker.real
     made_by = dynamo_trackers.made_by(tracker)

@@ -74,7 +74,9 @@ def _refuse_self(group: dist.ProcessGroup, peer: int, kind: str) -> None:
 
 
 def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-    """One launch where the backend coalesces, one for each operation elsewhere; as in eager mode."""
+    """One launch where the backend coalesces, one for each operation elsewhere; as in eager
+    mode.
+    """
     first = p2p_op_list[0]
     here = member(first.group)
     if not coalesces(here, first.tensor.device):

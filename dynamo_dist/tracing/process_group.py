@@ -56,7 +56,8 @@ class BoxedGroupVariable(dynamo_trackers.ConstantTracker):
         return attributes.refuse(self.value, name)
 
     def as_proxy(self) -> Any:
-        # Torch keeps an operator's fake results by its arguments, and boxes have a hash but no equality.
+        # Torch keeps an operator's fake results by its arguments, and boxes have a hash but no
+        # equality.
         dynamo_trackers.keep_no_fake_results()
         return dynamo_trackers.constant_node(boxed, unboxed(self.value).group_name)
 
@@ -71,7 +72,9 @@ def _boxed_group_from_outside(tx: Any, value: Any, source: Any) -> Any:
 
 
 def boxed_group_patches() -> list[Patch]:
-    """List the patches that enabling makes for boxes from outside; ``group.boxed()`` is the group's own member."""
+    """List the patches that enabling makes for boxes from outside; ``group.boxed()`` is the
+    group's own member.
+    """
     return dynamo_trackers.on_values(torch.ScriptObject, is_boxed_group, _boxed_group_from_outside)
 
 
@@ -111,7 +114,8 @@ VALUE_METHODS = {
 # Methods whose result belongs to the group and lives as long -> how to hold it while tracing.
 PART_METHODS = ("_get_backend", "boxed")
 
-# c10d queries of a group, which upstream traces through the tables of c10d -> the value that they read.
+# c10d queries of a group, which upstream traces through the tables of c10d -> the value that they
+# read.
 QUERIES: Mapping[Callable[..., Any], str] = {
     dist.get_rank: "rank",
     dist.get_world_size: "size",
@@ -231,7 +235,9 @@ def _value(tracker: Any) -> Any:
 
 
 def resolve_group(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """``_resolve_process_group(name)``: the registered group, guarded to be the one of that name."""
+    """``_resolve_process_group(name)``: the registered group, guarded to be the one of that
+    name.
+    """
     if (values := dynamo_building.constants(args, kwargs)) is None:
         return None
     group = c10d.resolve_process_group(*values[0], **values[1])

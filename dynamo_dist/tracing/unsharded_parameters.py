@@ -1,6 +1,8 @@
-"""Parameters that are read whole while a wrapper's forward is traced, and stay sharded everywhere else.
+"""Parameters that are read whole while a wrapper's forward is traced, and stay sharded everywhere
+else.
 
-Nothing of the module changes: only what Dynamo is told of ``module.weight`` between the wrapper's hooks.
+Nothing of the module changes: only what Dynamo is told of ``module.weight`` between the wrapper's
+hooks.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ Place = tuple[int, str]  # id of the module that a parameter is registered in, a
 
 @dataclass(frozen=True)
 class Read:
-    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``; or as ``whole``, a tracker.
+    """How one parameter is read: the registered one, tracked by ``build(tx)``, through ``gather``;
+    or as ``whole``, a tracker.
 
-    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward. ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
+    ``key`` is the same for all places of one parameter. ``kept``: it stays whole after forward.
+    ``leaf(tx)`` tracks what takes the gradient if that is not reduced.
     """
 
     key: object
@@ -38,11 +42,14 @@ class Read:
 
 @dataclass
 class Reads:
-    """What one trace knows: the parameters that are whole now, and those gathered in each graph of it.
+    """What one trace knows: the parameters that are whole now, and those gathered in each graph of
+    it.
 
-    ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and graph.
-    ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced, outermost first; ``entered``: all that were,
-    ``outermost``: those of them that no other wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for several modules, by id, those that have run since.
+    ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and
+    graph. ``read``: keys of those that were read. ``inside``: wrappers whose forward is being
+    traced, outermost first; ``entered``: all that were, ``outermost``: those of them that no other
+    wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
+    several modules, by id, those that have run since.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)
@@ -83,14 +90,18 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class HookVersions:
-    """The hooks of modules inside a wrapper: a program may add some after the first step, which upstream does not guard."""
+    """The hooks of modules inside a wrapper: a program may add some after the first step, which
+    upstream does not guard.
+    """
 
     def __init__(self, inside: Iterable[nn.Module]) -> None:
         self._tables = [getattr(module, name) for module in inside for name in _HOOKS]
         self._seen: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def version(self) -> int:
-        """Return a number that is the same for the same hooks; the first that were seen have 0, in every process."""
+        """Return a number that is the same for the same hooks; the first that were seen have 0,
+        in every process.
+        """
         # Handles have numbers, of which torch never gives one twice.
         found = tuple([tuple(table) for table in self._tables if table])
         return self._seen.setdefault(found, len(self._seen))
@@ -167,16 +178,19 @@ def _gathered(tx: Any, read: Read) -> Any:
     return known.gathered[key]
 
 
-# A forward that holds a graph break runs in eager mode as a whole: no graph may end between its hooks. Where it launches
-# collectives it does so on all ranks; one that launches none (DDP's, in evaluation and under ``no_sync()``) is this rank's
-# own affair, and says nothing of those that launch.
+# A forward that holds a graph break runs in eager mode as a whole: no graph may end between its
+# hooks. Where it launches collectives it does so on all ranks; one that launches none (DDP's, in
+# evaluation and under ``no_sync()``) is this rank's own affair, and says nothing of those that
+# launch.
 _broken: WeakKeyDictionary[Any, set[bool]] = WeakKeyDictionary()  # by whether the forward launches
 _begun: WeakSet[Any] = WeakSet()  # whose forward a trace has entered and not left
 BROKEN = "A graph break lies inside its forward, on this rank or another."
 
 
 def is_broken(wrapper: Any, launches: bool = True) -> bool:
-    """Return whether the forward of a wrapper runs in eager mode, because of a graph break inside."""
+    """Return whether the forward of a wrapper runs in eager mode, because of a graph break
+    inside.
+    """
     return launches in _broken.get(wrapper, ())
 
 
@@ -186,13 +200,16 @@ def _mark_broken(wrapper: Any, launches: bool = True) -> None:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # with all that it calls
 def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
-    """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all ranks."""
+    """A wrapper's forward begins in eager mode: if a trace was given up inside, so it is on all
+    ranks.
+    """
     given_up = wrapper in _begun
     _begun.discard(wrapper)
     if given_up:
         _mark_broken(wrapper, launches)
-    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it traces no other either,
-    # and ranks that do would wait. Once they have chosen this is a plain eager call.
+    # Dynamo may have skipped the frame for good when a forward that launches nothing broke: it
+    # traces no other either, and ranks that do would wait. Once they have chosen this is a plain
+    # eager call.
     elif launches and is_broken(wrapper, False) and wrapper_agreement.is_open(wrapper):
         given_up = True
         _mark_broken(wrapper)
@@ -201,7 +218,9 @@ def ran_eagerly(wrapper: Any, launches: bool = True) -> None:
 
 
 def _ends(tx: Any, breaks: bool) -> bool:
-    """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to eager mode."""
+    """Keep nothing whole beyond the graph. Return whether a forward in it has to be left to
+    eager mode.
+    """
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None:
         return False
@@ -215,7 +234,9 @@ def _ends(tx: Any, breaks: bool) -> bool:
 
 
 def _hook_after_accumulation(tx: Any, tensor: Any, args: list[Any]) -> Any:
-    """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of the whole."""
+    """``register_post_accumulate_grad_hook`` of a parameter that is whole: on the gradient of
+    the whole.
+    """
     known = vars(tx.output).get("_dynamo_dist_reads")
     if known is None or not any(tensor is each for each in known.gathered.values()):
         return None

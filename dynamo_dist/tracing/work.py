@@ -1,10 +1,10 @@
 """Work in flight: its handles in traced code, and Dynamo's tracker of them.
 
-A launch is told apart from its end. ``launched`` are the results of functional collectives that nobody
-has waited for, ``outputs`` the buffers that the program passed in, and ``finish(launched, outputs)`` waits
-and copies. Traced, ``start`` is a ``WorkVariable`` whose ``wait()`` traces ``finish`` right there; a Work
-that leaves the graph is a ``GraphWork``, which calls the same function. It is made and waited for where Dynamo
-may look at every frame, so it keeps Dynamo out.
+A launch is told apart from its end. ``launched`` are the results of functional collectives that
+nobody has waited for, ``outputs`` the buffers that the program passed in, and ``finish(launched,
+outputs)`` waits and copies. Traced, ``start`` is a ``WorkVariable`` whose ``wait()`` traces
+``finish`` right there; a Work that leaves the graph is a ``GraphWork``, which calls the same
+function. It is made and waited for where Dynamo may look at every frame, so it keeps Dynamo out.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class GraphFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def wait(self) -> Any:
-        """Return the value of the collective, or of the callback. A callback runs once, at the first ask."""
+        """Return the value of the collective, or of the callback. A callback runs once, at the
+        first ask.
+        """
         if not super().done():
             self._of.wait()
             if self._callback is not None:
@@ -146,7 +148,9 @@ def only_wait(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None
 
 
 def copy_back(launched: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-    """Finish launches of one result for each buffer; shapes may differ, numbers of elements do not."""
+    """Finish launches of one result for each buffer; shapes may differ, numbers of elements do
+    not.
+    """
     for each, output in zip(launched, outputs, strict=True):
         buffer, result = plain(output), wait(each)
         buffer.copy_(result if result.shape == buffer.shape else result.view(buffer.shape))
@@ -187,7 +191,8 @@ log = logging.getLogger(__name__)
 
 _OURS = str(Path(__file__).parents[1])
 
-# What a program asks of a Work that waits and then gives True; ``exception`` and ``synchronize`` give None.
+# What a program asks of a Work that waits and then gives True; ``exception`` and ``synchronize``
+# give None.
 _GIVES_TRUE = frozenset({"wait", "is_completed", "is_success"})
 _GIVES_NONE = frozenset({"exception", "synchronize"})
 WORK_METHODS = _GIVES_TRUE | _GIVES_NONE | {"result", "get_future"}
@@ -266,7 +271,9 @@ class WorkVariable(InFlightVariable):
 
 
 class FutureVariable(InFlightVariable):
-    """The future of a Work, or of a callback on a future; a callback is traced at the first wait."""
+    """The future of a Work, or of a callback on a future; a callback is traced at the first
+    wait.
+    """
 
     members = FUTURE_METHODS
 

@@ -1,10 +1,12 @@
-"""Ranks agree, through the job's store, on one way to run a wrapper's forward: in one graph, or eagerly.
+"""Ranks agree, through the job's store, on one way to run a wrapper's forward: in one graph, or
+eagerly.
 
-Through the job's store. Who comes first waits for the others, but not for ever: after the deadline the old way is
-taken, and whoever comes later finds that said.
+Through the job's store. Who comes first waits for the others, but not for ever: after the deadline
+the old way is taken, and whoever comes later finds that said.
 
-Eager FSDP2 and DDP launch other collectives than a graph does. So before a graph that holds such a forward is first
-compiled, its ranks hear of one another through the job's store; where one of them cannot, none does.
+Eager FSDP2 and DDP launch other collectives than a graph does. So before a graph that holds such a
+forward is first compiled, its ranks hear of one another through the job's store; where one of them
+cannot, none does.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ def all_can(what: str, ranks: Sequence[int], can: bool, deadline_s: float) -> bo
 
 
 def vote(what: str, ranks: Sequence[int], can: bool, deadline_s: float, how: str = "") -> str:
-    """Return ALL if every rank of ``ranks`` can do ``what``, a text that is the same on all of them.
+    """Return ALL if every rank of ``ranks`` can do ``what``, a text that is the same on all of
+    them.
 
-    Each of them calls it once for a text. A rank that cannot ends the waiting of the others: NOT_ALL. So it is if some
-    do not come within ``deadline_s``, or the store fails. DIFFERENT if ranks that can say unlike things of ``how``.
-    Where there is one process, or nothing to wait for (``deadline_s`` 0), this one decides alone.
+    Each of them calls it once for a text. A rank that cannot ends the waiting of the others:
+    NOT_ALL. So it is if some do not come within ``deadline_s``, or the store fails. DIFFERENT if
+    ranks that can say unlike things of ``how``. Where there is one process, or nothing to wait for
+    (``deadline_s`` 0), this one decides alone.
     """
     store = c10d.job_store()
     if store is None or len(ranks) < 2 or deadline_s <= 0:
@@ -82,10 +86,11 @@ _alike: Counter[str] = Counter()
 
 
 def name(wrapper: Any, parameters: Sequence[tuple[Any, ...]], ranks: Sequence[int]) -> str:
-    """Return the name of a wrapper: by its parameters, and by how many like it this process has met before.
+    """Return the name of a wrapper: by its parameters, and by how many like it this process has met
+    before.
 
-    ``parameters`` says of each what is the same on all ranks: groups along one dimension of a mesh have names of
-    their own, and rows may be uneven.
+    ``parameters`` says of each what is the same on all ranks: groups along one dimension of a mesh
+    have names of their own, and rows may be uneven.
     """
     if wrapper not in _known:
         text = hashlib.sha256(repr(list(parameters)).encode()).hexdigest()[:16]
@@ -95,10 +100,12 @@ def name(wrapper: Any, parameters: Sequence[tuple[Any, ...]], ranks: Sequence[in
 
 
 def are_whole(wrappers: Sequence[Any], cannot: Sequence[Any]) -> list[bool]:
-    """Return of each wrapper in one graph whether its ranks run its forward whole; this one cannot those of ``cannot``.
+    """Return of each wrapper in one graph whether its ranks run its forward whole; this one cannot
+    those of ``cannot``.
 
-    Where graphs of ranks end at different places, so that they hold other wrappers, none is whole: one rank would wait for
-    votes on a wrapper while another waits for the order of a graph that ends before it.
+    Where graphs of ranks end at different places, so that they hold other wrappers, none is whole:
+    one rank would wait for votes on a wrapper while another waits for the order of a graph that
+    ends before it.
     """
     together = " ".join(_known[each].text for each in wrappers)
     found = []
@@ -117,8 +124,9 @@ def is_open(wrapper: Any) -> bool:
 def is_whole(wrapper: Any, can: bool, together: str = "") -> bool:
     """Return whether the ranks of a wrapper run its forward whole, given whether this one can.
 
-    ``together`` names the wrappers of the graph. Asks them once; a rank that could and no longer can, because of a graph break that it meets later, asks them for
-    the other way. Raises CannotFollowError where they go on as before.
+    ``together`` names the wrappers of the graph. Asks them once; a rank that could and no longer
+    can, because of a graph break that it meets later, asks them for the other way. Raises
+    CannotFollowError where they go on as before.
     """
     mine = _known[wrapper]
     if mine.whole is None:

@@ -1,4 +1,6 @@
-"""``trace_instead``: what is traced where a program calls a function that Dynamo cannot look into."""
+"""``trace_instead``: what is traced where a program calls a function that Dynamo cannot look
+into.
+"""
 
 from __future__ import annotations
 

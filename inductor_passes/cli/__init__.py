@@ -1,4 +1,6 @@
-"""Commands of ``python -m inductor_passes``: each a module with add_arguments(parser) and run(arguments)."""
+"""Commands of ``python -m inductor_passes``: each a module with add_arguments(parser) and
+run(arguments).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run(package: str, commands: Commands, argv: Sequence[str] | None) -> int:
 
 
 def print_entries(console: Console, entries: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Print headings with their lines. Headings stay on one line in any width; lines are wrapped."""
+    """Print headings with their lines. Headings stay on one line in any width; lines are
+    wrapped.
+    """
     from rich.padding import Padding
     from rich.text import Text
 

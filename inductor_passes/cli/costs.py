@@ -1,10 +1,12 @@
-"""``python -m inductor_passes costs``: measure this machine or job, or import measurements, into a topology file.
+"""``python -m inductor_passes costs``: measure this machine or job, or import measurements, into a
+topology file.
 
 Each file is the output of an NCCL-tests benchmark or a profile of torch.profiler (JSON, plain or
 gzipped). What is measured counts instead of the formulas; how far the formulas were off is printed.
 
-Alone it measures with one rank for each visible GPU, or two on a CPU. One GPU has no links: theirs come from
-``--base``, and so does everything else that is not measured; each figure's source says so.
+Alone it measures with one rank for each visible GPU, or two on a CPU. One GPU has no links: theirs
+come from ``--base``, and so does everything else that is not measured; each figure's source says
+so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""``python -m inductor_passes schedule PROBLEM.json[.gz] -o SCHEDULE.json``: solve a problem in a file."""
+"""``python -m inductor_passes schedule PROBLEM.json[.gz] -o SCHEDULE.json``: solve a problem in
+a file.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_json(problem: Problem, solution: Solution, seconds: float) -> dict[str, Any]:
-    """Return the object that ``--json`` prints. Times in microseconds, predicted by the rules of ``problem.py``."""
+    """Return the object that ``--json`` prints. Times in microseconds, predicted by the rules of
+    ``problem.py``.
+    """
     return {
         "problem": problem.name,
         "nodes": len(problem.nodes),

@@ -1,9 +1,10 @@
-"""Predict the time of a collective on its links: alpha per step, beta per byte, the best of a few algorithms.
+"""Predict the time of a collective on its links: alpha per step, beta per byte, the best of a few
+algorithms.
 
-The form is that of NCCL's own tuning model (``src/graph/tuning.cc``): for each protocol a start, a cost
-per hop and a share of the link's rate; the library takes the protocol and algorithm that is fastest for
-the message, so the prediction is the minimum. Notation: n ranks on k nodes, S bytes of payload, which
-is this rank's input; rates are per rank and direction.
+The form is that of NCCL's own tuning model (``src/graph/tuning.cc``): for each protocol a start, a
+cost per hop and a share of the link's rate; the library takes the protocol and algorithm that is
+fastest for the message, so the prediction is the minimum. Notation: n ranks on k nodes, S bytes of
+payload, which is this rank's input; rates are per rank and direction.
 
 Rank-invariant: derived from size and from the distances between ranks, never from which group of a
 mesh dimension this process is in, so all ranks of a homogeneous mesh get one answer.
@@ -43,9 +44,10 @@ class GroupShape:
 def shape_of_ranks(ranks: Sequence[int], ranks_per_node: int, world: int) -> GroupShape:
     """Place a group's global ranks on nodes of ``ranks_per_node`` consecutive ranks.
 
-    Only distances from the first rank count, as if the first rank were the first of its node. Groups
-    of a fixed stride that do not tile a node evenly, in a world of several nodes, straddle a boundary
-    somewhere: one of them is slow, and all ranks wait for it, so the shape is that of the slow one.
+    Only distances from the first rank count, as if the first rank were the first of its node.
+    Groups of a fixed stride that do not tile a node evenly, in a world of several nodes, straddle a
+    boundary somewhere: one of them is slow, and all ranks wait for it, so the shape is that of the
+    slow one.
     """
     offsets = sorted(rank - min(ranks) for rank in ranks)
     size = len(offsets)
@@ -104,9 +106,9 @@ def collective_us(
 ) -> float:
     """Predict one collective. ``kind`` as in ``collectives.kind``; payload is this rank's input.
 
-    ``one_peer`` marks an all_to_all that sends everything to one rank: a permutation. A group of one
-    rank costs the start alone. What the topology has measured counts instead of the formulas. Raises
-    ValueError for a kind without a formula.
+    ``one_peer`` marks an all_to_all that sends everything to one rank: a permutation. A group of
+    one rank costs the start alone. What the topology has measured counts instead of the formulas.
+    Raises ValueError for a kind without a formula.
     """
     kind = "permute" if one_peer else kind
     start = min(protocol.launch_us for protocol in topology.protocols)
@@ -154,7 +156,9 @@ def _plans(
 
 
 def _ring(rounds: float, traffic: float, group: GroupShape) -> _Plan:
-    """``rounds`` times around a ring. Its network hop is carried by all links of a node together."""
+    """``rounds`` times around a ring. Its network hop is carried by all links of a node
+    together.
+    """
     inter_steps = rounds * (group.nodes - 1)
     intra_steps = rounds * (group.size - 1) - inter_steps
     return _Plan(intra_steps, inter_steps, traffic, traffic / group.ranks_per_node)

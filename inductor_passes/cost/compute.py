@@ -1,24 +1,24 @@
 """Count the floating-point operations and the memory traffic of each node.
 
-Formulas are those of ``torch.utils.flop_counter`` (a user's own ``register_flop_formula`` counts too),
-evaluated on the hints of symbolic sizes. What its registry lacks or counts wrongly is here.
+Formulas are those of ``torch.utils.flop_counter`` (a user's own ``register_flop_formula`` counts
+too), evaluated on the hints of symbolic sizes. What its registry lacks or counts wrongly is here.
 
-Which values reach memory is Inductor's choice, made after our passes. The rule used here, which looks
-at the graph's edges only and never at the order of its nodes:
+Which values reach memory is Inductor's choice, made after our passes. The rule used here, which
+looks at the graph's edges only and never at the order of its nodes:
 
-- A node is *fusible* if it is pointwise (elementwise, factory, indexing) or a reduction. Its iteration
-  size is the number of elements it computes, for a reduction the number it reads.
+- A node is *fusible* if it is pointwise (elementwise, factory, indexing) or a reduction. Its
+  iteration size is the number of elements it computes, for a reduction the number it reads.
 - Its *depth* is the largest number of nodes on any path to it that end a kernel: all that are not
   fusible (matrix products, launches, waits ...) and long reductions to few elements, which Inductor
-  splits. Two fusible nodes joined by an edge share a kernel if their depths are equal, so nothing in
-  between has to run first, and their iteration sizes fit: equal, or a small operand is broadcast. A
-  value that is read in part is not fused.
-- A use in such a shared kernel reads nothing, and a value with no other use is not written. All other
-  values are written once, and read once by each kernel: readers of equal depth and size count as one
-  kernel and share the read evenly.
+  splits. Two fusible nodes joined by an edge share a kernel if their depths are equal, so nothing
+  in between has to run first, and their iteration sizes fit: equal, or a small operand is
+  broadcast. A value that is read in part is not fused.
+- A use in such a shared kernel reads nothing, and a value with no other use is not written. All
+  other values are written once, and read once by each kernel: readers of equal depth and size count
+  as one kernel and share the read evenly.
 
-Views are free, and a broadcast value is read once per distinct element. Embedding and gather read what
-they pick, not the table. A node that writes memory starts a kernel.
+Views are free, and a broadcast value is read once per distinct element. Embedding and gather read
+what they pick, not the table. A node that writes memory starts a kernel.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def is_attention(node: fx.Node) -> bool:
 
 
 def op_name(node: fx.Node) -> str:
-    """``mm``, ``convolution_backward``, ``flex_attention`` ...; "" where the node calls no operator."""
+    """``mm``, ``convolution_backward``, ``flex_attention`` ...; "" where the node calls no
+    operator.
+    """
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return str(target._opname)
@@ -109,7 +111,9 @@ def concrete(value: Any) -> Any:
 
 
 def _causal_share(node: fx.Node) -> float:
-    """Part of the score matrix that a causal kernel computes: row i sees the first i + 1 columns."""
+    """Part of the score matrix that a causal kernel computes: row i sees the first i + 1
+    columns.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return 1.0
@@ -143,7 +147,8 @@ def _mm(a: torch.Tensor, b: torch.Tensor, *_: object, **__: object) -> int:
 
 
 def product_shape(node: fx.Node) -> tuple[int, int, int, int] | None:
-    """Batch, m, k and n of [m, k] x [k, n] for mm, addmm, bmm and baddbmm; None for every other node.
+    """Batch, m, k and n of [m, k] x [k, n] for mm, addmm, bmm and baddbmm; None for every other
+    node.
 
     Almost all products of a graph, so read without meta tensors.
     """
@@ -242,8 +247,9 @@ class Traffic(NamedTuple):
 class Accesses(NamedTuple):
     """The traffic of one node, value by value.
 
-    ``reads``: bytes read of each value, views resolved. ``writes``: bytes written of the node's value or of
-    its parts, under the node that stands for them; under None, what it writes of its inputs.
+    ``reads``: bytes read of each value, views resolved. ``writes``: bytes written of the node's
+    value or of its parts, under the node that stands for them; under None, what it writes of its
+    inputs.
     """
 
     reads: dict[fx.Node, float]
@@ -252,7 +258,9 @@ class Accesses(NamedTuple):
 
 
 def graph_traffic(graph: fx.Graph) -> dict[fx.Node, Traffic]:
-    """Traffic of every node. Linear in nodes and edges; does not depend on the order of the nodes."""
+    """Traffic of every node. Linear in nodes and edges; does not depend on the order of the
+    nodes.
+    """
     return {
         node: Traffic(
             sum(found.reads.values(), 0.0), sum(found.writes.values(), 0.0), found.starts_kernel

@@ -1,14 +1,15 @@
 """Import measurements made elsewhere: profiles of ``torch.profiler`` and output of NCCL-tests.
 
-Collectives are NCCL's kernels, whose metadata name group, dtype and elements; or gloo's spans, from when one of its threads
-begins until it has the result, in a job of one group: they do not name theirs. Products are kernels that
-``aten::mm`` and its kin started, if the profile recorded shapes; where no kernel runs on a device at all, the
-operators themselves, timed on the CPU. Of equal ones the shortest counts: an NCCL kernel lasts longer where it
-waits for a rank that is late, and no run is shorter than the work.
+Collectives are NCCL's kernels, whose metadata name group, dtype and elements; or gloo's spans, from
+when one of its threads begins until it has the result, in a job of one group: they do not name
+theirs. Products are kernels that ``aten::mm`` and its kin started, if the profile recorded shapes;
+where no kernel runs on a device at all, the operators themselves, timed on the CPU. Of equal ones
+the shortest counts: an NCCL kernel lasts longer where it waits for a rank that is late, and no run
+is shorter than the work.
 
-Columns are found by the names in the table's head, which differ between versions. The time out of place
-is taken, as compiled code calls collectives. The first column counts what the benchmark calls the size:
-of an all-gather and a gather that is the gathered bytes, of all others one rank's input.
+Columns are found by the names in the table's head, which differ between versions. The time out of
+place is taken, as compiled code calls collectives. The first column counts what the benchmark calls
+the size: of an all-gather and a gather that is the gathered bytes, of all others one rank's input.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ GroupKey = tuple[str, int, int]  # kind, ranks, nodes
 
 @dataclass(slots=True)
 class Measurements:
-    """Microseconds by what was measured. ``collectives``: (kind, ranks, nodes) -> payload in bytes -> us.
+    """Microseconds by what was measured. ``collectives``: (kind, ranks, nodes) -> payload in bytes
+    -> us.
 
     A payload is one rank's input. ``products``: dtype -> (batch, m, k, n) -> us.
     """
@@ -57,7 +59,9 @@ def medians(samples: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def add_to(content: dict[str, Any], found: Measurements) -> None:
-    """Put measurements into a topology file's content; a point that is there already is replaced."""
+    """Put measurements into a topology file's content; a point that is there already is
+    replaced.
+    """
     measured = content["links"].setdefault("measured", [])
     for (kind, ranks, nodes), by_payload in found.collectives.items():
         entry = _entry(measured, {"kind": kind, "ranks": ranks, "nodes": nodes}, found.source)
@@ -84,7 +88,9 @@ def _entry(entries: list[dict[str, Any]], key: dict[str, Any], source: str) -> d
 
 
 def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
-    """Return how far a topology's predictions were from each table, in percent of what was measured."""
+    """Return how far a topology's predictions were from each table, in percent of what was
+    measured.
+    """
     rows = []
     machine = Machine(base)
     for (kind, ranks, nodes), times in found.collectives.items():
@@ -98,7 +104,9 @@ def errors_of(found: Measurements, base: Topology) -> list[dict[str, Any]]:
 
 
 def product_us(topology: Topology, dtype: str, shape: Product) -> float:
-    """Return the microseconds of one product, by formulas or by what was measured; its result has its inputs' dtype."""
+    """Return the microseconds of one product, by formulas or by what was measured; its result
+    has its inputs' dtype.
+    """
     b, m, k, n = shape
     size = 1 if dtype == "float8" else getattr(torch, dtype).itemsize
     return Machine(topology).product_us(dtype, shape, b * (m * k + k * n + m * n) * size)
@@ -155,9 +163,9 @@ def parse_nccl_tests(
 ) -> Measurements:
     """Read one output, of one benchmark on one set of ranks.
 
-    ``kind`` is a benchmark's name without ``_perf``; without it the output must name it, as versions from
-    2.18 do, or the file's name. ``ranks`` and ``nodes`` override what the output says. Raises
-    TopologyError where one of them is not to be found, or a row cannot be read.
+    ``kind`` is a benchmark's name without ``_perf``; without it the output must name it, as
+    versions from 2.18 do, or the file's name. ``ranks`` and ``nodes`` override what the output
+    says. Raises TopologyError where one of them is not to be found, or a row cannot be read.
     """
     if len(text) > _MOST_CHARACTERS:
         raise TopologyError(
@@ -334,7 +342,9 @@ def parse_profile(trace: Any, file: str, *, ranks_per_node: int) -> Measurements
 
 
 def _read_events(all_events: Sequence[Any], file: str) -> list[Event]:
-    """Kernels, gloo's spans, and the operators that multiply: what else a profile holds is nobody's business here."""
+    """Kernels, gloo's spans, and the operators that multiply: what else a profile holds is
+    nobody's business here.
+    """
     events = []
     for at, event in enumerate(all_events):
         if not isinstance(event, dict) or event.get("ph") != "X":
@@ -401,7 +411,9 @@ def _of_gloo(
 
 
 def _is_uneven(args: Event, size: int) -> bool:
-    """Return whether ranks exchange different shares: the time is not one of the payload alone then."""
+    """Return whether ranks exchange different shares: the time is not one of the payload alone
+    then.
+    """
     for key in ("In split size", "Out split size"):
         shares = _numbers(args.get(key))
         if len(set(shares)) > 1 or (shares and len(shares) < size):

@@ -1,8 +1,8 @@
 """Turn work into microseconds on one machine: the one place where that is done.
 
-The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for operations on
-shards, the fusions for what they would put in a graph: each knows its work in bytes, operations
-and payloads, and all get the same answer for the same work.
+The scheduler and the simulator ask for the nodes of a graph (``roofline.py``), the planner for
+operations on shards, the fusions for what they would put in a graph: each knows its work in bytes,
+operations and payloads, and all get the same answer for the same work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from inductor_passes.torch_compat.nodes import size_hint
 
 
 class Machine:
-    """Times on the devices and links of a topology. All sizes are of one rank, all times in microseconds."""
+    """Times on the devices and links of a topology. All sizes are of one rank, all times in
+    microseconds.
+    """
 
     __slots__ = ("topology",)
 
@@ -50,7 +52,9 @@ class Machine:
 
     @property
     def reduce_scatter_rounds(self) -> float:
-        """Rounds that the library takes for a reduce_scatter: 1, or more where it is done by other means."""
+        """Rounds that the library takes for a reduce_scatter: 1, or more where it is done by
+        other means.
+        """
         return self.topology.reduce_scatter_rounds
 
     @property
@@ -71,10 +75,12 @@ class Machine:
         attention: bool = False,
         starts: bool = True,
     ) -> float:
-        """The longer of memory traffic and arithmetic, and the start of the kernel if one ``starts`` here.
+        """The longer of memory traffic and arithmetic, and the start of the kernel if one
+        ``starts`` here.
 
-        operations: floating-point, multiplications and additions counted apart. dtype: what they are done in.
-        attention: of a fused attention kernel, which reaches a share of the peak of its own.
+        operations: floating-point, multiplications and additions counted apart. dtype: what they
+        are done in. attention: of a fused attention kernel, which reaches a share of the peak of
+        its own.
         """
         us = self.memory_us(moved_bytes)
         if operations:
@@ -103,10 +109,11 @@ class Machine:
         *,
         one_peer: bool = False,
     ) -> float:
-        """Link time of one call: one collective, or several that are coalesced and run one after another.
+        """Link time of one call: one collective, or several that are coalesced and run one after
+        another.
 
-        payload_bytes: this rank's input of each; each but the first may save (a part of) the library's start.
-        Raises ValueError for a kind without a formula.
+        payload_bytes: this rank's input of each; each but the first may save (a part of) the
+        library's start. Raises ValueError for a kind without a formula.
         """
         topology = self.topology
         times = [
@@ -125,11 +132,11 @@ def node_us(
 ) -> float:
     """Predict the link time of a launch or of a blocking collective, for the payloads given.
 
-    ``payload_bytes`` holds bytes of this rank's input: one, or one for each launch of a coalesced call.
-    They run one after another; each but the first may save (a part of) the library's start.
+    ``payload_bytes`` holds bytes of this rank's input: one, or one for each launch of a coalesced
+    call. They run one after another; each but the first may save (a part of) the library's start.
 
-    ``shapes`` remembers groups by name between calls: a group can have thousands of ranks, and a graph
-    thousands of launches on it. Raises ValueError for a node that is no collective.
+    ``shapes`` remembers groups by name between calls: a group can have thousands of ranks, and a
+    graph thousands of launches on it. Raises ValueError for a node that is no collective.
     """
     name = kind(launch) if role(launch) == "launch" else blocking_kind(launch)
     if not name:

@@ -1,4 +1,5 @@
-"""Measure one device: matrix products, attention, copies, the start of a kernel, and kernels beside a collective.
+"""Measure one device: matrix products, attention, copies, the start of a kernel, and kernels beside
+a collective.
 
 How often a call is repeated depends on how long it takes, and so on a clock; ranks that repeated a
 collective unequally often would hang. The ranks therefore agree on every count before they use it.
@@ -23,15 +24,16 @@ Timed = Callable[[], object]
 WARM_UP = 2
 LEAST_SAMPLES, MOST_SAMPLES = 5, 60
 MOST_CALLS = 200
-# More than the second-level cache of any GPU; and writing it takes longer than the host needs for a launch.
+# More than the second-level cache of any GPU; and writing it takes longer than the host needs for a
+# launch.
 FLUSH_BYTES = 1 << 30
 
 
 class Clock(Protocol):
     """Clock of one kind of device.
 
-    ``sample_us``: a sample repeats a shorter call until it lasts about so long. ``across``: what the ranks of
-    a group make of their times of one collective.
+    ``sample_us``: a sample repeats a shorter call until it lasts about so long. ``across``: what
+    the ranks of a group make of their times of one collective.
     """
 
     device: torch.device
@@ -73,8 +75,8 @@ class CpuClock:
 class CudaClock:
     """CUDA events around one call. The median counts.
 
-    Before each sample the cache is flushed; while that runs, the host queues the events and the call between
-    them, so that its own pace does not count.
+    Before each sample the cache is flushed; while that runs, the host queues the events and the
+    call between them, so that its own pace does not count.
     """
 
     sample_us = 0.0
@@ -107,7 +109,8 @@ def typical_us(
 ) -> float:
     """Microseconds of ``call`` on the slowest rank of the job, measured within about ``budget_us``.
 
-    ``group``: the call is a collective on it. At least ``LEAST_SAMPLES`` are taken, however long they take.
+    ``group``: the call is a collective on it. At least ``LEAST_SAMPLES`` are taken, however long
+    they take.
     """
     for _ in range(WARM_UP):
         call()
@@ -122,7 +125,9 @@ def typical_us(
 
 
 def repeated(call: Timed, times: int, device: torch.device) -> Timed:
-    """A call that does ``call`` many times; on a GPU as one CUDA graph, so that the host's pace does not count."""
+    """A call that does ``call`` many times; on a GPU as one CUDA graph, so that the host's pace
+    does not count.
+    """
     if device.type == "cuda":
         call()
         torch.cuda.synchronize(device)
@@ -180,9 +185,9 @@ def measure_stretch(
 ) -> float:
     """Measure how many times as long kernels take while a collective is on its way; at least 1.
 
-    ``points``: microseconds of the collective by payload. ``launch_of`` gives, for a payload, what launches
-    it. Products that take about as long as the collective are timed alone and beside it. Every rank of the
-    job calls this, with equal arguments.
+    ``points``: microseconds of the collective by payload. ``launch_of`` gives, for a payload, what
+    launches it. Products that take about as long as the collective are timed alone and beside it.
+    Every rank of the job calls this, with equal arguments.
     """
     payload = max((p for p, us in points.items() if us <= LONGEST_US), default=min(points))
     launch = launch_of(payload)
@@ -221,7 +226,8 @@ def stretch_of(alone_us: float, collective_us: float, both_us: float) -> float:
 
 Note = Callable[[str], None]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "float8")
-# Batch, m, k, n: cubes, and what stands in models: few rows, wide and narrow, and a batch of small ones.
+# Batch, m, k, n: cubes, and what stands in models: few rows, wide and narrow, and a batch of small
+# ones.
 PRODUCTS: tuple[Product, ...] = (
     (1, 64, 64, 64),
     (1, 128, 128, 128),
@@ -284,9 +290,9 @@ def measure_device(
 ) -> DeviceTimes:
     """Measure one device; where a job is initialised, all ranks at once, as they compute in it.
 
-    ``seconds``, in all, are shared by dtypes and shapes; a product that would take more than its share is
-    left out, and so is a dtype that the device does not multiply. ``note`` is told of each part, before it
-    is measured.
+    ``seconds``, in all, are shared by dtypes and shapes; a product that would take more than its
+    share is left out, and so is a dtype that the device does not multiply. ``note`` is told of each
+    part, before it is measured.
     """
     on_gpu = clock.device.type == "cuda"
     shapes = CUDA_PRODUCTS if on_gpu else PRODUCTS
@@ -339,7 +345,9 @@ def _products(
 
 
 def _product(dtype: str, shape: Product, device: torch.device) -> Callable[[], object] | None:
-    """A product to time; None where the device has none of that dtype, or none of that shape in it."""
+    """A product to time; None where the device has none of that dtype, or none of that shape in
+    it.
+    """
     b, m, k, n = shape
     try:
         if dtype == "float8":
@@ -361,7 +369,9 @@ def _product(dtype: str, shape: Product, device: torch.device) -> Callable[[], o
 
 
 def _product_float8(b: int, m: int, k: int, n: int, device: torch.device) -> Callable[[], object]:
-    """A product of 8-bit floats, which is not batched and wants the right matrix column by column."""
+    """A product of 8-bit floats, which is not batched and wants the right matrix column by
+    column.
+    """
     if b != 1 or device.type != "cuda":
         raise ValueError(
             "8-bit floats are multiplied two matrices at a time, and on a CPU by emulation"

@@ -40,7 +40,9 @@ class Layout:
 
     @classmethod
     def of(cls, hosts: Sequence[str]) -> Layout:
-        """The layout of ranks on the hosts named. Raises CalibrationError for one that no topology has."""
+        """The layout of ranks on the hosts named. Raises CalibrationError for one that no
+        topology has.
+        """
         names = list(dict.fromkeys(hosts))
         per_node = len(hosts) // len(names)
         if list(hosts) != [name for name in names for _ in range(per_node)]:
@@ -53,10 +55,11 @@ class Layout:
         return cls(len(hosts), len(names))
 
     def groups_of(self, rank: int) -> dict[GroupShape, list[int]]:
-        """Shape and global ranks of each group that ``rank`` measures in; the same shapes on every rank.
+        """Shape and global ranks of each group that ``rank`` measures in; the same shapes on every
+        rank.
 
-        Within a host those of two ranks, four and so on, and all; across hosts one rank of each, and all.
-        All ranks of the job come last.
+        Within a host those of two ranks, four and so on, and all; across hosts one rank of each,
+        and all. All ranks of the job come last.
         """
         found: dict[GroupShape, list[int]] = {}
         size = 2
@@ -105,8 +108,8 @@ Points = dict[int, float]
 class LinkTimes:
     """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time.
 
-    ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not measured.
-    ``launching_us``: on a CPU, processor time that a launch takes of what computes.
+    ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not
+    measured. ``launching_us``: on a CPU, processor time that a launch takes of what computes.
     """
 
     layout: Layout
@@ -126,12 +129,14 @@ def measure_links(
     payloads: Iterable[int] = (),
     note: Note = lambda text: None,
 ) -> LinkTimes:
-    """Measure the links between the ranks of an initialised job. Every rank calls it, with equal arguments.
+    """Measure the links between the ranks of an initialised job. Every rank calls it, with equal
+    arguments.
 
-    Groups of one shape are measured all at once, as a job uses them. A launch and its wait are those that
-    compiled code makes. ``seconds``, in all, are shared by ``kinds``, shapes and ``payloads``: where a large
-    payload would take more than its share, it is left out. ``note`` is told of each table, before it is
-    measured. No group stays behind. The first kind on all ranks is what kernels are slowed by.
+    Groups of one shape are measured all at once, as a job uses them. A launch and its wait are
+    those that compiled code makes. ``seconds``, in all, are shared by ``kinds``, shapes and
+    ``payloads``: where a large payload would take more than its share, it is left out. ``note`` is
+    told of each table, before it is measured. No group stays behind. The first kind on all ranks is
+    what kernels are slowed by.
     """
     found = LinkTimes(layout, clock.device.type, clock.how)
     sizes = sorted(payloads) or (CUDA_PAYLOADS if clock.device.type == "cuda" else PAYLOADS)
@@ -157,7 +162,8 @@ def _launching_us(
 ) -> float:
     """Processor time of the smallest collective, on the slowest rank.
 
-    The library's threads count too, unless the host has a second core for each thread that computes.
+    The library's threads count too, unless the host has a second core for each thread that
+    computes.
     """
     cores = os.cpu_count() or 1
     spare = cores >= 2 * torch.get_num_threads() * layout.per_node
@@ -196,7 +202,9 @@ def _table(
 
 
 def _elements(kind: str, size: int, ranks: int) -> int:
-    """Elements of one rank's input, which is shared out evenly where the collective shares it out."""
+    """Elements of one rank's input, which is shared out evenly where the collective shares it
+    out.
+    """
     parts = ranks if kind in ("reduce_scatter", "all_to_all") else 1
     return max(1, size // _ITEM // parts) * parts
 
@@ -218,7 +226,9 @@ def _call(kind: str, mine: torch.Tensor, group: dist.ProcessGroup) -> Callable[[
 
 
 def launch_of(kind: str, mine: torch.Tensor, name: str, ranks: int) -> Callable[[], torch.Tensor]:
-    """What launches a collective of this input over the group of that name and as many ranks, and returns what to wait for."""
+    """What launches a collective of this input over the group of that name and as many ranks,
+    and returns what to wait for.
+    """
     ops = torch.ops._c10d_functional
     share = [mine.numel() // ranks] * ranks
     launch: dict[str, Callable[[], torch.Tensor]] = {

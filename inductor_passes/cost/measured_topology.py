@@ -1,7 +1,8 @@
 """Make a topology's content of measurements, on the ranks of a job; what was not measured says so.
 
-The formulas are those of ``alpha_beta.py``, solved for a link's start, step and rate: a ring of n ranks takes
-n - 1 steps for a gather and twice as many for an all-reduce, and its gather moves n - 1 payloads.
+The formulas are those of ``alpha_beta.py``, solved for a link's start, step and rate: a ring of n
+ranks takes n - 1 steps for a gather and twice as many for an all-reduce, and its gather moves n - 1
+payloads.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ def all_reduce_within_node(times: LinkTimes) -> ReduceFit | None:
 def across_nodes(times: LinkTimes, start_us: float | None = None) -> LinkFit | None:
     """The link between hosts; None where there is one host.
 
-    Its rate is that of one rank's link, as ranks of a node share the traffic of a ring. ``start_us``: the
-    start within a host, where that was measured; the steps take what is left then.
+    Its rate is that of one rank's link, as ranks of a node share the traffic of a ring.
+    ``start_us``: the start within a host, where that was measured; the steps take what is left
+    then.
     """
     layout = times.layout
     if layout.nodes < 2:
@@ -90,7 +92,9 @@ def across_nodes(times: LinkTimes, start_us: float | None = None) -> LinkFit | N
 
 
 def _start_and_step(times: LinkTimes, shape: GroupShape) -> tuple[float, float]:
-    """Return start and step by the smallest gather and all-reduce, kept within what noise could have turned around."""
+    """Return start and step by the smallest gather and all-reduce, kept within what noise could
+    have turned around.
+    """
     gather, reduce = (times.tables[kind, shape] for kind in ("all_gather", "all_reduce"))
     small, steps = gather[min(gather)], shape.size - 1
     hops = min(max(reduce[min(reduce)] - small, 0.1 * small), 0.9 * small)
@@ -112,8 +116,8 @@ def topology_of(
 ) -> dict[str, Any]:
     """The content of a topology file, without tables: ``tables_of`` has these, for ``add_to``.
 
-    ``base``: the topology, by name or path, that what was not measured is taken from. ``where``: the machine
-    and when, for every source. Raises TopologyError if there is no ``base``.
+    ``base``: the topology, by name or path, that what was not measured is taken from. ``where``:
+    the machine and when, for every source. Raises TopologyError if there is no ``base``.
     """
     content: dict[str, Any] = json.loads(topology_text(base))
     _borrow(content, f"not measured here, taken from topology {content['name']!r}: ")
@@ -193,7 +197,8 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
     if outside is not None or times.device_type != "cpu":
         source = f"{how}: ranks that share a host"
         content["ranks_per_node"] = _figure(layout.per_node, source)
-    # Of the ways in which the base drives a link, the one that reaches most stands in for what is not measured.
+    # Of the ways in which the base drives a link, the one that reaches most stands in for what is
+    # not measured.
     borrowed = max(section["protocols"], key=lambda p: p["inter_node"]["bandwidth_share"]["value"])
     protocol = {**borrowed, "name": "measured"}
     for fit, node, rate in (
@@ -230,7 +235,9 @@ def _set_links(content: dict[str, Any], times: LinkTimes, how: str) -> None:
 
 
 def _drop(section: dict[str, Any], name: str, is_measured: Callable[[Any], bool]) -> None:
-    """Drop the base's tables of what was measured; no table at all where none is left, as a file may not be empty."""
+    """Drop the base's tables of what was measured; no table at all where none is left, as a file
+    may not be empty.
+    """
     kept = [entry for entry in section.pop(name, []) if not is_measured(entry)]
     if kept:
         section[name] = kept
@@ -246,12 +253,16 @@ SAID_WHY = 1  # exit code of a rank that has printed its error
 
 
 def is_launched() -> bool:
-    """Return whether torchrun, or another launcher with its variables, has started this process as one rank."""
+    """Return whether torchrun, or another launcher with its variables, has started this process
+    as one rank.
+    """
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def chosen_device(name: str | None) -> str:
-    """``cpu`` or ``cuda``: what was asked for, else what there is. Raises CalibrationError without CUDA."""
+    """``cpu`` or ``cuda``: what was asked for, else what there is. Raises CalibrationError
+    without CUDA.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         built = torch.version.cuda or "none: it was built for the CPU"
         raise CalibrationError(
@@ -263,7 +274,9 @@ def chosen_device(name: str | None) -> str:
 
 
 def rank_count(device_type: str, wanted: int | None) -> int:
-    """Return how many ranks start here: one per GPU, or two on a CPU. Raises CalibrationError for more than GPUs."""
+    """Return how many ranks start here: one per GPU, or two on a CPU. Raises CalibrationError
+    for more than GPUs.
+    """
     if device_type == "cpu":
         return wanted or CPU_RANKS
     there = torch.cuda.device_count()
@@ -317,10 +330,11 @@ def inside_job(
     ranks: int = -1,
     init_method: str = "env://",
 ) -> Iterator[None]:
-    """This process as a rank of the job, by the launcher's variables or those given; left afterwards.
+    """This process as a rank of the job, by the launcher's variables or those given; left
+    afterwards.
 
-    Raises CalibrationError without NCCL, where a host has fewer GPUs than ranks, where a rank does not come
-    within ``timeout_s``, and where one is lost later.
+    Raises CalibrationError without NCCL, where a host has fewer GPUs than ranks, where a rank does
+    not come within ``timeout_s``, and where one is lost later.
     """
     backend = "gloo"
     if device_type == "cuda":
@@ -360,7 +374,9 @@ def inside_job(
 
 
 def local_rank(rank: int = -1) -> int:
-    """This process's number on its host, which is that of its GPU; ``rank`` where no launcher has said it."""
+    """This process's number on its host, which is that of its GPU; ``rank`` where no launcher
+    has said it.
+    """
     return int(os.environ.get("LOCAL_RANK", max(rank, 0)))
 
 

@@ -1,4 +1,6 @@
-"""The interface of cost models, and the one that is used: a roofline for compute, alpha-beta for links."""
+"""The interface of cost models, and the one that is used: a roofline for compute, alpha-beta for
+links.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ PREDICTED_US = "inductor_passes_predicted_us"
 class CostModel(Protocol):
     """Predicted durations in microseconds for the nodes of one post-grad graph.
 
-    Every rank of a program must get the same answers, or ranks schedule differently and hang: a model
-    may read shapes, dtypes, the topology file, and the size and stride of a group; never this process's
-    own rank, a clock or a benchmark. Predictions are made before launches are pinned in place.
+    Every rank of a program must get the same answers, or ranks schedule differently and hang: a
+    model may read shapes, dtypes, the topology file, and the size and stride of a group; never this
+    process's own rank, a clock or a benchmark. Predictions are made before launches are pinned in
+    place.
     """
 
     @property
@@ -42,7 +45,9 @@ class CostModel(Protocol):
         """Time that one collective holds its channel, from its start until its result is there."""
 
     def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
-        """The same for a launch like this one with other payloads; several are one coalesced call."""
+        """The same for a launch like this one with other payloads; several are one coalesced
+        call.
+        """
 
     @property
     def copy_bytes_per_us(self) -> float:
@@ -57,18 +62,20 @@ class CostModel(Protocol):
 
 
 def launching_us(cost: CostModel) -> float:
-    """Processor time that each launch takes of what computes; 0 where a model has no such figure."""
+    """Processor time that each launch takes of what computes; 0 where a model has no such
+    figure.
+    """
     return float(getattr(cost, "launching_us", 0.0))
 
 
 class TopologyCostModel:
     """Predicts microseconds on one topology. Implements ``CostModel``.
 
-    A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a kernel
-    where one starts there (``traffic.py`` says where). A matrix product that the topology has measured
-    takes what was measured, and others of its dtype what products of as many operations did: so tile and
-    wave effects of small ones are seen where there are measurements, and nowhere else. A kernel
-    beside a collective takes as many times as long as the topology says.
+    A compute node takes the longer of its arithmetic and its memory traffic, plus the start of a
+    kernel where one starts there (``traffic.py`` says where). A matrix product that the topology
+    has measured takes what was measured, and others of its dtype what products of as many
+    operations did: so tile and wave effects of small ones are seen where there are measurements,
+    and nowhere else. A kernel beside a collective takes as many times as long as the topology says.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -83,8 +90,8 @@ class TopologyCostModel:
         return self.topology.name
 
     def __reduce__(self) -> tuple[type[TopologyCostModel], tuple[Any, ...]]:
-        # Inductor copies and pickles its configuration, which may hold a pass that holds a model; what
-        # was analysed belongs to a graph of this process and stays behind.
+        # Inductor copies and pickles its configuration, which may hold a pass that holds a model;
+        # what was analysed belongs to a graph of this process and stays behind.
         return type(self), (self.topology,)
 
     def __repr__(self) -> str:
@@ -112,7 +119,9 @@ class TopologyCostModel:
         return self.link_us(launch, payloads(launch))
 
     def link_us(self, launch: fx.Node, payload_bytes: Sequence[float]) -> float:
-        """Link time of a launch like this one with other payloads; several are one coalesced call."""
+        """Link time of a launch like this one with other payloads; several are one coalesced
+        call.
+        """
         return node_us(launch, self.machine, self._shapes, payload_bytes)
 
     @property
@@ -170,7 +179,8 @@ class _Analysis:
             self.us[node] = _compute_us(node, traffic, machine) if busy else 0.0
 
     def holds_for(self, node: fx.Node) -> bool:
-        # Not a proof that nothing has changed, but cheap; a change far away moves the estimate little.
+        # Not a proof that nothing has changed, but cheap; a change far away moves the estimate
+        # little.
         if self._graph is not node.graph or self._length != len(self._graph.nodes):
             return False
         return self._args.get(node) is node.args and self._users[node] == len(node.users)

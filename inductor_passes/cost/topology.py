@@ -1,4 +1,5 @@
-"""A machine as the cost model sees it: rates of a device and of links between devices, from a checked file.
+"""A machine as the cost model sees it: rates of a device and of links between devices, from a
+checked file.
 
 A file is one object::
 
@@ -17,16 +18,17 @@ A file is one object::
                "measured": [{"kind": "all_gather", "ranks": 8, "nodes": 1, "source": "...",
                              "points": [[PAYLOAD_BYTES, MICROSECONDS], ...]}, ...]}}
 
-where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``, ``launching_us``,
-``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and both lists of what was measured may be left out. A payload is one rank's
-input. ``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import``
-adds measurements to one.
+where FIGURE is ``{"value": NUMBER, "source": "where the number is from"}``; ``compute_stretch``,
+``launching_us``, ``all_reduce_in_node``, ``coalesced_start_share``, ``reduce_scatter_rounds`` and
+both lists of what was measured may be left out. A payload is one rank's input.
+``data/cpu-gloo.json`` is a short one to start from; ``python -m inductor_passes costs import`` adds
+measurements to one.
 
-Times of one kind never fall as work grows: where a larger message or product was seen to take less, the
-smaller one can as well, since whatever else runs on a machine only ever adds time.
+Times of one kind never fall as work grows: where a larger message or product was seen to take less,
+the smaller one can as well, since whatever else runs on a machine only ever adds time.
 
-Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a file
-is in ``file.py``. Nothing here is measured at run time.
+Figures come from JSON files under ``data/`` or from a file of the user's own; the form of such a
+file is in ``file.py``. Nothing here is measured at run time.
 """
 
 from __future__ import annotations
@@ -153,7 +155,9 @@ class MeasuredCollective:
     points: tuple[tuple[float, float], ...]
 
     def us(self, payload_bytes: float) -> float:
-        """Time of one launch: linear between points, the first below them, the last rate beyond them."""
+        """Time of one launch: linear between points, the first below them, the last rate beyond
+        them.
+        """
         return interpolate(self.points, payload_bytes)
 
 
@@ -161,8 +165,8 @@ class MeasuredCollective:
 class MeasuredProducts:
     """Matrix products of one dtype.
 
-    ``points``: batch, m, k and n of [m, k] x [k, n], and microseconds, sorted. ``curve``: operations and
-    microseconds of the best product of that many operations, by operations.
+    ``points``: batch, m, k and n of [m, k] x [k, n], and microseconds, sorted. ``curve``:
+    operations and microseconds of the best product of that many operations, by operations.
     """
 
     dtype: str
@@ -187,7 +191,9 @@ class MeasuredProducts:
 
 
 def rising(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Points by size, one of each size, times made to never fall: each is the least from there on."""
+    """Points by size, one of each size, times made to never fall: each is the least from there
+    on.
+    """
     found: list[tuple[float, float]] = []
     least = math.inf
     for size, us in sorted(points, reverse=True):
@@ -218,7 +224,9 @@ _registered: dict[str, Path] = {}
 
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
-    """Matrix products of one dtype: the vendor's dense peak, and the share of it that is reached."""
+    """Matrix products of one dtype: the vendor's dense peak, and the share of it that is
+    reached.
+    """
 
     peak_tflops: float
     efficiency: float
@@ -246,7 +254,8 @@ class LinkProtocol:
 
 @dataclass(frozen=True, slots=True)
 class NodeAllReduce:
-    """An all-reduce within one node that is no ring: a start, then the payload at a rate of its own.
+    """An all-reduce within one node that is no ring: a start, then the payload at a rate of its
+    own.
 
     NVLink SHARP, where the switch adds up; or an algorithm of the library's own.
     """
@@ -259,14 +268,15 @@ class NodeAllReduce:
 class Topology:
     """Rates of one device and its links. GB/s is 1e9 bytes a second, per device and direction.
 
-    ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``, ``int8``;
-    ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its start that each
-    launch but the first saves in a coalesced call; 0 where such a call runs one after another.
-    ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops what is not this rank's.
-    ``launching_us``: processor time that a launch takes of what computes; 0 where a device computes and the host runs ahead of it.
-    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1 unless measured.
-    ``collectives`` and ``products`` were measured, and count instead of the formulas. ``sources`` maps each
-    figure's path to where it is from.
+    ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``,
+    ``int8``; ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its
+    start that each launch but the first saves in a coalesced call; 0 where such a call runs one
+    after another. ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops
+    what is not this rank's. ``launching_us``: processor time that a launch takes of what computes;
+    0 where a device computes and the host runs ahead of it. ``compute_stretch``: how many times as
+    long a kernel takes while a collective is on its way; 1 unless measured. ``collectives`` and
+    ``products`` were measured, and count instead of the formulas. ``sources`` maps each figure's
+    path to where it is from.
     """
 
     name: str
@@ -294,12 +304,15 @@ class Topology:
         return rates.get(key, rates[_FALLBACK_DTYPE])
 
     def measured_collective(self, kind: str, ranks: int, nodes: int) -> MeasuredCollective | None:
-        """Return the measurements of one kind of collective on groups of one shape, if there are any."""
+        """Return the measurements of one kind of collective on groups of one shape, if there are
+        any.
+        """
         wanted = (kind, ranks, nodes)
         return next((c for c in self.collectives if (c.kind, c.ranks, c.nodes) == wanted), None)
 
     def measured_product_us(self, dtype_name: str, shape: Product, us: float) -> float | None:
-        """Time of a matrix product by what was measured of its dtype, the start of its kernel included.
+        """Time of a matrix product by what was measured of its dtype, the start of its kernel
+        included.
 
         ``us``: what its memory traffic takes, the least for a product of another shape. None where
         nothing was measured of its dtype.
@@ -352,8 +365,9 @@ def forget_topologies(but: Sequence[str] = ()) -> None:
 def default_topology(device_type: str) -> str:
     """The topology taken when the user names none.
 
-    By device type alone: a look at the device at hand could differ between ranks, and ranks that plan
-    for different machines plan differently. ``cuda`` gives ``h100x8``, everything else ``cpu-gloo``.
+    By device type alone: a look at the device at hand could differ between ranks, and ranks that
+    plan for different machines plan differently. ``cuda`` gives ``h100x8``, everything else
+    ``cpu-gloo``.
     """
     return _DEFAULTS.get(device_type, "cpu-gloo")
 
@@ -361,8 +375,8 @@ def default_topology(device_type: str) -> str:
 def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
     """Read a shipped or registered topology by name, or a JSON file by path.
 
-    Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field, has
-    a key that we do not know, or a figure that is no positive number.
+    Raises TopologyError if there is no such name or file, or the file is not JSON, lacks a field,
+    has a key that we do not know, or a figure that is no positive number.
     """
     file = os.fspath(name_or_path)
     return built(topology_text(file), file, is_known_good=file in shipped_topologies())
@@ -370,7 +384,9 @@ def load_topology(name_or_path: str | os.PathLike[str]) -> Topology:
 
 @functools.lru_cache(maxsize=32)
 def built(content: str, file: str, *, is_known_good: bool = False) -> Topology:
-    """The topology that a file's content is. Raises TopologyError, which calls it ``file``, if it is none."""
+    """The topology that a file's content is. Raises TopologyError, which calls it ``file``, if
+    it is none.
+    """
     of_file = form(_fix())
     data = parsed(content, file, of_file)
     if not is_known_good:
@@ -387,7 +403,9 @@ def built(content: str, file: str, *, is_known_good: bool = False) -> Topology:
 
 
 def topology_text(name_or_path: str | os.PathLike[str]) -> str:
-    """The JSON of a shipped or registered topology or of a file. Raises TopologyError if there is none."""
+    """The JSON of a shipped or registered topology or of a file. Raises TopologyError if there
+    is none.
+    """
     text = os.fspath(name_or_path)
     shipped = text in shipped_topologies()
     path = _DATA / f"{text}.json" if shipped else _registered.get(text, Path(text))

@@ -1,4 +1,5 @@
-"""``python -m inductor_passes kernels``: the fused kernels, what each needs, whether it can run here.
+"""``python -m inductor_passes kernels``: the fused kernels, what each needs, whether it can run
+here.
 
 ``--json`` prints one object::
 

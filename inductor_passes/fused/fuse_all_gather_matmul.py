@@ -1,4 +1,6 @@
-"""Fuse all_gather, wait and matrix products into one kernel that multiplies rows as they come in."""
+"""Fuse all_gather, wait and matrix products into one kernel that multiplies rows as they come
+in.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,11 @@ SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 
 def row_source(node: fx.Node) -> fx.Node | None:
-    """The node whose elements ``node`` has in the same order, with the same last dimension; else None.
+    """The node whose elements ``node`` has in the same order, with the same last dimension; else
+    None.
 
-    A reshape's input; and what was split and joined along another dimension, as gathers along it are
-    unpacked, where no dimension before either is larger than one.
+    A reshape's input; and what was split and joined along another dimension, as gathers along it
+    are unpacked, where no dimension before either is larger than one.
     """
     if node.op != "call_function":
         return None
@@ -107,8 +110,8 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 class FuseAllGatherMatmul(Fusion):
     """Gather of rows and products of the gathered rows: up to three weights in one kernel.
 
-    Looks through views that keep rows in order, and through one cast of all of them. Other readers of
-    the gathered rows get them from the kernel.
+    Looks through views that keep rows in order, and through one cast of all of them. Other readers
+    of the gathered rows get them from the kernel.
     """
 
     name = "fuse_all_gather_matmul"
@@ -205,9 +208,11 @@ class AllGatherMatmul(Match):
 
 
 def _rows_of(wait: fx.Node) -> tuple[list[fx.Node], list[fx.Node], fx.Node | None]:
-    """Views of the gathered rows that keep their order, what else reads them, and the cast they share.
+    """Views of the gathered rows that keep their order, what else reads them, and the cast they
+    share.
 
-    If a cast is the only reader of the wait, everything is about what it makes; other casts are others.
+    If a cast is the only reader of the wait, everything is about what it makes; other casts are
+    others.
     """
     (only,) = wait.users if len(wait.users) == 1 else (None,)
     cast = only if only is not None and only.target is CAST else None
@@ -243,7 +248,9 @@ def _operands(product: fx.Node) -> list[object]:
 
 
 def _reads(product: fx.Node, rows: fx.Node) -> bool:
-    """Return whether ``rows`` is the left operand, and only that, of a product that the kernel can make."""
+    """Return whether ``rows`` is the left operand, and only that, of a product that the kernel
+    can make.
+    """
     operands = _operands(product)
     if product.kwargs or _left(product) is not rows or rows in operands:
         return False

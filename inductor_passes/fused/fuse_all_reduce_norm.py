@@ -1,11 +1,11 @@
 """Fuse all_reduce, wait, additions and an RMS or layer norm into one kernel.
 
-The kernel gives the total, the statistics and the end of the norm; whatever else of the decomposed norm is
-read, such as by a backward pass, is made again from those.
+The kernel gives the total, the statistics and the end of the norm; whatever else of the decomposed
+norm is read, such as by a backward pass, is made again from those.
 
-With ``x`` the input in float32, an RMS norm is ``x * rsqrt(mean(x * x) + eps) [* weight]`` and a layer norm
-``(x - mean) * rsqrt(variance + eps) [* weight] [+ shift]``, mean and variance from one ``var_mean``; casts stand
-before it and behind it where the program's type is narrower.
+With ``x`` the input in float32, an RMS norm is ``x * rsqrt(mean(x * x) + eps) [* weight]`` and a
+layer norm ``(x - mean) * rsqrt(variance + eps) [* weight] [+ shift]``, mean and variance from one
+``var_mean``; casts stand before it and behind it where the program's type is narrower.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from inductor_passes.graph.edit import CAST, aten, emit, erase_unused, replace, 
 
 @dataclass(frozen=True, slots=True)
 class MatchedNorm:
-    """A norm: its statistics ``[..., 1]``, the end of the chain, and all of its ``nodes``, the end first.
+    """A norm: its statistics ``[..., 1]``, the end of the chain, and all of its ``nodes``, the end
+    first.
 
     ``mean`` is there for a layer norm only; ``weight`` and ``shift`` are rows.
     """

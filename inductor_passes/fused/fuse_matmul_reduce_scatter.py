@@ -1,4 +1,6 @@
-"""matrix product, reduce_scatter, wait -> kernels that send tiles as they are done, and add what came."""
+"""matrix product, reduce_scatter, wait -> kernels that send tiles as they are done, and add what
+came.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ REDUCE_OPS = ("sum", "avg")
 
 
 class FuseMatmulReduceScatter(Fusion):
-    """A product whose rows are summed over ranks, each rank's to it; looks through views that keep rows in order."""
+    """A product whose rows are summed over ranks, each rank's to it; looks through views that
+    keep rows in order.
+    """
 
     name = "fuse_matmul_reduce_scatter"
     collective = "reduce_scatter"

@@ -1,7 +1,9 @@
-"""Steps that fusions share: find a collective and its consumers, ask whether a kernel can run and pays, rewrite.
+"""Steps that fusions share: find a collective and its consumers, ask whether a kernel can run and
+pays, rewrite.
 
 The figures of a machine, and a few of the kernels' own, fitted to what one H100 measured
-(``tools/bench/results/gpu.json``), without what a link between GPUs adds. All times in microseconds, sizes local to one rank.
+(``tools/bench/results/gpu.json``), without what a link between GPUs adds. All times in
+microseconds, sizes local to one rank.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ from inductor_passes.graph_pass import GraphPass, Numerics, PassContext, PassSta
 from inductor_passes.simulate import simulate
 from inductor_passes.torch_compat.inductor import is_aot_inductor
 
-# The share of cuBLAS's rate that tiles by descriptors reach: 0.92 to 0.97 from the shortest to the longest product.
+# The share of cuBLAS's rate that tiles by descriptors reach: 0.92 to 0.97 from the shortest to the
+# longest product.
 PRODUCT_SHARE = 0.95
-# Bytes a microsecond that 16 programs copy beside a product, whatever the link: alone they copy 527,000.
+# Bytes a microsecond that 16 programs copy beside a product, whatever the link: alone they copy
+# 527,000.
 COPIED_BESIDE_PRODUCT = 320e3
-# What copies cost the product beside them: memory, as a share of the time of their bytes at 450 GB/s, and 16 of 132
-# multiprocessors until they are done.
+# What copies cost the product beside them: memory, as a share of the time of their bytes at 450
+# GB/s, and 16 of 132 multiprocessors until they are done.
 MEMORY_COST = 0.22
 BYTES_OF_COST = 450e3
 COPIERS_SHARE = 16 / 132
@@ -51,7 +55,8 @@ COPIERS_SHARE = 16 / 132
 PUSH_US = 2.6
 TILE_BYTES = 128 * 256 * 2
 MULTIPROCESSORS = 132
-# Assumed, for no link between GPUs was there to measure: the share of its rate that copies by kernels reach.
+# Assumed, for no link between GPUs was there to measure: the share of its rate that copies by
+# kernels reach.
 COPY_SHARE = 0.9
 # A barrier of all ranks in one memory, with what a launch has besides; a link adds its latency.
 SIGNAL_US = 4.0
@@ -81,8 +86,8 @@ def all_gather_matmul_us(
 ) -> float:
     """Rows come in over the link while the tiles of those before them are multiplied.
 
-    ``payload_bytes`` is one rank's rows, ``matmul_us`` the unfused products, ``copied_bytes`` what is read
-    and written for the gathered rows where somebody else wants them.
+    ``payload_bytes`` is one rank's rows, ``matmul_us`` the unfused products, ``copied_bytes`` what
+    is read and written for the gathered rows where somebody else wants them.
     """
     sent = (world - 1) * payload_bytes
     link_us = sent / min(_link_rate(machine), COPIED_BESIDE_PRODUCT)
@@ -102,7 +107,9 @@ def all_gather_matmul_us(
 def matmul_reduce_scatter_us(
     machine: Machine, result_bytes: float, world: int, matmul_us: float
 ) -> float:
-    """Tiles travel while later ones are computed; then ``world`` parts of ``result_bytes`` are added."""
+    """Tiles travel while later ones are computed; then ``world`` parts of ``result_bytes`` are
+    added.
+    """
     waves = math.ceil(world * result_bytes / TILE_BYTES / MULTIPROCESSORS)
     compute_us = matmul_us / PRODUCT_SHARE + PUSH_US * waves
     sent_us = compute_us / waves + (world - 1) * result_bytes / _link_rate(machine)
@@ -113,7 +120,9 @@ def matmul_reduce_scatter_us(
 def all_reduce_norm_us(
     machine: Machine, payload_bytes: float, world: int, *, two_shot: bool, streams: int
 ) -> float:
-    """One kernel; ``streams`` counts tensors of ``payload_bytes`` that the norm itself reads and writes."""
+    """One kernel; ``streams`` counts tensors of ``payload_bytes`` that the norm itself reads and
+    writes.
+    """
     rounds = 2 if two_shot else 1
     share = 2 / world if two_shot else 1.0
     link_us = share * (world - 1) * payload_bytes / _link_rate(machine)
@@ -136,7 +145,9 @@ class Match(abc.ABC):
 
     @abc.abstractmethod
     def predict(self, machine: Machine, cost: CostModel, exposed_us: float) -> Prediction:
-        """Times with and without the kernel; ``exposed_us`` is what the scheduled graph does not hide."""
+        """Times with and without the kernel; ``exposed_us`` is what the scheduled graph does not
+        hide.
+        """
 
     @abc.abstractmethod
     def apply(self, graph: fx.Graph) -> fx.Node:
@@ -144,15 +155,17 @@ class Match(abc.ABC):
 
 
 class Fusion(GraphPass):
-    """Replace a launch, its wait and what reads it by one kernel that waits inside, where that pays.
+    """Replace a launch, its wait and what reads it by one kernel that waits inside, where that
+    pays.
 
-    Taken only where the kernel can run on the group, shapes are static and the cost model predicts at
-    least 5 % over the scheduled graph: a launch that other compute hides is left alone. Sums are made
-    in another order, so ``exact=True`` leaves these passes out. Decides by graph, topology and
+    Taken only where the kernel can run on the group, shapes are static and the cost model predicts
+    at least 5 % over the scheduled graph: a launch that other compute hides is left alone. Sums are
+    made in another order, so ``exact=True`` leaves these passes out. Decides by graph, topology and
     installation, which all ranks share.
 
     Requires: a functional graph.
-    Ensures:  the launch and its wait are gone, or nothing has changed; a second run changes nothing.
+    Ensures:  the launch and its wait are gone, or nothing has changed; a second run changes
+              nothing.
     Stats:    ``fused``, ``declined``; notes say of each launch what was decided and why.
     """
 
@@ -179,7 +192,9 @@ class Fusion(GraphPass):
 
     @abc.abstractmethod
     def match(self, launch: fx.Node, wait: fx.Node) -> Match | str | None:
-        """The consumers; a reason why they cannot be fused; None where no consumer is of the kind."""
+        """The consumers; a reason why they cannot be fused; None where no consumer is of the
+        kind.
+        """
 
     def run(self, graph: fx.Graph) -> PassStats:
         notes: list[str] = []
@@ -238,7 +253,9 @@ class Fusion(GraphPass):
 
 
 def can_stand_above(nodes: Iterable[object], anchor: fx.Node) -> bool:
-    """Return whether ``nodes`` stand above ``anchor``, or could with the views and casts that lead to them."""
+    """Return whether ``nodes`` stand above ``anchor``, or could with the views and casts that
+    lead to them.
+    """
     order = {node: i for i, node in enumerate(anchor.graph.nodes)}
 
     def can(node: object) -> bool:
@@ -270,7 +287,9 @@ def lift_above(nodes: Iterable[object], anchor: fx.Node) -> None:
 
 
 def erase_dead(graph: fx.Graph, launch: fx.Node) -> None:
-    """Erase a launch and what is made of it, as far as nobody reads it. FX takes a launch and a wait for effects."""
+    """Erase a launch and what is made of it, as far as nobody reads it. FX takes a launch and a
+    wait for effects.
+    """
     below = {launch}
     for node in list(graph.nodes):
         if any(source in below for source in node.all_input_nodes):

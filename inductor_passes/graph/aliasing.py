@@ -1,6 +1,7 @@
 """Values that share memory: views, in-place results, waits, and the parts of a several-output node.
 
-Read off operator schemas, so it holds for any aten or custom op that declares its aliases truthfully.
+Read off operator schemas, so it holds for any aten or custom op that declares its aliases
+truthfully.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _NO_FACTS = OpFacts()
 
 
 def per_operator(fact: Callable[[object], Fact]) -> Callable[[object], Fact]:
-    """Remember a fact of each operator. By identity: hashing an ``OpOverload`` is slow, and frequent."""
+    """Remember a fact of each operator. By identity: hashing an ``OpOverload`` is slow, and
+    frequent.
+    """
     known: dict[int, tuple[object, Fact]] = {}
 
     @functools.wraps(fact)
@@ -68,8 +71,8 @@ def op_facts(target: object) -> OpFacts:
 def is_view(node: fx.Node) -> bool:
     """Return whether ``node`` only looks at its input's memory: no read, no write, no new bytes.
 
-    A ``getitem`` is a view where it picks from views (``split``); a ``wait_tensor`` is not one here,
-    because it marks a point in time.
+    A ``getitem`` is a view where it picks from views (``split``); a ``wait_tensor`` is not one
+    here, because it marks a point in time.
     """
     if node.op != "call_function":
         return False

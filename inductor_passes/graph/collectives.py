@@ -1,4 +1,6 @@
-"""Find collectives and their waits in a post-grad graph: kind, group, payload, reduce op, number in the program."""
+"""Find collectives and their waits in a post-grad graph: kind, group, payload, reduce op, number
+in the program.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from torch import fx
 from inductor_passes.torch_compat.c10d import group_size_of
 from inductor_passes.torch_compat.nodes import expect, size_hint
 
-# Of a launch: numbers of the program's launches that it stands for. New nodes inherit it (``rewrite/edit.py``).
+# Of a launch: numbers of the program's launches that it stands for. New nodes inherit it
+# (``rewrite/edit.py``).
 MEMBERS = "dist_launches"
 # Of a launch: what became of the joint graph (``split/decision.py``).
 JOINT = "dist_joint"
@@ -29,13 +32,17 @@ def numbers_of(members: Iterable[fx.Node]) -> tuple[int | str, ...]:
 
 
 def part_of(launch: fx.Node, part: int, parts: int, along: str) -> tuple[str, ...]:
-    """The number of one part of a launch, with all that ranks must cut alike; none if the launch has no number."""
+    """The number of one part of a launch, with all that ranks must cut alike; none if the launch
+    has no number.
+    """
     numbers = launch.meta.get(MEMBERS, ())
     return tuple(f"{number}: part {part + 1} of {parts} along {along}" for number in numbers)
 
 
 def launch_in_parts(number: int | str) -> tuple[int, int, str] | None:
-    """The program's number, the count of parts and how they lie, of a part's number; None for a whole launch's."""
+    """The program's number, the count of parts and how they lie, of a part's number; None for a
+    whole launch's.
+    """
     found = _PART.fullmatch(number) if isinstance(number, str) else None
     return (int(found["launch"]), int(found["parts"]), found["along"]) if found else None
 
@@ -63,7 +70,9 @@ KINDS = (
 
 
 def register_namespace(name: str) -> None:
-    """Have operators of a namespace count as launches and waits, by the kinds at the start of their names."""
+    """Have operators of a namespace count as launches and waits, by the kinds at the start of
+    their names.
+    """
     _namespaces.add(name)
 
 
@@ -86,7 +95,9 @@ def is_launch(node: fx.Node) -> bool:
 
 
 def kind(node: fx.Node) -> str:
-    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``broadcast`` ...; "" if none."""
+    """``all_gather``, ``reduce_scatter``, ``all_reduce``, ``all_to_all``, ``broadcast`` ...; ""
+    if none.
+    """
     op = _op(node)
     if op is None or op.namespace not in _namespaces:
         return ""
@@ -99,7 +110,9 @@ def launches(graph: fx.Graph) -> list[fx.Node]:
 
 
 def signature(launch: fx.Node) -> object:
-    """Equal for launches that bring the same: nodes compare by identity, everything else by text."""
+    """Equal for launches that bring the same: nodes compare by identity, everything else by
+    text.
+    """
     return launch.target, launch.args[0], str(launch.args[1:]), str(launch.kwargs)
 
 
@@ -115,7 +128,9 @@ def waits_of(launch: fx.Node) -> list[fx.Node]:
 
 
 def loose_users(launch: fx.Node) -> list[fx.Node]:
-    """Users that read the value of a launch without a wait between (a ``getitem`` is looked through)."""
+    """Users that read the value of a launch without a wait between (a ``getitem`` is looked
+    through).
+    """
     found: list[fx.Node] = []
     for user in launch.users:
         if is_wait(user):
@@ -138,7 +153,9 @@ def launch_of(wait: fx.Node) -> fx.Node | None:
 
 
 def argument(node: fx.Node, name: str) -> object:
-    """The value of a named argument of the launch's schema, or None if the op has no such argument."""
+    """The value of a named argument of the launch's schema, or None if the op has no such
+    argument.
+    """
     op = _op(node)
     if op is None:
         return None
@@ -151,7 +168,9 @@ def argument(node: fx.Node, name: str) -> object:
 
 
 def group_name(node: fx.Node) -> str:
-    """The process group's name. Under compile-on-one-rank the group is a node: its name stands in."""
+    """The process group's name. Under compile-on-one-rank the group is a node: its name stands
+    in.
+    """
     group = argument(node, "group_name")
     if group is None:
         group = argument(node, "tag")
@@ -230,7 +249,9 @@ _roles: dict[int, tuple[object, Role]] = {}
 
 
 def role(node: fx.Node) -> Role:
-    """Tell what a node does to the timeline: starts a collective, waits for one, is one, or none of these."""
+    """Tell what a node does to the timeline: starts a collective, waits for one, is one, or none
+    of these.
+    """
     if node.op != "call_function":
         return ""
     entry = _roles.get(id(node.target))
@@ -243,9 +264,11 @@ def role(node: fx.Node) -> Role:
 
 
 def expect_even_exchanges(graph: fx.Graph) -> None:
-    """Expect of each all_to_all whose sizes are symbols that it sends every rank an equal share, and gets as much of each.
+    """Expect of each all_to_all whose sizes are symbols that it sends every rank an equal share,
+    and gets as much of each.
 
-    Prices of all that is made of its rows follow from that. It is read from the graph alone, so ranks expect the same.
+    Prices of all that is made of its rows follow from that. It is read from the graph alone, so
+    ranks expect the same.
     """
     target = torch.ops._c10d_functional.all_to_all_single.default
     for launch in graph.find_nodes(op="call_function", target=target):

@@ -1,11 +1,11 @@
 """Order that a graph must keep although no value flows: memory, effects, random numbers, ranks.
 
-- Whoever writes memory comes after everything that used it, and before everything that uses it later.
-  A launch uses what it reads until its wait: the link may take it as late as that.
-- A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes it.
-- Random operators keep their order, or each would draw another's numbers.
-- Where ranks may hold different graphs, launches keep the program's order: it is all that they share.
-- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
+- Whoever writes memory comes after everything that used it, and before everything that uses it
+  later. A launch uses what it reads until its wait: the link may take it as late as that.
+- A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes
+it. - Random operators keep their order, or each would draw another's numbers. - Where ranks may
+hold different graphs, launches keep the program's order: it is all that they share. - Beside a send
+or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
   wait for that launch.
 """
 
@@ -53,7 +53,8 @@ def is_fence(node: fx.Node) -> bool:
 
 
 def shows_that_ranks_differ(graph: fx.Graph) -> bool:
-    """Return whether the graph itself says that other ranks may decide differently by what sizes they see.
+    """Return whether the graph itself says that other ranks may decide differently by what sizes
+    they see.
 
     Symbolic sizes count: their hints are what this rank happened to see.
     """
@@ -70,9 +71,11 @@ def _has_symbols(graph: fx.Graph) -> bool:
 
 
 def differs_by_numbers(graph: fx.Graph) -> bool:
-    """Return whether the graph holds numbers that other ranks may see otherwise: hints of symbols, or sizes of an exchange.
+    """Return whether the graph holds numbers that other ranks may see otherwise: hints of symbols,
+    or sizes of an exchange.
 
-    Sizes of an exchange that are symbols without a hint, as those that tokens give, are the same graph on all ranks.
+    Sizes of an exchange that are symbols without a hint, as those that tokens give, are the same
+    graph on all ranks.
     """
     if any(role(node) == "launch" and kind(node) in _UNEQUAL_KINDS for node in graph.nodes):
         return True
@@ -82,7 +85,9 @@ def differs_by_numbers(graph: fx.Graph) -> bool:
 
 
 def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
-    """Return whether a launch is of a kind that is another one on another rank, or splits unevenly."""
+    """Return whether a launch is of a kind that is another one on another rank, or splits
+    unevenly.
+    """
     return any(
         role(node) == "launch" and (kind(node) in _UNEQUAL_KINDS or _splits_unevenly(node))
         for node in graph.nodes
@@ -90,7 +95,8 @@ def launches_show_that_ranks_differ(graph: fx.Graph) -> bool:
 
 
 def order_only(graph: fx.Graph, owners: Sequence[int], *, keep_launches: bool) -> list[set[int]]:
-    """For each node, by position, the positions of those that it must stay behind besides its inputs.
+    """For each node, by position, the positions of those that it must stay behind besides its
+    inputs.
 
     ``owners`` as ``memory_owners`` gives them. ``keep_launches``: launches keep their order.
     """

@@ -79,7 +79,9 @@ def emit(
     kwargs: Mapping[str, Any] | None = None,
     value_of: Callable[[fx.Node], Any] | None = None,
 ) -> fx.Node:
-    """Call ``target`` at the graph's insertion point, in the name of ``like``; ``value_of``: what finds its value."""
+    """Call ``target`` at the graph's insertion point, in the name of ``like``; ``value_of``:
+    what finds its value.
+    """
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in INHERITED if key in like.meta})
     node.meta["val"] = (value_of or computed)(node)
@@ -95,7 +97,9 @@ def computed(node: fx.Node) -> Any:
 
 
 def replace(old: fx.Node, new: fx.Node, name: str) -> None:
-    """Let every user of ``old`` read ``new``. Raises InvariantError unless shape and dtype agree."""
+    """Let every user of ``old`` read ``new``. Raises InvariantError unless shape and dtype
+    agree.
+    """
     was, now = tensor(old), tensor(new)
     if was is None or now is None or was.dtype != now.dtype or was.shape != now.shape:
         raise InvariantError(
@@ -119,7 +123,9 @@ def erase_unused(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
 
 
 def chain_above(node: object, through: frozenset[Any] = PLACING) -> list[fx.Node]:
-    """``node``, its input, the input of that ... as long as ops of ``through`` lead up; the source last."""
+    """``node``, its input, the input of that ... as long as ops of ``through`` lead up; the
+    source last.
+    """
     found: list[fx.Node] = []
     while isinstance(node, fx.Node):
         found.append(node)
@@ -130,7 +136,9 @@ def chain_above(node: object, through: frozenset[Any] = PLACING) -> list[fx.Node
 
 
 def again(graph: fx.Graph, chain: Sequence[fx.Node], source: fx.Node) -> fx.Node:
-    """Redo the ops of ``chain``, the last first, on ``source``; returns what stands for ``chain[0]``."""
+    """Redo the ops of ``chain``, the last first, on ``source``; returns what stands for
+    ``chain[0]``.
+    """
     for node in reversed(chain):
         source = emit(graph, node.target, (source, *node.args[1:]), node, node.kwargs)  # type: ignore[arg-type]
     return source
@@ -149,7 +157,8 @@ def _described(value: torch.Tensor | None) -> str:
 class Values:
     """Fake values as ``edit.computed`` finds them.
 
-    Each has memory of its own where its operator makes new memory, and its first input's where it is a view of that.
+    Each has memory of its own where its operator makes new memory, and its first input's where it
+    is a view of that.
     """
 
     def __init__(self) -> None:

@@ -53,7 +53,8 @@ class Communication:
 def check_communication(
     before: Communication, graph: fx.Graph, name: str, *, keeps_launch_order: bool
 ) -> None:
-    """Every launch waited as often as before (new ones once a tensor), nothing read before its wait.
+    """Every launch waited as often as before (new ones once a tensor), nothing read before its
+    wait.
 
     With ``keeps_launch_order`` the surviving launches of each group stand in their old order: ranks
     match collectives of a group by order alone, so a change that ranks do not share hangs.
@@ -112,7 +113,9 @@ def check_functional(graph: fx.Graph, name: str, *, allow: frozenset[object] = f
 
 
 def _epilogue(graph: fx.Graph) -> set[fx.Node]:
-    """The copies into graph inputs behind which nothing else stands: no value is read after them."""
+    """The copies into graph inputs behind which nothing else stands: no value is read after
+    them.
+    """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output":

@@ -1,4 +1,6 @@
-"""Tell how Inductor will treat each node of a graph: free, part of a loop, or a kernel of its own."""
+"""Tell how Inductor will treat each node of a graph: free, part of a loop, or a kernel of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,19 @@ _REDUCTIONS = frozenset(
     "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin logsumexp".split()
 )
 _NO_MEMORY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
-# torch/_inductor/choices.py, reduction_split_factor: more than 8192 elements to fewer results than twice
-# the multiprocessors (132 on the GPUs whose topologies we ship).
+# torch/_inductor/choices.py, reduction_split_factor: more than 8192 elements to fewer results than
+# twice the multiprocessors (132 on the GPUs whose topologies we ship).
 _SPLIT_LENGTH, _SPLIT_RESULTS = 8192, 264
 _TAG_REDUCTION = getattr(torch.Tag, "reduction", None)  # not in every supported torch
 
 
 class NodeKind:
-    """One node. ``elements`` and ``bytes`` are of its value, broadcast elements counted once in bytes.
+    """One node. ``elements`` and ``bytes`` are of its value, broadcast elements counted once in
+    bytes.
 
     ``free`` nodes take no time. ``pointwise`` and ``reduction`` nodes are loops over ``iterations``
-    elements. ``split`` marks a reduction that ends its kernel. ``depth`` counts kernel ends before it.
+    elements. ``split`` marks a reduction that ends its kernel. ``depth`` counts kernel ends before
+    it.
     """
 
     __slots__ = (

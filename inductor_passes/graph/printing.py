@@ -82,12 +82,16 @@ def user_line(node: fx.Node) -> str:
 
 
 def frames_of(node: fx.Node) -> list[re.Match[str]]:
-    """The node's recorded stack, outermost first: ``file``, ``line``, ``function`` and ``code`` of each frame."""
+    """The node's recorded stack, outermost first: ``file``, ``line``, ``function`` and ``code``
+    of each frame.
+    """
     return list(_FRAME.finditer(node.stack_trace or ""))
 
 
 def cause(node: fx.Node) -> str:
-    """Return the note made while the program was traced, such as a DTensor's change of placement, or ""."""
+    """Return the note made while the program was traced, such as a DTensor's change of
+    placement, or "".
+    """
     return str(node.meta.get(CAUSE, ""))
 
 

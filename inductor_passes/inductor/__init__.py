@@ -1,1 +1,3 @@
-"""The passes at work in a compile: Inductor's hooks, one owner of the order, the order in generated code."""
+"""The passes at work in a compile: Inductor's hooks, one owner of the order, the order in
+generated code.
+"""

@@ -1,14 +1,18 @@
-"""Key a traced graph so that ranks with equal code share a cache entry, and say why a lookup missed.
+"""Key a traced graph so that ranks with equal code share a cache entry, and say why a lookup
+missed.
 
-Each rank traces for itself: what it read of its rank, coordinate or environment is a number in its graph, and another
-number is another graph, with a key of its own. What is left to differ is names of groups, which become names that all
-ranks have, and the rank in the key, which stays where something that compiles the graph may ask for it.
+Each rank traces for itself: what it read of its rank, coordinate or environment is a number in its
+graph, and another number is another graph, with a key of its own. What is left to differ is names
+of groups, which become names that all ranks have, and the rank in the key, which stays where
+something that compiles the graph may ask for it.
 
-Everything that AOTAutograd and Inductor make code of has to be in it: operators and their arguments, fake values, marks for
-the partitioner, and what AOTAutograd has noted of inputs and outputs. Groups stand in it by names that all ranks have, meshes by
-what they hold beside a rank's place in them. What has no text that is the same in another process has no digest.
+Everything that AOTAutograd and Inductor make code of has to be in it: operators and their
+arguments, fake values, marks for the partitioner, and what AOTAutograd has noted of inputs and
+outputs. Groups stand in it by names that all ranks have, meshes by what they hold beside a rank's
+place in them. What has no text that is the same in another process has no digest.
 
-The parts of that key lie beside Inductor's cache, one small file for each graph of a program on each rank.
+The parts of that key lie beside Inductor's cache, one small file for each graph of a program on
+each rank.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ UNKNOWN = "nothing of its key that is known has changed"
 def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], graph_id: str) -> CacheRecord:
     """Compare the key of a graph that is compiled now with that of its last compile, and keep it.
 
-    ``graph``: as our passes get it. ``ours``: what they add to its key; None is what forbids to keep it in a cache.
-    ``graph_id``: its name in this process.
+    ``graph``: as our passes get it. ``ours``: what they add to its key; None is what forbids to
+    keep it in a cache. ``graph_id``: its name in this process.
     """
     local, remote, off = map(
         inductor.get_config, ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
@@ -80,7 +84,9 @@ def _of_torch(graph: fx.Graph) -> dict[str, str]:
 
 
 def _name(graph_id: str) -> str:
-    """What is the same of a graph in every run of a program, also when its lines or sizes change."""
+    """What is the same of a graph in every run of a program, also when its lines or sizes
+    change.
+    """
     function = dynamo.frame_in_work()[1].partition(":")[0]
     rank = c10d.global_rank() if c10d.world_size() else 0
     return f"{sys.argv[:1]} {function} {graph_id} {rank}"
@@ -100,7 +106,8 @@ _OF_USERS = (
 def name_groups_alike(gm: fx.GraphModule) -> None:
     """Call each group of a graph, and of those inside it, by the name that all ranks have for it.
 
-    Not where kernels with a collective inside may be put in: their memory is set up under the group's own name.
+    Not where kernels with a collective inside may be put in: their memory is set up under the
+    group's own name.
     """
     if c10d.default_group() is None or not availability.why_not_here():
         return
@@ -110,7 +117,8 @@ def name_groups_alike(gm: fx.GraphModule) -> None:
 
 
 def is_rank_free(gm: fx.GraphModule, patches: Mapping[str, Any]) -> bool:
-    """Return whether equal graphs compile to equal code on all ranks: nothing that compiles them asks for the rank.
+    """Return whether equal graphs compile to equal code on all ranks: nothing that compiles them
+    asks for the rank.
 
     ``patches``: Inductor's options for this compile. Passes of others may ask for anything.
     """
@@ -128,7 +136,9 @@ def _class(pass_: Any) -> type:
 
 
 def _is_of_user(given: Any) -> bool:
-    """Return whether an option is a pass that is not ours, or ours with one of a user's before it."""
+    """Return whether an option is a pass that is not ours, or ours with one of a user's before
+    it.
+    """
     attachment = getattr(given, "attachment", None)
     if attachment is None:
         return given is not None
@@ -171,7 +181,8 @@ class NoDigestError(Exception):
 
 
 class TracedProgram:
-    """The digest of a graph and ``more`` that its code depends on. ``meshes``: those that were met, by what they hold.
+    """The digest of a graph and ``more`` that its code depends on. ``meshes``: those that were met,
+    by what they hold.
 
     Raises NoDigestError, which names what has none.
     """

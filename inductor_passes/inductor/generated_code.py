@@ -72,7 +72,8 @@ def _events(source: str) -> Iterator[str]:
 
 
 def order_kept(expected: Sequence[str], source: str | None) -> bool | None:
-    """Return whether the generated code runs launches, waits and kernels in the order the passes left.
+    """Return whether the generated code runs launches, waits and kernels in the order the passes
+    left.
 
     Kernels count only where the generated code has as many as the graph (templates and
     decompositions change their number). None if there is no Python source to read.

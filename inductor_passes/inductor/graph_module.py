@@ -32,11 +32,12 @@ class Captured:
 def capturing(
     patches: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[Callable[..., Any], list[Captured]]]:
-    """A backend for ``torch.compile``, and the list of graphs that it fills, in the order of compiling.
+    """A backend for ``torch.compile``, and the list of graphs that it fills, in the order of
+    compiling.
 
-    Graphs stand where Inductor calls our passes: after AOTAutograd and upstream's own passes. A function
-    so compiled returns tensors of the right shapes with nothing in them, so use it on a fake group.
-    ``patches``: Inductor's configuration, such as ``options()`` makes.
+    Graphs stand where Inductor calls our passes: after AOTAutograd and upstream's own passes. A
+    function so compiled returns tensors of the right shapes with nothing in them, so use it on a
+    fake group. ``patches``: Inductor's configuration, such as ``options()`` makes.
     """
     found: list[Captured] = []
 
@@ -81,19 +82,22 @@ def communication_pass(
     options: Mapping[str, Any] | None = None,
     phase: str = "inference",
 ) -> fx.GraphModule:
-    """Run the passes on a functional graph of aten operators and functional collectives, in place, and return it.
+    """Run the passes on a functional graph of aten operators and functional collectives, in place,
+    and return it.
 
-    ``(gm, example_inputs) -> gm``, as torchtitan's graph trainer takes it; ``functools.partial`` gives it ``options``,
-    ours (``PassOptions``) alone. The graph runs in the order that it then has: as it is, or by a backend that keeps
-    the order. Where Inductor compiles it next, hand ``inductor_passes.options()`` to Inductor instead, which pins
-    the order. ``example_inputs``, real or fake, local shapes, are needed where nodes have no ``meta["val"]``.
-    ``phase``, for the report: ``forward``, ``backward``, or ``inference`` for a graph of both or of neither.
+    ``(gm, example_inputs) -> gm``, as torchtitan's graph trainer takes it; ``functools.partial``
+    gives it ``options``, ours (``PassOptions``) alone. The graph runs in the order that it then
+    has: as it is, or by a backend that keeps the order. Where Inductor compiles it next, hand
+    ``inductor_passes.options()`` to Inductor instead, which pins the order. ``example_inputs``,
+    real or fake, local shapes, are needed where nodes have no ``meta["val"]``. ``phase``, for the
+    report: ``forward``, ``backward``, or ``inference`` for a graph of both or of neither.
 
-    The ranks of a job settle the order as they do in a compile, so each calls it for its own graph. A graph is named
-    ``fx0``, ``fx1``, ... in reports, as this process comes to it, if it is not of a compile by Dynamo.
+    The ranks of a job settle the order as they do in a compile, so each calls it for its own graph.
+    A graph is named ``fx0``, ``fx1``, ... in reports, as this process comes to it, if it is not of
+    a compile by Dynamo.
 
-    Raises OptionError for an option that is not ours, PreconditionError for a graph without values, GroupError for a
-    launch on a process group that does not exist, and what a failing pass raises.
+    Raises OptionError for an option that is not ours, PreconditionError for a graph without values,
+    GroupError for a launch on a process group that does not exist, and what a failing pass raises.
     """
     own, _ = split(checked(options or {}, "communication_pass()"))
     if phase not in PHASES:

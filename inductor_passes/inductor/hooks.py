@@ -85,13 +85,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attachment:
-    """The passes of one compile, as Inductor configuration: on the joint graph, before and after upstream's post-grad."""
+    """The passes of one compile, as Inductor configuration: on the joint graph, before and after
+    upstream's post-grad.
+    """
 
     options: PassOptions
     chain_pre: Any = None
     chain_post: Any = None
     chain_joint: Any = None
-    # Upstream's reorder_for_locality, which we run in its stead: whether at all, and in training too.
+    # Upstream's reorder_for_locality, which we run in its stead: whether at all, and in training
+    # too.
     locality: bool = True
     locality_in_training: bool = False
     # Some value's shards differ in size.
@@ -104,7 +107,9 @@ class Attachment:
     observes: bool = False
 
     def joint(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Cut the graph of a training step into parts before it is a forward and a backward graph, as ranks settle."""
+        """Cut the graph of a training step into parts before it is a forward and a backward
+        graph, as ranks settle.
+        """
         if self.chain_joint is not None:
             inductor_compat.call_pass(self.chain_joint, graph, is_inference)
         if not self.observes:
@@ -126,7 +131,9 @@ class Attachment:
         )
 
     def before(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to their waits."""
+        """Upstream's ``reorder_for_locality``, except on graphs whose launches it would bring to
+        their waits.
+        """
         wanted = self.locality and (is_inference or self.locality_in_training)
         if wanted and not any(is_launch(node) for node in graph.nodes):
             inductor_compat.reorder_for_locality(graph)
@@ -142,7 +149,9 @@ class Attachment:
         self.improve(graph, phase)
 
     def improve(self, graph: fx.Graph, phase: str, *, lowers: bool = True) -> None:
-        """Run the passes on a graph and record it; unless ``lowers``, Inductor is not what comes next."""
+        """Run the passes on a graph and record it; unless ``lowers``, Inductor is not what comes
+        next.
+        """
         check_groups(graph)
         dynamo.trace_artifact(f"inductor_passes_{phase}_graph_before", lambda: str(graph))
         looks_up = lowers and any(is_launch(node) for node in graph.nodes)
@@ -200,7 +209,8 @@ class Attachment:
         joint = half_of(graph)
         job = orders.current()
         if job is None or self.looks_only():
-            # Ragged shards make graphs that differ in ways no rule here foresees, and nobody is asked.
+            # Ragged shards make graphs that differ in ways no rule here foresees, and nobody is
+            # asked.
             return _told(run(graph, None, self.is_ragged()), joint)
         stream = number_launches(
             graph,
@@ -238,14 +248,18 @@ class Attachment:
         return self.uneven or has_uneven_inputs()
 
     def uuid(self, side: str) -> str | None:
-        """Return the text that Inductor's caches take for these passes; None, if a chained pass has none."""
+        """Return the text that Inductor's caches take for these passes; None, if a chained pass
+        has none.
+        """
         parts = self.key()
         if None in parts.values():
             return None
         return hashlib.sha256(repr([side, parts]).encode()).hexdigest()
 
     def key(self) -> dict[str, str | None]:
-        """Return all that these passes add to a graph's key, each part under a name that people understand."""
+        """Return all that these passes add to a graph's key, each part under a name that people
+        understand.
+        """
         parts: dict[str, str | None] = {
             "torch": caches.torch_version(),
             "inductor_passes": plugins.digest_of_sources(__name__),

@@ -1,4 +1,6 @@
-"""The passes in every compile by ``backend="inductor"``, for programs that cannot name a backend of ours."""
+"""The passes in every compile by ``backend="inductor"``, for programs that cannot name a backend
+of ours.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ USER = "install()"
 class Part:
     """One owner's part in ``backend="inductor"``.
 
-    ``options``: ours, for compiles that are given no other. ``compile_graph``: compiles a graph that may communicate;
-    None: with the passes alone.
+    ``options``: ours, for compiles that are given no other. ``compile_graph``: compiles a graph
+    that may communicate; None: with the passes alone.
     """
 
     options: Mapping[str, Any]
@@ -43,15 +45,17 @@ _undo: Callable[[], None] | None = None
 
 
 def install(given: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-    """Let ``backend="inductor"`` use the passes in this process, from the next graph that is compiled on.
+    """Let ``backend="inductor"`` use the passes in this process, from the next graph that is
+    compiled on.
 
-    ``torch.compile(model)`` and ``torch.compile(model, backend="inductor", mode=..., options=...)`` then compile as
-    with ``compile_with_passes``, also where a library calls them; ``options`` may name ours (``PassOptions``)
-    beside Inductor's. ``given`` and ``more`` are ours for compiles that name none of them. What was compiled before
-    stays as it is; graphs that cannot communicate are compiled by torch alone, with its cache entries.
+    ``torch.compile(model)`` and ``torch.compile(model, backend="inductor", mode=..., options=...)``
+    then compile as with ``compile_with_passes``, also where a library calls them; ``options`` may
+    name ours (``PassOptions``) beside Inductor's. ``given`` and ``more`` are ours for compiles that
+    name none of them. What was compiled before stays as it is; graphs that cannot communicate are
+    compiled by torch alone, with its cache entries.
 
-    Called again, the later options hold; one ``uninstall()`` undoes all calls. Raises OptionError, naming the
-    known ones, for an option that is not ours, and TopologyError for a bad topology.
+    Called again, the later options hold; one ``uninstall()`` undoes all calls. Raises OptionError,
+    naming the known ones, for an option that is not ours, and TopologyError for a bad topology.
     """
     put(USER, Part(checked({**(given or {}), **more}, "install()")))
 
@@ -59,13 +63,16 @@ def install(given: Mapping[str, Any] | None = None, /, **more: Any) -> None:
 def uninstall() -> None:
     """Let ``backend="inductor"`` be as before ``install()``, exactly; without it nothing happens.
 
-    Code that was compiled in between stays, and runs; what is compiled anew is compiled by torch alone.
+    Code that was compiled in between stays, and runs; what is compiled anew is compiled by torch
+    alone.
     """
     put(USER, None)
 
 
 def checked(options: Mapping[str, Any], asked: str) -> dict[str, Any]:
-    """Options for all compiles. Raises OptionError, naming ``asked``, for one that is not ours, TopologyError."""
+    """Options for all compiles. Raises OptionError, naming ``asked``, for one that is not ours,
+    TopologyError.
+    """
     if others := [key for key in options if key not in OWN_KEYS]:
         raise OptionError(
             f"{asked} got the option {others[0]!r}.",
@@ -109,7 +116,9 @@ def _set(parts: dict[str, Part]) -> None:
 
 
 class _Taker:
-    """Compiles as all parts together say; as torch does if there are none, should torch still come here."""
+    """Compiles as all parts together say; as torch does if there are none, should torch still
+    come here.
+    """
 
     def own_options(self, options: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         if not _parts:
@@ -134,7 +143,9 @@ class _Taker:
 
 
 def _options_of(request: Request) -> tuple[PassOptions, dict[str, Any]]:
-    """Our options and Inductor's of one compile: its own count more than those of ``install()``, these more than a plugin's."""
+    """Our options and Inductor's of one compile: its own count more than those of ``install()``,
+    these more than a plugin's.
+    """
     given: dict[str, Any] = {}
     for owner in sorted(_parts, key=USER.__eq__):
         given.update(_parts[owner].options)

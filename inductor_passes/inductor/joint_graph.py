@@ -1,4 +1,6 @@
-"""Split a joint graph as ranks agree, before AOTAutograd makes a forward and a backward graph of it."""
+"""Split a joint graph as ranks agree, before AOTAutograd makes a forward and a backward graph of
+it.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ def cut_joint(
     told: str,
     session: CompileSession | None,
 ) -> Joint | None:
-    """Cut a joint graph in place, or leave it whole, on all ranks alike, and note which on its launches.
+    """Cut a joint graph in place, or leave it whole, on all ranks alike, and note which on its
+    launches.
 
-    ``told``: a digest of all that the choice depends on. Returns None, and asks nobody, if no pass would cut it.
+    ``told``: a digest of all that the choice depends on. Returns None, and asks nobody, if no pass
+    would cut it.
     """
     chosen = selected_passes(pass_context(cost, options, False), options)
     cutting = [each for each in chosen if each.runs_on_joint]
@@ -83,9 +87,9 @@ def cut_joint(
 def keep_before_writes(graph: fx.Graph) -> None:
     """Copy inputs that forward reads and then writes, where backward may need what was read.
 
-    Torch's partition takes an input for a value that backward can have at no cost, and computes from it again what
-    forward computed. By then the write at the end of forward has changed it: gradients are silently wrong (seen in 2.13,
-    a buffer that a training forward reads and updates).
+    Torch's partition takes an input for a value that backward can have at no cost, and computes
+    from it again what forward computed. By then the write at the end of forward has changed it:
+    gradients are silently wrong (seen in 2.13, a buffer that a training forward reads and updates).
     """
     writes = [
         node

@@ -1,11 +1,12 @@
 """Tell graphs that cannot communicate, or that differ between ranks, from all others.
 
-Collectives come into a graph by an operator that launches, by a tensor whose operations launch (DTensor, other
-subclasses), or by something that nobody can look into. A graph that has none of these is plain; what is not known is not.
-So a plain graph can be left to torch, with the code and the cache entries that torch has for it.
+Collectives come into a graph by an operator that launches, by a tensor whose operations launch
+(DTensor, other subclasses), or by something that nobody can look into. A graph that has none of
+these is plain; what is not known is not. So a plain graph can be left to torch, with the code and
+the cache entries that torch has for it.
 
-Every rank comes to the same answer, whatever its own shard and its own rank are: sizes are read off global
-shapes and placements, and that the rank was asked for counts, not what it is.
+Every rank comes to the same answer, whatever its own shard and its own rank are: sizes are read off
+global shapes and placements, and that the rank was asked for counts, not what it is.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ from inductor_passes.torch_compat import c10d, dynamo, meshes, nodes
 
 
 def is_rank_dependent() -> bool:
-    """Return whether the program in work has asked for its rank, which its graph holds as a constant.
+    """Return whether the program in work has asked for its rank, which its graph holds as a
+    constant.
 
-    ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs too. Whoever
-    traces says so with an attribute of torch's ``TracingContext``.
+    ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs
+    too. Whoever traces says so with an attribute of torch's ``TracingContext``.
     """
     return getattr(dynamo.trace_in_work(), "dist_rank_dependent", False)
 
 
 def has_uneven_values(gm: fx.GraphModule) -> bool:
-    """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of different sizes."""
+    """Return whether any DTensor in a Dynamo graph, or in a graph inside it, has shards of
+    different sizes.
+    """
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
@@ -56,7 +60,8 @@ def is_uneven(value: object) -> bool:
 def shards_differ(global_shape: Sequence[Any], spec: Any) -> bool:
     """Return whether a dimension of ``global_shape`` does not divide by the ranks that share it.
 
-    ``spec`` has ``mesh`` and ``placements``. A symbolic size may divide or not: it counts as uneven.
+    ``spec`` has ``mesh`` and ``placements``. A symbolic size may divide or not: it counts as
+    uneven.
     """
     ranks: Counter[int] = Counter()
     for mesh_dim, placement in enumerate(spec.placements):
@@ -82,7 +87,8 @@ def leaves_of_value(value: object) -> Iterator[object]:
 
 # Operators of torch whose kernels, formulas and derivatives launch nothing.
 _NAMESPACES = frozenset("aten inductor prims profiler quantized rngprims".split())
-# Higher-order operators that run the graphs they are given, or a kernel; the graphs are looked into.
+# Higher-order operators that run the graphs they are given, or a kernel; the graphs are looked
+# into.
 _HIGHER_ORDER = frozenset(
     "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map hints_wrapper"
     " inline_asm_elementwise invoke_subgraph map map_impl out_dtype scan tag_activation_checkpoint"
@@ -115,10 +121,11 @@ _NO_TENSORS = (
 
 
 def is_plain(gm: fx.GraphModule, inputs: Sequence[Any] = ()) -> bool:
-    """Return whether no pass can want anything of a graph as Dynamo traced it, or of those inside it.
+    """Return whether no pass can want anything of a graph as Dynamo traced it, or of those inside
+    it.
 
-    Without a process group every graph is plain. Where a registered pass works on graphs without collectives
-    (``needs_collectives = False``), none is.
+    Without a process group every graph is plain. Where a registered pass works on graphs without
+    collectives (``needs_collectives = False``), none is.
     """
     if any(not pass_.needs_collectives for pass_ in registry.ordered_passes()):
         return False

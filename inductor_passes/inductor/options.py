@@ -1,8 +1,9 @@
-"""Options of ``torch.compile`` that carry the passes, and the ownership of Inductor's own scheduling.
+"""Options of ``torch.compile`` that carry the passes, and the ownership of Inductor's own
+scheduling.
 
 Upstream Inductor has schedulers of its own (some opt-in, one on by default from torch 2.14). Two of
-them undo each other, so while our passes schedule, upstream's are off; with ours off, upstream's stay as
-the user set them.
+them undo each other, so while our passes schedule, upstream's are off; with ours off, upstream's
+stay as the user set them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def upstream_schedulers_on(patches: Mapping[str, Any]) -> dict[str, object]:
 
 
 def take_ownership(patches: Mapping[str, Any]) -> dict[str, object]:
-    """Patches that switch upstream's schedulers off, with a warning for what the user had asked for."""
+    """Patches that switch upstream's schedulers off, with a warning for what the user had asked
+    for.
+    """
     running = upstream_schedulers_on(patches)
     say_taken(
         running,
@@ -69,7 +72,8 @@ _said: set[tuple[str, str]] = set()
 
 
 def say_taken(keys: Iterable[str], patches: Mapping[str, Any], message: str) -> None:
-    """Warn, once in a process, of those of ``keys`` that the user has set, by options or for the process.
+    """Warn, once in a process, of those of ``keys`` that the user has set, by options or for the
+    process.
 
     ``message`` has one ``%s`` for them. What torch has on by default was asked for by nobody.
     """
@@ -91,17 +95,19 @@ _JOINT = "joint_custom_post_pass"  # seen in 2.11 to 2.15
 def options(given: Mapping[str, Any] | None = None, /, **more: Any) -> dict[str, Any]:
     """Options for ``torch.compile(model, options=inductor_passes.options(...))``.
 
-    Takes our options (see ``PassOptions``) and any of Inductor's, as a mapping, as keywords or both.
-    Trackers and sharding strategies of ``dynamo_dist`` are not part of it. Raises OptionError,
-    naming the known ones, for an option or pass that nobody knows, and TopologyError for a bad
-    topology.
+    Takes our options (see ``PassOptions``) and any of Inductor's, as a mapping, as keywords or
+    both. Trackers and sharding strategies of ``dynamo_dist`` are not part of it. Raises
+    OptionError, naming the known ones, for an option or pass that nobody knows, and TopologyError
+    for a bad topology.
     """
     own, inductor = split({**(given or {}), **more})
     return config_patches(own, inductor)
 
 
 def observer() -> Any:
-    """The object for ``post_grad_custom_post_pass`` that records each graph and changes none; it gives way to ours."""
+    """The object for ``post_grad_custom_post_pass`` that records each graph and changes none; it
+    gives way to ours.
+    """
     return attach(Attachment(PassOptions(passes=(), schedule="off"), observes=True))[1]
 
 
@@ -116,7 +122,8 @@ def config_patches(
     """Inductor configuration that runs the passes; passes the user has set keep running, first.
 
     ``uneven``: some value's shards differ in size, so that ranks may hold different graphs.
-    ``place``: where the graph stands in the program, for what caches hold of it. ``session``: the compile that these are for.
+    ``place``: where the graph stands in the program, for what caches hold of it. ``session``: the
+    compile that these are for.
     """
     report.start(own.report)
     patches = dict(inductor)
@@ -142,7 +149,8 @@ def config_patches(
         patches[_JOINT] = attach_to_joint(attachment)
     patches["post_grad_custom_pre_pass"] = pre
     patches["post_grad_custom_post_pass"] = post
-    # Upstream's runs first of all and cannot tell whether a graph communicates; ours can (pipeline.py).
+    # Upstream's runs first of all and cannot tell whether a graph communicates; ours can
+    # (pipeline.py).
     if value("reorder_for_locality"):
         say_taken(
             ["reorder_for_locality"],
@@ -162,7 +170,8 @@ def _unless_it_observes(pass_: Any) -> Any:
 
 
 def taken_off(inductor: Mapping[str, Any]) -> tuple[PassOptions | None, dict[str, Any]]:
-    """Our options that ``options()`` has put among Inductor's, and these as the user gave them to it.
+    """Our options that ``options()`` has put among Inductor's, and these as the user gave them to
+    it.
 
     None where there are none; what only looks at graphs is taken off too.
     """
@@ -189,7 +198,9 @@ def taken_off(inductor: Mapping[str, Any]) -> tuple[PassOptions | None, dict[str
 
 
 def _as_one(given: Any) -> Any:
-    """A user's pass, or list of passes (torch 2.13 on), as one; ours are taken off, not run twice."""
+    """A user's pass, or list of passes (torch 2.13 on), as one; ours are taken off, not run
+    twice.
+    """
     if given is None:
         return None
     several = given if isinstance(given, (list, tuple)) else (given,)

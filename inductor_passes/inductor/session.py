@@ -1,4 +1,5 @@
-"""One compile of a Dynamo graph: what is asked for, and how it goes through upstream Inductor with our passes.
+"""One compile of a Dynamo graph: what is asked for, and how it goes through upstream Inductor with
+our passes.
 
 ``CompileSession.run`` reads top to bottom. Torch calls back on the way::
 
@@ -54,7 +55,9 @@ Code = Callable[..., Any]
 
 @contextlib.contextmanager
 def graph_passes_only() -> Iterator[None]:
-    """Compiles in the block stop after the graph passes, for tests: what they return runs the graph, uncompiled."""
+    """Compiles in the block stop after the graph passes, for tests: what they return runs the
+    graph, uncompiled.
+    """
     before = CompileSession.lower_by
     CompileSession.lower_by = staticmethod(inductor_compat.run_graph_passes)
     try:
@@ -83,10 +86,12 @@ def compile_with_passes(
 class CompileSession:
     """One compile of one Dynamo graph, by configuration of its own: our options and Inductor's.
 
-    ``region``: the compile's name in torch's logs. ``traits``: what else code of this compile is made with, for those who change
-    torch where it is made, or loaded from a cache. Inductor's and AOTAutograd's caches work as they do in upstream.
+    ``region``: the compile's name in torch's logs. ``traits``: what else code of this compile is
+    made with, for those who change torch where it is made, or loaded from a cache. Inductor's and
+    AOTAutograd's caches work as they do in upstream.
 
-    It lives as long as the code, for a backward graph that is lowered late, and so holds neither graph nor inputs.
+    It lives as long as the code, for a backward graph that is lowered late, and so holds neither
+    graph nor inputs.
     """
 
     lower_by = staticmethod(inductor_compat.compile_fx_inner)
@@ -131,7 +136,9 @@ class CompileSession:
         return _nothing, ()
 
     def run(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Code:
-        """Compile the graph. A backward graph is lowered here too where ranks agree, else when it is first needed."""
+        """Compile the graph. A backward graph is lowered here too where ranks agree, else when
+        it is first needed.
+        """
         with in_work(self), caches.keyed_by_rank(), self._equal_launches():
             make = self._with_backward if self._lowers_backward() else self._traced
             compiled = make(gm, inputs)
@@ -146,8 +153,8 @@ class CompileSession:
     def _lowers_backward(self) -> bool:
         """Whether a backward graph is lowered with its forward one.
 
-        Upstream does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to agree on it would wait for
-        those that get to theirs behind launches of the forward one.
+        Upstream does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to
+        agree on it would wait for those that get to theirs behind launches of the forward one.
         """
         return self.agrees and not dynamo.compiles_autograd()
 
@@ -184,7 +191,9 @@ class CompileSession:
         return self.agreed(shared)
 
     def lower(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
-        """Make code of a graph of AOTAutograd's: inference, forward or backward, the last perhaps long after ``run``."""
+        """Make code of a graph of AOTAutograd's: inference, forward or backward, the last
+        perhaps long after ``run``.
+        """
         rank_free = is_rank_free(gm, self.patches)
         if self.trace is not None:
             self.trace.traced(gm, lambda gm: is_rank_free(gm, self.patches))
@@ -225,7 +234,8 @@ class CompileSession:
     def agreed(self, make: Callable[[], T]) -> T:
         """Return what ``make`` compiles or loads, in the order of launches that all ranks agree on.
 
-        Code from a cache was made by what ranks had agreed on then; where that is something else now, it is made anew.
+        Code from a cache was made by what ranks had agreed on then; where that is something else
+        now, it is made anew.
         """
         before = collective_trace.Counts()
         made = make()
@@ -247,7 +257,9 @@ class CompileSession:
             self.cache_salt = before_salt
 
     def offer(self, stream: Stream, offer: Offer) -> Offer:
-        """``offer`` of the graph in work, which ranks that wait for it, or for the program that it is of, give too."""
+        """``offer`` of the graph in work, which ranks that wait for it, or for the program that
+        it is of, give too.
+        """
         for shared in (self.trace, self.lowering):
             if shared is not None:
                 offer = shared.offers(stream, offer)
@@ -273,7 +285,9 @@ def _digest(plans: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _ranks_that_differ_say_so() -> Iterator[None]:
-    """Errors of ranks that differ leave the block as themselves, not as what Inductor makes of them."""
+    """Errors of ranks that differ leave the block as themselves, not as what Inductor makes of
+    them.
+    """
     try:
         yield
     except RanksDifferError:
@@ -288,7 +302,9 @@ def _ranks_that_differ_say_so() -> Iterator[None]:
 
 
 def _watched(compiled: Code) -> Code:
-    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA graph runs no operator."""
+    """Raise before a call what a fused kernel of an earlier one has reported: replaying a CUDA
+    graph runs no operator.
+    """
     from inductor_passes.fused.kernels.workspace import raise_if_failed
 
     @functools.wraps(compiled)

@@ -1,4 +1,6 @@
-"""The session of the compile in work on this thread: torch calls back with no more than a graph, or a key."""
+"""The session of the compile in work on this thread: torch calls back with no more than a graph,
+or a key.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""``options={"compile": "shared"}``: of ranks whose graphs have one key, one compiles and the others load what it made.
+"""``options={"compile": "shared"}``: of ranks whose graphs have one key, one compiles and the
+others load what it made.
 
-Every rank traces its program, by which each has its own guards and its own errors, and a number in its graph for all that
-it read of its rank. What is shared is what comes behind: here Inductor's lowering of one graph, and its code; of a whole
-program that was traced alike, all that follows the trace (``shared_trace.py``).
+Every rank traces its program, by which each has its own guards and its own errors, and a number in
+its graph for all that it read of its rank. What is shared is what comes behind: here Inductor's
+lowering of one graph, and its code; of a whole program that was traced alike, all that follows the
+trace (``shared_trace.py``).
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ def _own(_: Stream, offer: Offer) -> Offer:
 
 
 class SharedLowering:
-    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled it; None if it is this one.
+    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled
+    it; None if it is this one.
 
-    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is told by them. ``offers``: of
-    this rank's votes also for ranks that wait for the program of which the graph is.
+    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is
+    told by them. ``offers``: of this rank's votes also for ranks that wait for the program of which
+    the graph is.
     """
 
     def __init__(
@@ -56,7 +60,9 @@ class SharedLowering:
         self.made_by: int | None = None
 
     def missed(self, key: str) -> bool:
-        """A graph is not in the cache. Returns whether it may be there now; if not, this rank compiles it."""
+        """A graph is not in the cache. Returns whether it may be there now; if not, this rank
+        compiles it.
+        """
         if self.key:
             return False
         self.key = key
@@ -98,7 +104,9 @@ class SharedLowering:
         return False
 
     def _fetch(self, waiting: Waiting, end: End) -> bool:
-        """Put into this rank's folder what came through the store; nothing that is not what was announced."""
+        """Put into this rank's folder what came through the store; nothing that is not what was
+        announced.
+        """
         held = caches.newest_entry(self.key)
         if held is not None and hashlib.sha256(held).hexdigest() == end.digest:
             return True
@@ -127,7 +135,9 @@ class SharedLowering:
 def share_lowering(
     session: CompileSession, inputs: Sequence[object]
 ) -> Iterator[SharedLowering | None]:
-    """A graph with these inputs that is lowered in the block is lowered by one rank of those that have it, if that is asked for."""
+    """A graph with these inputs that is lowered in the block is lowered by one rank of those
+    that have it, if that is asked for.
+    """
     wanted = session.options.compile == "shared" and not session.cache_salt
     store = c10d.job_store() if wanted else None
     if store is None or (c10d.world_size() or 1) < 2:
@@ -160,7 +170,9 @@ def alike(stream: Stream) -> Stream:
 
 
 def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
-    """Vote on the launches of an equal graph of another rank; so do ranks that wait for the program that this rank compiles."""
+    """Vote on the launches of an equal graph of another rank; so do ranks that wait for the
+    program that this rank compiles.
+    """
     job = decision.current()
     if job is not None:
         names = (c10d.own_name(group.name) for group in stream.groups)
@@ -171,7 +183,9 @@ def vote(offers: Offers, stream: Stream, offer: Offer) -> None:
 
 
 def leave_mark() -> str:
-    """Return this process's file in its cache folder, by which others see whether it is theirs; "" if there can be none."""
+    """Return this process's file in its cache folder, by which others see whether it is theirs;
+    "" if there can be none.
+    """
     try:
         return _marked(_marks())
     except OSError as error:

@@ -1,10 +1,13 @@
-"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes the code for all.
+"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes
+the code for all.
 
-With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph for all that it read of its
-rank. Ranks whose graphs have one digest then (``untraced.py``) wait for the first of them, which traces on with AOTAutograd. If it
-reads nothing of its rank meanwhile (``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too,
-and those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition, lowering of forward and backward.
-The others get AOTAutograd's entry, with meshes of their own in it, and find it in their cache.
+With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph
+for all that it read of its rank. Ranks whose graphs have one digest then (``untraced.py``) wait for
+the first of them, which traces on with AOTAutograd. If it reads nothing of its rank meanwhile
+(``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too, and
+those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition,
+lowering of forward and backward. The others get AOTAutograd's entry, with meshes of their own in
+it, and find it in their cache.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ class UntracedProgram:
         self._gm, self._inputs = gm, inputs
 
     def is_known(self) -> bool:
-        """Return whether nothing of users runs while the graph is traced again: operators, layouts of operators."""
+        """Return whether nothing of users runs while the graph is traced again: operators,
+        layouts of operators.
+        """
         return (
             rank_reads.can_notice()
             and all(rank_reads.is_known(type(each)) for each in self._inputs)
@@ -59,7 +64,9 @@ class UntracedProgram:
         )
 
     def digest(self, key: str, *facts: object) -> str:
-        """Return a digest of torch's ``key`` of it without the rank, and of what is not in that: ``facts``, hints, shards, options."""
+        """Return a digest of torch's ``key`` of it without the rank, and of what is not in that:
+        ``facts``, hints, shards, options.
+        """
         inputs = [_text(each) for each in self._inputs]
         return hashlib.sha256(repr((key, facts, inputs, inductor.digests())).encode()).hexdigest()
 
@@ -73,7 +80,9 @@ class UntracedProgram:
 
 
 def draws_numbers(gm: fx.GraphModule) -> bool:
-    """Return whether a graph of operators draws random numbers: what ranks draw is looked at as each traces."""
+    """Return whether a graph of operators draws random numbers: what ranks draw is looked at as
+    each traces.
+    """
     return any(is_random(node.target) for graph in graphs_inside(gm) for node in graph.nodes)
 
 
@@ -91,7 +100,9 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return what torch's key leaves out of an input: the hint of a symbol, the local part of a DTensor."""
+    """Return what torch's key leaves out of an input: the hint of a symbol, the local part of a
+    DTensor.
+    """
     if isinstance(value, torch.SymInt):
         return f"{value} {size_hint(value)}"
     tensor = meshes.local_of(value)
@@ -114,11 +125,15 @@ T = TypeVar("T")
 
 
 class Made(BaseException):
-    """Another rank has made code of the graph that is being compiled, and it is in the cache now. No error: nothing but its caller may catch it."""
+    """Another rank has made code of the graph that is being compiled, and it is in the cache
+    now. No error: nothing but its caller may catch it.
+    """
 
 
 class SharedTrace:
-    """One compile of a graph that other ranks may have too. ``made_by``: the rank that made its code; None if it is this one."""
+    """One compile of a graph that other ranks may have too. ``made_by``: the rank that made its
+    code; None if it is this one.
+    """
 
     def __init__(
         self,
@@ -139,7 +154,9 @@ class SharedTrace:
         self.made_by: int | None = None
 
     def missed(self, entries: caches.TracedEntries) -> bool:
-        """AOTAutograd's cache has nothing. Returns whether it may have it now, of a rank that has traced ahead of the others."""
+        """AOTAutograd's cache has nothing. Returns whether it may have it now, of a rank that
+        has traced ahead of the others.
+        """
         is_first, self._looked = not self._looked, True
         self._entries = entries
         if not (is_first and self._program.is_known()):
@@ -160,7 +177,9 @@ class SharedTrace:
         return self.made_by is not None
 
     def traced(self, gm: fx.GraphModule, is_alike: Callable[[fx.GraphModule], bool]) -> None:
-        """AOTAutograd has traced a graph, joint or of a forward alone: whether it is that of the ranks that wait is known now."""
+        """AOTAutograd has traced a graph, joint or of a forward alone: whether it is that of the
+        ranks that wait is known now.
+        """
         if self._ahead is None:
             return
         ahead, self._ahead = self._ahead, None
@@ -178,7 +197,8 @@ class SharedTrace:
         is_first, self._asked = not self._asked, True
         is_whole = "static_lifetime_input_indices" in how
         self.traced(joint, lambda gm: is_first and is_whole and self._is_alike(gm))
-        # Without the key AOTAutograd keeps no entry; a graph inside another is partitioned without the indices.
+        # Without the key AOTAutograd keeps no entry; a graph inside another is partitioned without
+        # the indices.
         if not (is_first and self._entries.key and is_whole):
             return
         if not self._is_alike(joint):
@@ -207,7 +227,9 @@ class SharedTrace:
     def _claimed(
         self, key: str, mark: str, meshes: Callable[[], Mapping[str, DeviceMesh]]
     ) -> Claim | None:
-        """Return this rank's claim on a key; None if another made the code, which ``made_by`` says, or had none."""
+        """Return this rank's claim on a key; None if another made the code, which ``made_by``
+        says, or had none.
+        """
         found = claim(self._store, key, self._rank, mark or "-")
         if isinstance(found, Claim):
             return found
@@ -306,7 +328,8 @@ def share_trace(
     is_alike: Callable[[fx.GraphModule], bool],
     make: Callable[[], T],
 ) -> tuple[T, int | None]:
-    """Return what ``make`` compiles of ``program``, or finds in the cache once another rank has made it; and that rank, if it was so.
+    """Return what ``make`` compiles of ``program``, or finds in the cache once another rank has
+    made it; and that rank, if it was so.
 
     ``is_alike``: whether a joint graph makes equal code on all ranks that have it.
     """

@@ -1,1 +1,3 @@
-"""One order of launches for all ranks of a job, whatever each of them holds, compiles and breaks."""
+"""One order of launches for all ranks of a job, whatever each of them holds, compiles and
+breaks.
+"""

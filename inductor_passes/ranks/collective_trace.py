@@ -1,11 +1,13 @@
-"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of it.
+"""Read a graph's collectives off its nodes, in program order, and keep them with the code made of
+it.
 
-Inductor's caches bring compiled code without calling a pass, but count again what was counted while it was
-compiled. So the stream and the plan of a graph are the name of such a count: they cannot be lost apart from the code.
+Inductor's caches bring compiled code without calling a pass, but count again what was counted while
+it was compiled. So the stream and the plan of a graph are the name of such a count: they cannot be
+lost apart from the code.
 
-Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of groups,
-numbers of graphs and names of files. A launch is known by what it does, on which of the stream's groups,
-and by the functions and lines of the program that lead to it.
+Sizes are left out of what identifies a stream, because a rank's batch is its own; so are names of
+groups, numbers of graphs and names of files. A launch is known by what it does, on which of the
+stream's groups, and by the functions and lines of the program that lead to it.
 """
 
 from __future__ import annotations
@@ -62,11 +64,12 @@ class Group:
 class Launch:
     """One launch of the program.
 
-    ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of the
-    stream's groups, by number. ``path``: the program's lines that lead to it, outermost first, each
-    ``function:line``; empty where nobody noted them. ``payload_bytes``: of this rank's
-    input; None if it is symbolic or need not be equal on all ranks. ``line``: for people. ``files``: of ``path``,
-    without folders; no part of what the launch is known by, because ranks may name them otherwise.
+    ``what``: operation, reduction and type, such as ``all_reduce sum float32``. ``group``: which of
+    the stream's groups, by number. ``path``: the program's lines that lead to it, outermost first,
+    each ``function:line``; empty where nobody noted them. ``payload_bytes``: of this rank's input;
+    None if it is symbolic or need not be equal on all ranks. ``line``: for people. ``files``: of
+    ``path``, without folders; no part of what the launch is known by, because ranks may name them
+    otherwise.
     """
 
     what: str
@@ -92,14 +95,16 @@ class Launch:
 class Stream:
     """The launches of one graph, in program order, on groups of at least two real ranks.
 
-    ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on after the graph, or went on
-    before it, in Python (a graph break). ``root``: the function that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in
-    this process, for people. ``options``: a digest of what the passes were told, and of the types that they may
-    narrow launches to. ``callers``: ``function:line`` of what was
-    on this rank's stack when the graph was compiled; None where nobody noted them. No other rank knows them.
-    ``behind_python``: whether one of them is a function that this rank leaves to Python: then launches that no graph has
-    may come before these. ``is_joint``: whether it is of forward and backward together, before they are two graphs;
-    ``joint``: key of the stream of that graph, if it was cut into parts: launches are of the parts then.
+    ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on
+    after the graph, or went on before it, in Python (a graph break). ``root``: the function that
+    was compiled, ``name (file:first-last)``. ``graph``: the graph's name in this process, for
+    people. ``options``: a digest of what the passes were told, and of the types that they may
+    narrow launches to. ``callers``: ``function:line`` of what was on this rank's stack when the
+    graph was compiled; None where nobody noted them. No other rank knows them. ``behind_python``:
+    whether one of them is a function that this rank leaves to Python: then launches that no graph
+    has may come before these. ``is_joint``: whether it is of forward and backward together, before
+    they are two graphs; ``joint``: key of the stream of that graph, if it was cut into parts:
+    launches are of the parts then.
     """
 
     groups: tuple[Group, ...]
@@ -130,12 +135,16 @@ class Stream:
 
     @property
     def key(self) -> str:
-        """A digest of what is launched and of where it stands: equal on ranks that run one program."""
+        """A digest of what is launched and of where it stands: equal on ranks that run one
+        program.
+        """
         return digest([self.content, *(launch.path for launch in self.launches)])
 
     @property
     def is_one_sided(self) -> bool:
-        """Return whether any launch is a send or a receive: ranks then launch differently on purpose."""
+        """Return whether any launch is a send or a receive: ranks then launch differently on
+        purpose.
+        """
         return any(launch.is_one_sided for launch in self.launches)
 
     @property
@@ -152,9 +161,11 @@ class Stream:
         return self.root == root or any(True for _ in self._calls(root))
 
     def may_be_in_place_of(self, root: str, callers: Collection[str]) -> bool:
-        """Return whether ranks may run this stream for a call of a function that this rank makes now.
+        """Return whether ranks may run this stream for a call of a function that this rank makes
+        now.
 
-        ``callers``: ``function:line`` of what is on the stack. What the stream calls from elsewhere is another call.
+        ``callers``: ``function:line`` of what is on the stack. What the stream calls from elsewhere
+        is another call.
         """
         return self.root == root or any(
             not at or launch.path[at - 1] in callers for launch, at in self._calls(root)
@@ -224,16 +235,19 @@ class Stream:
 
 
 def shares_launch(one: Stream, other: Stream) -> bool:
-    """Return whether both hold the same launch of the program, be it seen from further outside or inside."""
+    """Return whether both hold the same launch of the program, be it seen from further outside
+    or inside.
+    """
     return any(True for _ in _shared(one, other))
 
 
 def may_meet(one: Stream, other: Stream) -> bool:
-    """Return whether ranks may run the one while others run the other, for the same launches of the program.
+    """Return whether ranks may run the one while others run the other, for the same launches of the
+    program.
 
     So it is if they share a launch and one of them is part of what Python runs in between (a graph
-    break), or one was compiled from further inside. Two whole frames of one function, as of training and
-    evaluation, are two different calls.
+    break), or one was compiled from further inside. Two whole frames of one function, as of
+    training and evaluation, are two different calls.
     """
     broken = one.partial or other.partial
     return any(
@@ -244,7 +258,8 @@ def may_meet(one: Stream, other: Stream) -> bool:
 
 def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Paths of launches that both hold, in the one and in the other."""
-    # The halves of a joint graph stand for it. It stands for none, but another may be run in its place.
+    # The halves of a joint graph stand for it. It stands for none, but another may be run in its
+    # place.
     if other.is_joint or (one.backward != other.backward and not one.is_joint):
         return
     mine: dict[str, set[tuple[str, ...]]] = {}
@@ -257,10 +272,12 @@ def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Return whether another call than that in ``path`` leads to a launch of ``one``, seen from further inside.
+    """Return whether another call than that in ``path`` leads to a launch of ``one``, seen from
+    further inside.
 
-    A function of a library that is compiled by itself, because its caller runs in Python, stands in all programs that call
-    it. With a graph break of its own it may come to stand in the place of the other call later.
+    A function of a library that is compiled by itself, because its caller runs in Python, stands in
+    all programs that call it. With a graph break of its own it may come to stand in the place of
+    the other call later.
     """
     at = len(path) - len(own) - 1
     if not own or at < 0 or one.partial or one.callers is None:
@@ -283,7 +300,9 @@ def is_same(one: Stream, other: Stream) -> bool:
 
 
 def first_difference(mine: Sequence[Launch], theirs: Sequence[Launch]) -> int | None:
-    """Return the index at which two sequences on one group part; None if one is the beginning of the other."""
+    """Return the index at which two sequences on one group part; None if one is the beginning of
+    the other.
+    """
     for i, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a.what != b.what:
             return i
@@ -297,7 +316,9 @@ _ROOT = re.compile(r"(?P<function>.+) \((?P<file>.+):(?P<first>\d+)-(?P<last>\d+
 
 @functools.lru_cache(4096)
 def _holds(root: str, file: str, line: str) -> bool:
-    """Return whether ``function:line`` of a file, "" if nobody noted it, is in a function named as ``name (file:first-last)``."""
+    """Return whether ``function:line`` of a file, "" if nobody noted it, is in a function named
+    as ``name (file:first-last)``.
+    """
     name, _, number = line.rpartition(":")
     found = _ROOT.fullmatch(root)
     if found is None or found["function"] != name or file not in ("", found["file"]):
@@ -306,7 +327,9 @@ def _holds(root: str, file: str, line: str) -> bool:
 
 
 def _is_end(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
-    """Return whether the shorter path is the end of the longer; a path that nobody noted is the end of any."""
+    """Return whether the shorter path is the end of the longer; a path that nobody noted is the
+    end of any.
+    """
     length = min(len(one), len(other))
     return length == 0 or one[-length:] == other[-length:]
 
@@ -321,7 +344,8 @@ PROGRAM = "program"  # a plan's text: the program's own launches in the program'
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One launch of the final graph: the program's launches that it stands for, by number, and what it does.
+    """One launch of the final graph: the program's launches that it stands for, by number, and what
+    it does.
 
     A part of a launch has a text for its number (``graph/collectives.py``).
     """
@@ -334,8 +358,8 @@ class Planned:
 class LaunchPlan:
     """All launches of the final graph, in their order over all groups.
 
-    One order over all groups, and not one for each: ranks that launch in one common order, and wait for a
-    launch only behind it, cannot wait for one another in a circle.
+    One order over all groups, and not one for each: ranks that launch in one common order, and wait
+    for a launch only behind it, cannot wait for one another in a circle.
     """
 
     launches: tuple[Planned, ...]
@@ -437,10 +461,11 @@ def number_launches(
 
 
 def place_of(traced: fx.Graph) -> str:
-    """A digest of where a graph as Dynamo traced it stands in the program: its frame, and the lines of its nodes.
+    """A digest of where a graph as Dynamo traced it stands in the program: its frame, and the lines
+    of its nodes.
 
-    Launches are known by these. Code from a cache has them as they were when it was made, so that it serves only
-    where they still are.
+    Launches are known by these. Code from a cache has them as they were when it was made, so that
+    it serves only where they still are.
     """
     frame = frame_of_graph()
     with_own_stack = {node.stack_trace: node for node in traced.nodes}.values()
@@ -448,7 +473,9 @@ def place_of(traced: fx.Graph) -> str:
 
 
 def what(launch: fx.Node) -> str:
-    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced, type."""
+    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced,
+    type.
+    """
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
         parts.append(op)
@@ -514,10 +541,11 @@ class Counts:
         self._before = _now()
 
     def since(self) -> list[Carried]:
-        """List streams and plans of code that was made or loaded since, in the order in which ranks settle them.
+        """List streams and plans of code that was made or loaded since, in the order in which ranks
+        settle them.
 
-        That is a joint graph before its halves, a forward graph before its backward one: a cache counts in any order.
-        Damaged counts are left out, with a line.
+        That is a joint graph before its halves, a forward graph before its backward one: a cache
+        counts in any order. Damaged counts are left out, with a line.
         """
         found = []
         for name, number in _now().items():

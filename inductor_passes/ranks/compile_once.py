@@ -1,18 +1,21 @@
-"""One rank compiles a graph, others with the same key wait for what it makes: the protocol, through the job's store.
+"""One rank compiles a graph, others with the same key wait for what it makes: the protocol, through
+the job's store.
 
-The first rank that misses a key in the cache claims it and *beats* while it compiles: it counts up a number, which the
-others watch by their own clocks. One whose number stands still has died or stopped, and the next takes its place, in a
-*turn* of its own. A rank that waits votes meanwhile on the order of the graph's launches, for who compiles
-waits for its vote: the graphs are equal, so it votes as that rank does, whose stream, plan and answers it reads. A joint
-graph and its halves are one graph here, with three streams. What it must know and that rank is never asked, as where groups of
-other rows of a mesh have settled otherwise, it finds out by compiling itself.
+The first rank that misses a key in the cache claims it and *beats* while it compiles: it counts up
+a number, which the others watch by their own clocks. One whose number stands still has died or
+stopped, and the next takes its place, in a *turn* of its own. A rank that waits votes meanwhile on
+the order of the graph's launches, for who compiles waits for its vote: the graphs are equal, so it
+votes as that rank does, whose stream, plan and answers it reads. A joint graph and its halves are
+one graph here, with three streams. What it must know and that rank is never asked, as where groups
+of other rows of a mesh have settled otherwise, it finds out by compiling itself.
 
-A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong with the store costs
-a compile and nothing else.
+A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong
+with the store costs a compile and nothing else.
 
-Nobody waits for ever. A beat says too how often the compile has come to other functions of Python, so that one which
-hangs shows while it beats. A rank that has waited for its deadline without a change, or for ten of them in all, compiles
-for itself, and does not wait for that rank again before it has ended a turn.
+Nobody waits for ever. A beat says too how often the compile has come to other functions of Python,
+so that one which hangs shows while it beats. A rank that has waited for its deadline without a
+change, or for ten of them in all, compiles for itself, and does not wait for that rank again before
+it has ended a turn.
 """
 
 from __future__ import annotations
@@ -42,9 +45,9 @@ MOST_STILL = 10  # times as long, a compile is waited for at all
 SAY_S = 10.0  # how often a waiting rank says for whom
 MOST_BYTES = 32 * 2**20  # of an entry that goes through the store
 
-# Ranks that this one has given up: silent ones, whose place others take, and ones that beat and come to no end. A rank that
-# died, or hangs, holds the keys of all that its compile consists of, and each would be waited for. Who is seen to beat, or
-# to end a turn, leaves them.
+# Ranks that this one has given up: silent ones, whose place others take, and ones that beat and
+# come to no end. A rank that died, or hangs, holds the keys of all that its compile consists of,
+# and each would be waited for. Who is seen to beat, or to end a turn, leaves them.
 _silent: set[int] = set()
 _late: set[int] = set()
 
@@ -54,7 +57,9 @@ FAILURES = (RuntimeError, OSError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One rank's turn at a key. ``folder``: a file in its cache folder, by which others know whether it is theirs too."""
+    """One rank's turn at a key. ``folder``: a file in its cache folder, by which others know
+    whether it is theirs too.
+    """
 
     key: str
     number: int
@@ -106,7 +111,9 @@ class Claim:
             log.info("The job's store took no beat: %s", error)
 
     def _functions(self) -> list[object]:
-        """List the functions that the compile is in. Not the lines: a loop that never ends goes from line to line."""
+        """List the functions that the compile is in. Not the lines: a loop that never ends goes
+        from line to line.
+        """
         found: list[object] = []
         frame = sys._current_frames().get(self._compiling)
         while frame is not None:
@@ -128,14 +135,18 @@ class Claim:
         return _Published(self, offer, number)
 
     def is_wanted(self) -> bool:
-        """Return whether some rank has another cache folder: one that waits for this graph, or waited for one before."""
+        """Return whether some rank has another cache folder: one that waits for this graph, or
+        waited for one before.
+        """
         try:
             return any(self._store.check([key]) for key in (self.turn.at("want"), APART))
         except FAILURES:
             return False
 
     def end(self, digest: str, entry: bytes | None) -> None:
-        """The turn is over. ``digest``: of the entry, "" if there is none; ``entry``: itself, where it is wanted."""
+        """The turn is over. ``digest``: of the entry, "" if there is none; ``entry``: itself,
+        where it is wanted.
+        """
         self._over.set()
         if entry is not None and len(entry) <= MOST_BYTES:
             self.publish("entry", entry)
@@ -158,7 +169,9 @@ class _Published:
 
 
 def claim(store: Store, key: str, rank: int, folder: str) -> Claim | Turn:
-    """Claim a key; returns another rank's turn where it was claimed before. Raises what the store raises."""
+    """Claim a key; returns another rank's turn where it was claimed before. Raises what the
+    store raises.
+    """
     mine = Turn(key, 0, rank, folder)
     held = _text(store.compare_set(f"{PREFIX}{key}", "", mine.text()))
     return Claim(store, mine) if held == mine.text() else Turn.of(key, held)
@@ -167,8 +180,8 @@ def claim(store: Store, key: str, rank: int, folder: str) -> Claim | Turn:
 class Waiting:
     """A rank that waits for another's turn to end.
 
-    ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in order.
-    ``still_s``: how long a compile without a change is waited for.
+    ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in
+    order. ``still_s``: how long a compile without a change is waited for.
     """
 
     def __init__(
@@ -244,7 +257,9 @@ class Waiting:
         return now - self._seen_at > (min(SILENT_S, 4 * BEAT_S) if rank in _silent else SILENT_S)
 
     def is_late(self) -> bool:
-        """Return whether the rank that compiles beats and comes to no end; said once, for all that it compiles."""
+        """Return whether the rank that compiles beats and comes to no end; said once, for all
+        that it compiles.
+        """
         now, rank = self._clock(), self.turn.rank
         if rank in _late:
             return True
@@ -300,7 +315,9 @@ class _NoAnswerError(Exception):
 
 
 class _Mirrored:
-    """The answers of the rank that compiles an equal graph. Raises _NoAnswerError where it has none."""
+    """The answers of the rank that compiles an equal graph. Raises _NoAnswerError where it has
+    none.
+    """
 
     def __init__(self, waiting: Waiting, number: int) -> None:
         self._waiting, self._number = waiting, number

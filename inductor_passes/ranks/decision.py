@@ -1,4 +1,6 @@
-"""Decide the collective order for one graph, and keep what this process has agreed with the other ranks."""
+"""Decide the collective order for one graph, and keep what this process has agreed with the
+other ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from inductor_passes.torch_compat.c10d import Store
 
 
 class Offer(Protocol):
-    """Offer of this rank's graph: the plan that it would choose, and whether it can follow another."""
+    """Offer of this rank's graph: the plan that it would choose, and whether it can follow
+    another.
+    """
 
     def plan(self) -> str:
         """The plan that this rank would choose alone."""
@@ -33,8 +37,8 @@ class Offer(Protocol):
 class Decision:
     """Decision for a graph: the plan that it launches by, and how it came about.
 
-    ``plan``: a plan's text. ``how``: for reports and logs. ``given_up``: whether other graphs lost their plans by
-    it. ``missing``: ranks that did not come in time.
+    ``plan``: a plan's text. ``how``: for reports and logs. ``given_up``: whether other graphs lost
+    their plans by it. ``missing``: ranks that did not come in time.
     """
 
     plan: str
@@ -46,10 +50,11 @@ class Decision:
 def decide(
     me: int, stream: Stream, offer: Offer, register: Register, around: Sequence[Group] = ()
 ) -> Steps[Decision]:
-    """Decide, once a graph, before it first runs. ``around``: all groups of this process that move data.
+    """Decide, once a graph, before it first runs. ``around``: all groups of this process that move
+    data.
 
-    Raises RanksDifferError where the program's ranks do not match, and CannotFollowError where this rank alone
-    got a graph that cannot launch as its peers' graphs do.
+    Raises RanksDifferError where the program's ranks do not match, and CannotFollowError where this
+    rank alone got a graph that cannot launch as its peers' graphs do.
     """
     stream = replace(stream, behind_python=register.is_behind_python(stream))
     key = stream.key
@@ -104,10 +109,12 @@ def decide(
 def leave_to_python(
     me: int, root: str, callers: Collection[str], register: Register, around: Sequence[Group]
 ) -> Steps[bool]:
-    """This rank runs a function in Python from now on, in the program's order, and no graph of it will be settled.
+    """This rank runs a function in Python from now on, in the program's order, and no graph of it
+    will be settled.
 
-    ``callers``: what calls it now, as ``function:line``. Whoever settles a stream with launches of it is told, now and later. Returns whether plans were given up.
-    Raises CannotFollowError where its peers go on launching by one.
+    ``callers``: what calls it now, as ``function:line``. Whoever settles a stream with launches of
+    it is told, now and later. Returns whether plans were given up. Raises CannotFollowError where
+    its peers go on launching by one.
     """
     if not register.leaves_to_python(root):
         stream = Stream(tuple(around), (), partial=True, root=root)
@@ -166,7 +173,8 @@ PREFIX = "dynamo_dist/order/"
 
 
 def seconds(environ: Mapping[str, str] | None = None) -> float:
-    """Return the seconds for which a rank waits for others to compile the same graph; 0 settles nothing.
+    """Return the seconds for which a rank waits for others to compile the same graph; 0 settles
+    nothing.
 
     Raises OptionError, naming the variable, for what is no number of at least 0.
     """
@@ -203,7 +211,8 @@ class Orders:
         return c10d.default_group() is self._default_group
 
     def decide(self, stream: Stream, offer: Offer) -> Decision:
-        """The order of launches for a graph of this rank, before it first runs. Waits for other ranks.
+        """The order of launches for a graph of this rank, before it first runs. Waits for other
+        ranks.
 
         Raises RanksDifferError and CannotFollowError.
         """
@@ -276,12 +285,16 @@ class Orders:
         return self._store is not None and seconds() > 0
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
-        """Return whether this rank has left a function to Python, as its peers know for as long as the job lasts."""
+        """Return whether this rank has left a function to Python, as its peers know for as long
+        as the job lasts.
+        """
         # Code of two files may be equal. To hash it takes time, in each call that is traced.
         return bool(self._left_to_python) and (code.co_filename, code) in self._left_to_python
 
     def is_unlike_python(self, frame: int) -> bool:
-        """Return whether a function, by Dynamo's number in this process, has a graph that launches unlike Python."""
+        """Return whether a function, by Dynamo's number in this process, has a graph that
+        launches unlike Python.
+        """
         return frame in self._frames_unlike_python
 
     def still_holds(self) -> Callable[[], bool]:
@@ -310,7 +323,9 @@ _orders: dict[int, Orders] = {}
 
 
 def current() -> Orders | None:
-    """Return the orders settled in the job of this process; None where no group moves data between processes."""
+    """Return the orders settled in the job of this process; None where no group moves data
+    between processes.
+    """
     group = c10d.default_group()
     if group is None or not c10d.moves_data(group):
         _orders.clear()

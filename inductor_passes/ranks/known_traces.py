@@ -19,9 +19,10 @@ from inductor_passes.ranks.collective_trace import (
 class Known:
     """A settled stream.
 
-    ``plan``: a plan's text. ``ours``: whether a graph of this process has it. ``ended``: whether ranks could not agree:
-    each launches it in the program's order, in graphs of its own. ``settled_as``: the key by which all ranks know the
-    plan, which is another one where this graph was compiled from further outside or inside.
+    ``plan``: a plan's text. ``ours``: whether a graph of this process has it. ``ended``: whether
+    ranks could not agree: each launches it in the program's order, in graphs of its own.
+    ``settled_as``: the key by which all ranks know the plan, which is another one where this graph
+    was compiled from further outside or inside.
     """
 
     stream: Stream
@@ -47,7 +48,9 @@ class Register:
         self._left_here: set[str] = set()  # as this rank does
 
     def get(self, stream: Stream, key: str) -> Known | None:
-        """Return the entry of this stream, or of the same one seen from elsewhere; None if it is not settled."""
+        """Return the entry of this stream, or of the same one seen from elsewhere; None if it is
+        not settled.
+        """
         if (exact := self._known.get(key)) is not None:
             return exact
         if key != stream.key:
@@ -69,7 +72,9 @@ class Register:
         ended: bool = False,
         settled_as: str = "",
     ) -> None:
-        """Note what was settled. A stream of another rank does not take the place of one of ours."""
+        """Note what was settled. A stream of another rank does not take the place of one of
+        ours.
+        """
         if key in self._known and not ours:
             return
         if key not in self._known:
@@ -83,21 +88,28 @@ class Register:
         ]
 
     def keeps_order(self, stream: Stream, key: str) -> bool:
-        """Return whether ``stream`` launches in the program's order, because ranks may cut the program there."""
-        # A backward graph is compiled before its forward one runs. Where ranks cut a function differently, who
-        # has these launches in a later piece comes to them only behind others, which would wait for this rank.
-        # And a function that ranks cut differently in training may be cut so in an evaluation as well, later.
+        """Return whether ``stream`` launches in the program's order, because ranks may cut the
+        program there.
+        """
+        # A backward graph is compiled before its forward one runs. Where ranks cut a function
+        # differently, who has these launches in a later piece comes to them only behind others,
+        # which would wait for this rank. And a function that ranks cut differently in training may
+        # be cut so in an evaluation as well, later.
         cut = any(stream.is_of(root) for root in self._cut)
         return cut or bool(self.meeting(stream, key))
 
     def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
-        """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that it cannot follow."""
+        """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that
+        it cannot follow.
+        """
         meeting = [*self.meeting(stream), *([] if same is None else [same])]
         found = {known.settled_as: known for known in meeting if known.is_reordered}
         return list(found.values())
 
     def reordered_in(self, root: str, callers: Collection[str]) -> list[Known]:
-        """Streams with a plan that ranks may run in the place of a function that this rank calls now."""
+        """Streams with a plan that ranks may run in the place of a function that this rank calls
+        now.
+        """
         found = {
             known.settled_as: known
             for known in self._known.values()
@@ -116,7 +128,9 @@ class Register:
         return list(dict.fromkeys(known.plan for known in own if known.ours))
 
     def may_be_running(self, stream: Stream) -> Known | None:
-        """A reordered stream that ranks may run which do not come with ``stream``: its launches begin alike."""
+        """A reordered stream that ranks may run which do not come with ``stream``: its launches
+        begin alike.
+        """
         for known in self._known.values():
             if not known.is_reordered or known.stream.backward != stream.backward:
                 continue
@@ -151,7 +165,9 @@ class Register:
         self._in_python.add(root)
 
     def is_left_to_python(self, stream: Stream) -> bool:
-        """Return whether ``stream`` is of a function, or holds launches of one, that some rank leaves to Python."""
+        """Return whether ``stream`` is of a function, or holds launches of one, that some rank
+        leaves to Python.
+        """
         return any(stream.is_of(root) for root in self._in_python)
 
     def is_behind_python(self, stream: Stream) -> bool:
@@ -159,7 +175,8 @@ class Register:
         return any(stream.is_called_from(root) for root in self._left_here)
 
     def give_up(self, known: Known) -> None:
-        """Leave a stream the program's order from now on, and with it those that launch the same elsewhere.
+        """Leave a stream the program's order from now on, and with it those that launch the same
+        elsewhere.
 
         A joint graph that was cut goes with its halves, and they with it.
         """

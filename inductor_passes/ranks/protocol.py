@@ -1,15 +1,17 @@
-"""Agree with all ranks on one collective order for a graph that each of them compiles, through the job's store.
+"""Agree with all ranks on one collective order for a graph that each of them compiles, through the
+job's store.
 
-Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph of the same
-stream votes whether its graph can follow; once all ranks have voted that are connected by groups, the last
-one writes the *fate* of the stream: the plan, or the program's order. One key holds it, changed by compare and
-set alone, so that no two ranks ever read two fates.
+Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph
+of the same stream votes whether its graph can follow; once all ranks have voted that are connected
+by groups, the last one writes the *fate* of the stream: the plan, or the program's order. One key
+holds it, changed by compare and set alone, so that no two ranks ever read two fates.
 
-Some rank may never come with that stream: a graph break made two streams of it there, which are launched in
-turn. Each group has a *board*: the stream that its ranks are settling now, and those that ended without a plan. A rank
-that comes with another stream while one is undecided ends both: they keep the program's order, which needs no
-agreement. What both launch on the group must then be the beginning of one another, or the program's ranks do
-not match at all. Who finds a stream on the board that may be launched in the place of its own does not wait either.
+Some rank may never come with that stream: a graph break made two streams of it there, which are
+launched in turn. Each group has a *board*: the stream that its ranks are settling now, and those
+that ended without a plan. A rank that comes with another stream while one is undecided ends both:
+they keep the program's order, which needs no agreement. What both launch on the group must then be
+the beginning of one another, or the program's ranks do not match at all. Who finds a stream on the
+board that may be launched in the place of its own does not wait either.
 
 Nobody waits beyond a deadline: then the stream keeps the program's order, on all ranks.
 """
@@ -44,12 +46,15 @@ from inductor_passes.ranks.store import Await, ReadAll, Steps, StoreFailedError,
 log = logging.getLogger(__name__)
 
 Record = TypeVar("Record")  # what is told of a run
-# Runs the passes on a graph, in place: as a plan says, or freely (None, False), or with launches as they are (None, True).
+# Runs the passes on a graph, in place: as a plan says, or freely (None, False), or with launches as
+# they are (None, True).
 Run = Callable[[fx.Graph, LaunchPlan | None, bool], Record | None]
 
 
 class GraphOffer(Generic[Record]):
-    """A graph before its passes, and each way to run them that was tried; the graph itself stays as it is."""
+    """A graph before its passes, and each way to run them that was tried; the graph itself stays
+    as it is.
+    """
 
     def __init__(self, graph: fx.Graph, stream: Stream, run: Run[Record]) -> None:
         self._graph, self._stream, self._run = graph, stream, run
@@ -113,7 +118,9 @@ class CachedOffer:
         return self._cached
 
     def can_follow(self, plan: str) -> bool:
-        """Return whether it can launch so. The code is made anew for another plan, and if it cannot, that says so."""
+        """Return whether it can launch so. The code is made anew for another plan, and if it
+        cannot, that says so.
+        """
         return True
 
 
@@ -141,9 +148,10 @@ Why = Literal["agreed", "one cannot", "streams differ", "ranks differ", "too lat
 class Outcome:
     """Outcome for a stream: the plan to launch by, and why.
 
-    ``plan``: a plan's text. ``why``: ``agreed``, or what left the program's order: a rank's graph could not follow
-    the plan (``one cannot``), ranks came with different streams (``streams differ``) or with launches that do not match
-    (``ranks differ``, ``message`` says which), or some did not come in time (``too late``, ``missing``).
+    ``plan``: a plan's text. ``why``: ``agreed``, or what left the program's order: a rank's graph
+    could not follow the plan (``one cannot``), ranks came with different streams (``streams
+    differ``) or with launches that do not match (``ranks differ``, ``message`` says which), or some
+    did not come in time (``too late``, ``missing``).
     """
 
     plan: str
@@ -177,8 +185,9 @@ class _Put:
 class _Board:
     """A group's board.
 
-    ``now``: key of the stream last settled there, ``by`` whom first, whether it is ``partial`` there, and which of
-    its groups this is (-1: none, it only stands behind launches here). ``ended``: keys without a plan.
+    ``now``: key of the stream last settled there, ``by`` whom first, whether it is ``partial``
+    there, and which of its groups this is (-1: none, it only stands behind launches here).
+    ``ended``: keys without a plan.
     """
 
     now: str = ""
@@ -219,8 +228,8 @@ def leave(me: int, known: Known) -> Steps[tuple[int, ...]]:
 class Settling:
     """One rank that settles one stream.
 
-    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process, for a stream whose turn
-    may come only behind launches of other groups than its own.
+    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process, for a
+    stream whose turn may come only behind launches of other groups than its own.
     """
 
     def __init__(
@@ -228,13 +237,15 @@ class Settling:
     ) -> None:
         self.me, self.stream, self.key, self.register = me, stream, key, register
         self.peers = {rank for group in stream.groups for rank in group.ranks}
-        # A piece's backward graph is compiled before the piece runs, and before what peers may be settling.
+        # A piece's backward graph is compiled before the piece runs, and before what peers may be
+        # settling.
         ahead = around if stream.backward and stream.partial else ()
         self.boards = {group.id: group for group in (*stream.groups, *ahead)}.values()
         self.numbers = {group.id: number for number, group in enumerate(stream.groups)}
 
     def settle(self, plan: str, can_follow: Callable[[str], bool]) -> Steps[Outcome]:
-        """Settle on a plan with all ranks of the stream's groups; ``plan`` is what this rank would do.
+        """Settle on a plan with all ranks of the stream's groups; ``plan`` is what this rank would
+        do.
 
         ``can_follow``: whether this rank's graph can launch as another's plan says.
         """
@@ -263,7 +274,8 @@ class Settling:
         return (yield from self._outcome(fate))
 
     def pass_by(self) -> Steps[None]:
-        """Let others know of a stream that keeps the program's order whatever they do; waits for nobody.
+        """Let others know of a stream that keeps the program's order whatever they do; waits for
+        nobody.
 
         Without it, a rank that settles a part of it would wait for this one.
         """
@@ -298,7 +310,9 @@ class Settling:
                 return None
 
     def _note(self) -> Steps[None]:
-        """Note on all boards that the stream ended, and end what is undecided there and holds launches of it."""
+        """Note on all boards that the stream ended, and end what is undecided there and holds
+        launches of it.
+        """
         for group in self.boards:
             key = f"board/{group.id}"
             held = yield Swap(key, "", _Board(ended=(self.key,)).pack())
@@ -341,21 +355,24 @@ class Settling:
     def _difference(self, group: Group, board: _Board, put: _Put) -> str:
         """Return a message that shows that the program's ranks do not match; "" if they may."""
         number, other = self.numbers.get(group.id, -1), put.stream
-        # A rank that runs a function in Python compiles what it calls: launches before that are in no graph.
+        # A rank that runs a function in Python compiles what it calls: launches before that are in
+        # no graph.
         if any(
             stream.behind_python or self.register.is_left_to_python(stream)
             for stream in (self.stream, other)
         ):
             return ""
-        # One rank may train where another evaluates, and of a piece of the program the backward follows before the rest.
+        # One rank may train where another evaluates, and of a piece of the program the backward
+        # follows before the rest.
         if self.stream.is_joint or other.is_joint:
             return ""
         whole = not (self.stream.partial or board.partial)
         # Two whole graphs of one function launch the same, on every group that both ranks are in.
         # Who put the stream down may hold it as a part where who posted it holds it as a whole.
         of_one = whole and not other.partial and _is_one_call(self.stream, other)
-        # A backward graph is compiled before its forward one runs: what it launches first says nothing of
-        # where a broken program stands, nothing beside a forward graph, and nothing of another call.
+        # A backward graph is compiled before its forward one runs: what it launches first says
+        # nothing of where a broken program stands, nothing beside a forward graph, and nothing of
+        # another call.
         backward = {self.stream.backward, other.backward}
         if not (backward == {False} or (of_one and backward == {True})):
             return ""
@@ -377,7 +394,8 @@ class Settling:
         return ""
 
     def _theirs(self, group: Group, number: int, put: _Put) -> list[Launch]:
-        """Return what others launch on a group by the stream that is put down, their ``number``th there.
+        """Return what others launch on a group by the stream that is put down, their ``number``th
+        there.
 
         Who put it down may be of another row of the mesh, whose sizes say nothing of this group's.
         """
@@ -402,7 +420,9 @@ class Settling:
         return (yield from self._outcome(fate))
 
     def _outcome(self, fate: str) -> Steps[Outcome]:
-        """Return the outcome of a fate for this rank; whoever waits beside it for the same is told."""
+        """Return the outcome of a fate for this rank; whoever waits beside it for the same is
+        told.
+        """
         if _is_agreed(fate, [self.me]):
             put = _Put.unpack((yield from read(f"put/{self.key}")))
             return Outcome(put.plan, "agreed")
@@ -456,7 +476,9 @@ def _parsed(text: str) -> Any:
 
 
 def _is_settled(fate: str, ranks: Iterable[int]) -> bool:
-    """Return whether a fate says something for these ranks: a plan that all of them agreed on, or an end."""
+    """Return whether a fate says something for these ranks: a plan that all of them agreed on,
+    or an end.
+    """
     return _is_agreed(fate, ranks) or any(entry[0] != "agreed" for entry in _entries(fate))
 
 
@@ -468,8 +490,8 @@ def _is_agreed(fate: str, ranks: Iterable[int]) -> bool:
 def _is_one_call(one: Stream, other: Stream) -> bool:
     """Return whether both are of one function as it is called in one place.
 
-    A function that calls others of its own kind, as a container of layers does, may be compiled from outside on one rank
-    and from inside on another: then no path is the same.
+    A function that calls others of its own kind, as a container of layers does, may be compiled
+    from outside on one rank and from inside on another: then no path is the same.
     """
     paths = {launch.path for launch in one.launches}
     return one.root == other.root and any(launch.path in paths for launch in other.launches)

@@ -1,4 +1,6 @@
-"""The job's store as the protocol uses it: each operation a value, so that a model can run it step by step."""
+"""The job's store as the protocol uses it: each operation a value, so that a model can run it
+step by step.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from inductor_passes.torch_compat.c10d import Store
 
 
 class StoreFailedError(PassesError):
-    """The job's store did not do what it was asked for, or holds what nobody of this version wrote."""
+    """The job's store did not do what it was asked for, or holds what nobody of this version
+    wrote.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Write ``new`` if the key holds ``old``; a key that nobody wrote holds "". Answers what it holds then."""
+    """Write ``new`` if the key holds ``old``; a key that nobody wrote holds "". Answers what it
+    holds then.
+    """
 
     key: str
     old: str
@@ -47,8 +53,8 @@ class Await:
 
 
 Operation = Swap | Write | ReadAll | Await
-# Seconds between the tries of an operation that the store refuses: what it may have done before it failed does no harm
-# when it is done again.
+# Seconds between the tries of an operation that the store refuses: what it may have done before it
+# failed does no harm when it is done again.
 PAUSES_S = (0.05, 0.2, 0.5)
 T = TypeVar("T")
 Steps = Generator[Operation, Any, T]
@@ -61,7 +67,9 @@ def read(key: str) -> Steps[str]:
 
 
 def run(steps: Steps[T], store: Store, prefix: str, deadline_s: float) -> T:
-    """Carry out a protocol's steps on a store. Raises StoreFailedError for what the store raises again and again."""
+    """Carry out a protocol's steps on a store. Raises StoreFailedError for what the store raises
+    again and again.
+    """
     end: float | None = None
     answer: Any = None
     while True:

@@ -69,7 +69,8 @@ def _with_reasons(timeline: TimelineRecord, why: Mapping[str, str]) -> TimelineR
 
 
 def order_events(graph: fx.Graph) -> list[str]:
-    """Launches, waits and kernels of their own, in order, in words that generated code can be held against.
+    """Launches, waits and kernels of their own, in order, in words that generated code can be held
+    against.
 
     ``launch KIND GROUP``, ``wait N`` (of the N-th launch of the graph) and ``kernel``.
     """

@@ -33,7 +33,9 @@ def human_bytes(count: float) -> str:
 
 
 def human_us(us: float) -> str:
-    """Microseconds as ``740 ns``, ``12.5 µs``, ``1.23 ms`` or ``4.56 s``, three digits; 0 as ``0``."""
+    """Microseconds as ``740 ns``, ``12.5 µs``, ``1.23 ms`` or ``4.56 s``, three digits; 0 as
+    ``0``.
+    """
     size = abs(us)
     if size < 5e-4:
         return "0"
@@ -94,7 +96,9 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def split_line(user_line: str) -> tuple[str, str]:
-    """``folder/file.py:12: code`` as (``file.py:12``, ``code``); what has another form goes first."""
+    """``folder/file.py:12: code`` as (``file.py:12``, ``code``); what has another form goes
+    first.
+    """
     match = _LINE.match(user_line)
     if match is None:
         return user_line, ""
@@ -124,7 +128,9 @@ _figures: dict[str, tuple[str, Compute]] = {}
 
 
 def figure(name: str, unit: str) -> Callable[[Compute], Compute]:
-    """Have reports show what the decorated function returns. ``unit``: ``us``, ``bytes``, or a word of its own."""
+    """Have reports show what the decorated function returns. ``unit``: ``us``, ``bytes``, or a
+    word of its own.
+    """
 
     def register(compute: Compute) -> Compute:
         _figures[name] = (unit, compute)
@@ -134,7 +140,9 @@ def figure(name: str, unit: str) -> Callable[[Compute], Compute]:
 
 
 def figures_of(planned: PlannedGraph) -> tuple[FigureRecord, ...]:
-    """Every figure that has something to say of the graph, in the order in which they stand here."""
+    """Every figure that has something to say of the graph, in the order in which they stand
+    here.
+    """
     found = ((name, unit, compute(planned)) for name, (unit, compute) in _figures.items())
     return tuple(
         FigureRecord(name, float(value), unit) for name, unit, value in found if value is not None
@@ -143,7 +151,9 @@ def figures_of(planned: PlannedGraph) -> tuple[FigureRecord, ...]:
 
 @figure("busiest group's link", "us")
 def busiest_link(planned: PlannedGraph) -> float | None:
-    """Time that the launches of one process group take one after another: no order of them is shorter."""
+    """Time that the launches of one process group take one after another: no order of them is
+    shorter.
+    """
     lanes: dict[str, float] = defaultdict(float)
     for span in planned.after.spans:
         if span.lane != COMPUTE_LANE:
@@ -229,7 +239,9 @@ def alike(collectives: Sequence[CollectiveRecord]) -> list[Collectives]:
 
 
 def titled(graphs: Sequence[GraphRecord]) -> list[tuple[str, GraphRecord]]:
-    """Graphs with titles: ``forward``, or ``forward 1``, ``forward 2`` where a phase has several."""
+    """Graphs with titles: ``forward``, or ``forward 1``, ``forward 2`` where a phase has
+    several.
+    """
     total = Counter(graph.phase for graph in graphs)
     seen: Counter[str] = Counter()
     found = []

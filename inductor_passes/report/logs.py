@@ -1,10 +1,11 @@
 """Log decisions, passes and cache misses for ``TORCH_LOGS`` and tlparse.
 
-``TORCH_LOGS=dist_schedule,dist_collectives,dist_fuse`` where torch knows these names (from 2.13 on, with
-the package installed), and the modules' names everywhere: ``+inductor_passes.schedule`` and so on.
+``TORCH_LOGS=dist_schedule,dist_collectives,dist_fuse`` where torch knows these names (from 2.13 on,
+with the package installed), and the modules' names everywhere: ``+inductor_passes.schedule`` and so
+on.
 
-``DYNAMO_DIST_PASS_FOLDER=folder`` writes the same to files: ``folder/rank0/GRAPH/00_program.txt``, and for each
-pass that changed the graph ``NN_pass.txt``, the graph after it, and ``NN_pass.diff``.
+``DYNAMO_DIST_PASS_FOLDER=folder`` writes the same to files: ``folder/rank0/GRAPH/00_program.txt``,
+and for each pass that changed the graph ``NN_pass.txt``, the graph after it, and ``NN_pass.diff``.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def _collectives(record: GraphRecord) -> list[str]:
 
 
 def _fusions(record: GraphRecord) -> list[str]:
-    """A line for each decision of a pass whose name begins with ``fuse_``, or why the pass did not run."""
+    """A line for each decision of a pass whose name begins with ``fuse_``, or why the pass did
+    not run.
+    """
     return [
         f"{p.name}: {said}"
         for p in record.passes

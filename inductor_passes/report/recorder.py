@@ -1,7 +1,8 @@
 """Record what the passes did to graphs: where records go, and how they survive a warm cache.
 
-Graphs come without Dynamo from ``make_fx``, AOTAutograd or ``compile_fx`` called directly. They are numbered as they
-come, like Dynamo numbers functions, so that ranks which compile the same graphs give them the same ids.
+Graphs come without Dynamo from ``make_fx``, AOTAutograd or ``compile_fx`` called directly. They are
+numbered as they come, like Dynamo numbers functions, so that ranks which compile the same graphs
+give them the same ids.
 
 On a warm cache Inductor runs no pass. But a cached graph brings the counters of its compile with
 it: the pipeline stores each record in a file beside the cache, named by its content, and counts
@@ -43,7 +44,9 @@ class Subscribers(Generic[T]):
         return lambda: self._callbacks.pop(token, None)
 
     def call(self, record: T) -> None:
-        """Hand a record to every callback. One that raises is logged and does not stop the compile."""
+        """Hand a record to every callback. One that raises is logged and does not stop the
+        compile.
+        """
         for callback in list(self._callbacks.values()):
             try:
                 callback(record)
@@ -58,8 +61,8 @@ _numbers = itertools.count()
 def compile_id() -> str:
     """Return the id of the compile in work: ``0/0`` by Dynamo, else ``fx0``, ``fx1``, ...
 
-    Within one trace of AOTAutograd's it is the same each time, in the backward graph too; outside of any each call
-    counts one further.
+    Within one trace of AOTAutograd's it is the same each time, in the backward graph too; outside
+    of any each call counts one further.
     """
     if found := dynamo.compile_id():
         return found
@@ -74,7 +77,9 @@ def compile_id() -> str:
 
 
 def in_this_process(graph_id: str) -> str:
-    """Return the id of a graph that another process has compiled, with a number of this one where it has a number."""
+    """Return the id of a graph that another process has compiled, with a number of this one
+    where it has a number.
+    """
     name, _, phase = graph_id.rpartition(":")
     return f"{compile_id()}:{phase}" if name.startswith(_OURS) else graph_id
 
@@ -84,7 +89,8 @@ _EPOCH = "inductor_passes.epoch"
 
 _lock = threading.RLock()
 _published: dict[str, int] = {}
-# Records by id of their graph, each with its key: of graphs whose passes ran, and whose code is not made yet.
+# Records by id of their graph, each with its key: of graphs whose passes ran, and whose code is not
+# made yet.
 Pending = dict[str, tuple[str, GraphRecord]]
 
 
@@ -95,14 +101,18 @@ _subscribers.add(log_graph)
 
 
 def publish(record: GraphRecord, key: str = "") -> None:
-    """Hand a record that is complete to every subscriber, the logs first; under ``key`` a warm cache finds it again."""
+    """Hand a record that is complete to every subscriber, the logs first; under ``key`` a warm
+    cache finds it again.
+    """
     if key:
         store(key, record)
     _subscribers.call(_with_own_groups(record))
 
 
 def _with_own_groups(record: GraphRecord) -> GraphRecord:
-    """The record with its groups as this process calls them: the graph has names of all ranks, and may be another's."""
+    """The record with its groups as this process calls them: the graph has names of all ranks,
+    and may be another's.
+    """
 
     def timeline(of: TimelineRecord) -> TimelineRecord:
         spans = (dataclasses.replace(span, lane=c10d.own_name(span.lane)) for span in of.spans)
@@ -121,7 +131,8 @@ def _with_own_groups(record: GraphRecord) -> GraphRecord:
 
 
 def compiled(record: GraphRecord, pending: Pending | None = None) -> bool:
-    """Count the record of a graph that is compiled just now, and publish it, or put it among those to be completed.
+    """Count the record of a graph that is compiled just now, and publish it, or put it among those
+    to be completed.
 
     Returns whether it is published.
     """
@@ -156,7 +167,9 @@ def load_record(key: str) -> GraphRecord | None:
 
 
 def keep(kind: str, name: str, data: dict[str, Any]) -> None:
-    """Write a file beside Inductor's cache, whole or not at all. A full disk only costs a warning."""
+    """Write a file beside Inductor's cache, whole or not at all. A full disk only costs a
+    warning.
+    """
     folder = _folder(kind)
     try:
         record_folder.put(folder, f"{name}.json", json.dumps(data))

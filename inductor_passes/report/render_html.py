@@ -198,7 +198,9 @@ class _GraphView:
 def page(
     run: GraphsReport, template: str = "graphs.html.j2", folder: str = __package__, **more: Any
 ) -> str:
-    """The whole page, by a template in ``folder``, a package with templates, which gets ``more`` besides."""
+    """The whole page, by a template in ``folder``, a package with templates, which gets ``more``
+    besides.
+    """
     return _template(template, folder).render(
         name=folder.partition(".")[0],
         run=run,
@@ -239,7 +241,9 @@ def _view(title: str, graph: GraphRecord, is_open: bool) -> _GraphView:
 
 
 def _box_title(box: Box, collectives: dict[str, CollectiveRecord]) -> str:
-    """Return the text shown when hovering over a box; its first line is the label where there is room."""
+    """Return the text shown when hovering over a box; its first line is the label where there is
+    room.
+    """
     collective = collectives.get(box.span.name)
     if box.count > 1:
         head = f"{box.count} spans"

@@ -45,7 +45,8 @@ def print_graphs(
 ) -> None:
     """Print to ``console``, by default standard output; colour where the terminal has it.
 
-    ``rows`` stand above the totals of graphs; ``between`` prints what comes between totals and graphs.
+    ``rows`` stand above the totals of graphs; ``between`` prints what comes between totals and
+    graphs.
     """
     console = console or terminal()
     ranks = f"rank {report.rank} of {report.world_size}, " if report.world_size > 1 else ""

@@ -1,4 +1,6 @@
-"""The report on one process's graphs: its data, its files, and the folder of ``options={"report": DIR}``."""
+"""The report on one process's graphs: its data, its files, and the folder of
+``options={"report": DIR}``.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,8 @@ def write_graphs(
 
     Names carry the rank (``report.rank3.html``) where the run has several and ``report`` is one
     rank's. Makes the folder. Each file is replaced at once, so a reader never sees half of one. If
-    the folder cannot be written, warns and returns (). ``html`` and ``timelines`` make what a report
-    that is more than one rank's graphs shows.
+    the folder cannot be written, warns and returns (). ``html`` and ``timelines`` make what a
+    report that is more than one rank's graphs shows.
     """
     infix = ""
     if isinstance(report, GraphsReport) and report.world_size > 1:
@@ -163,7 +165,9 @@ class LiveReport:
             self._write(report)
 
     def finish(self) -> None:
-        """Write what came after the last refresh. The process group may be gone: its rank is kept."""
+        """Write what came after the last refresh. The process group may be gone: its rank is
+        kept.
+        """
         if self._written is None:
             return
         rank, world_size = self._written.rank, self._written.world_size
@@ -198,7 +202,9 @@ _open: dict[str, Callable[[], object]] = {}
 
 
 def use(reporter: Reporter) -> Reporter:
-    """Write reports that are begun from now on by ``reporter``, which knows more of a run; returns the one before."""
+    """Write reports that are begun from now on by ``reporter``, which knows more of a run;
+    returns the one before.
+    """
     global _own
     before, _own = _own, reporter
     return before
@@ -214,7 +220,9 @@ def start(directory: str | None) -> None:
 
 
 def write(directory: str | None) -> None:
-    """Bring the report in ``directory`` up to date. Whatever goes wrong costs a warning, no compile."""
+    """Bring the report in ``directory`` up to date. Whatever goes wrong costs a warning, no
+    compile.
+    """
     if directory is None:
         return
     start(directory)

@@ -1,11 +1,12 @@
 """Reduce-scatter a sum of which each rank keeps its own chunk.
 
-Rank 0 cannot see from its graph whether all ranks take their own chunk or all take the first one, and
-ranks that decide differently hang. So a slice counts only where DTensor made it, while it went from
-Replicate to Shard: Dynamo noted the function that each node comes from, and DTensor slices inside
-functions that do not slice themselves. It slices by one dimension of the mesh; that it is the one of
-``group_name`` is sure only if this rank knows no other group of that size, which a mesh gives
-alike to all ranks of a group. Where two mesh dimensions have the same size nothing is recognised.
+Rank 0 cannot see from its graph whether all ranks take their own chunk or all take the first one,
+and ranks that decide differently hang. So a slice counts only where DTensor made it, while it went
+from Replicate to Shard: Dynamo noted the function that each node comes from, and DTensor slices
+inside functions that do not slice themselves. It slices by one dimension of the mesh; that it is
+the one of ``group_name`` is sure only if this rank knows no other group of that size, which a mesh
+gives alike to all ranks of a group. Where two mesh dimensions have the same size nothing is
+recognised.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class OwnChunk:
 
 
 def own_chunks(whole: fx.Node, launch: fx.Node) -> list[OwnChunk] | None:
-    """Every use of ``whole`` as this rank's own chunk by ``launch``'s group; None if there is another use.
+    """Every use of ``whole`` as this rank's own chunk by ``launch``'s group; None if there is
+    another use.
 
     Chunks are equal: sizes that the group does not divide are not recognised, on any rank.
     """

@@ -19,11 +19,12 @@ _FROM_INPUT = PLACING | {CAST, aten.constant_pad_nd.default}
 
 
 class BucketGathers(Merging):
-    """All-gathers of inputs that are marked for one module are one, up to ``held_bytes`` of what they gather.
+    """All-gathers of inputs that are marked for one module are one, up to ``held_bytes`` of what
+    they gather.
 
-    A start takes time of the processor that no topology knows, and FSDP2 itself has one for a module. What is gathered
-    stays in memory until the last of the bucket has been read, as with FSDP2. Shards that are large by themselves stay
-    alone, and the scheduler decides about them.
+    A start takes time of the processor that no topology knows, and FSDP2 itself has one for a
+    module. What is gathered stays in memory until the last of the bucket has been read, as with
+    FSDP2. Shards that are large by themselves stay alone, and the scheduler decides about them.
 
     Requires: a functional graph; static shapes.
     Ensures:  the same values, to the bit; a second run changes nothing.
@@ -75,16 +76,18 @@ _PLACING = PLACING | {operator.getitem, aten.slice.Tensor, aten.copy_.default}
 
 
 class BucketAverages(Merging):
-    """All-reduces, and reduce-scatters marked for one module, whose results are only returned are one for each 25 MiB.
+    """All-reduces, and reduce-scatters marked for one module, whose results are only returned are
+    one for each 25 MiB.
 
-    So are gradients; elementwise operators on the way do not matter. Buckets are DistributedDataParallel's: filled in
-    the order in which the program launches, the first of 1 MiB, so that it leaves early. FSDP2 has one launch for a
-    module. A topology by which a start costs little changes nothing: a start takes time of the processor that no
-    topology knows, and nobody waits for a gradient before the others. The scheduler may merge buckets further.
+    So are gradients; elementwise operators on the way do not matter. Buckets are
+    DistributedDataParallel's: filled in the order in which the program launches, the first of 1
+    MiB, so that it leaves early. FSDP2 has one launch for a module. A topology by which a start
+    costs little changes nothing: a start takes time of the processor that no topology knows, and
+    nobody waits for a gradient before the others. The scheduler may merge buckets further.
 
     Requires: a functional graph; static shapes.
-    Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload elsewhere; a second
-              run changes nothing.
+    Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload
+              elsewhere; a second run changes nothing.
     Stats:    ``launches_before``, ``launches_after`` (of those merged).
     """
 
@@ -138,7 +141,9 @@ def _is_average(launch: fx.Node) -> bool:
 
 
 def _only_returned(graph: fx.Graph, through: tuple[object, ...] = ()) -> set[fx.Node]:
-    """Nodes whose values reach nothing but results of the graph, by elementwise operators, views and ``through``."""
+    """Nodes whose values reach nothing but results of the graph, by elementwise operators, views
+    and ``through``.
+    """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         if all(

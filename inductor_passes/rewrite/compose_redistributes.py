@@ -31,13 +31,13 @@ class ComposeRedistributes(Rewrite):
     """A gather of which only this rank's own chunk is used: nothing, or an all_to_all.
 
     Cut along the gathered dimension, the chunk is what this rank sent; cut along another one, an
-    all_to_all brings it with 1 / ranks of the bytes. An all_to_all of dimensions followed by another is
-    one, or none if the second undoes the first.
+    all_to_all brings it with 1 / ranks of the bytes. An all_to_all of dimensions followed by
+    another is one, or none if the second undoes the first.
 
     Requires: a functional graph; static shapes that the group divides.
     Ensures:  every bit as before; a second run changes nothing.
-    Stats:    ``gathers_removed``, ``gathers_to_all_to_all``, ``all_to_alls_composed``, ``bytes_saved``
-              (on the link, by this rank).
+    Stats:    ``gathers_removed``, ``gathers_to_all_to_all``, ``all_to_alls_composed``,
+              ``bytes_saved`` (on the link, by this rank).
     """
 
     name = "compose_redistributes"

@@ -36,7 +36,9 @@ CONTIGUOUS = {"memory_format": torch.contiguous_format}
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """``node`` holds what ``wait`` brought, joined along ``dim``; ``between`` are the nodes that joined it."""
+    """``node`` holds what ``wait`` brought, joined along ``dim``; ``between`` are the nodes that
+    joined it.
+    """
 
     node: fx.Node
     dim: int
@@ -44,7 +46,9 @@ class Gathered:
 
 
 def gathered(wait: fx.Node, count: int) -> Gathered:
-    """Return the value that an all_gather over ``count`` ranks brought: joined by a split and a cat, or as it came."""
+    """Return the value that an all_gather over ``count`` ranks brought: joined by a split and a
+    cat, or as it came.
+    """
     shape = static_shape(wait)
     users = list(wait.users)
     plain = Gathered(wait, 0)
@@ -68,9 +72,11 @@ def gathered(wait: fx.Node, count: int) -> Gathered:
 
 
 def cut_first(graph: fx.Graph, node: fx.Node, dim: int, count: int, like: fx.Node) -> fx.Node:
-    """Cut ``dim`` in ``count`` parts and stack them: the first dimension becomes ``count`` times as long.
+    """Cut ``dim`` in ``count`` parts and stack them: the first dimension becomes ``count`` times as
+    long.
 
-    Local shapes: [a, d, ...] cut along 1 gives [count * a, d / count, ...]. No node for dimension 0.
+    Local shapes: [a, d, ...] cut along 1 gives [count * a, d / count, ...]. No node for dimension
+    0.
     """
     shape = static_shape(node)
     assert shape is not None
@@ -102,7 +108,9 @@ def join_at(graph: fx.Graph, node: fx.Node, dim: int, count: int, like: fx.Node)
 
 
 def joins_as_view(shape: Sequence[int], dim: int, count: int) -> bool:
-    """Return whether what came as ``shape`` is joined along ``dim`` as it lies: only ones stand before ``dim``."""
+    """Return whether what came as ``shape`` is joined along ``dim`` as it lies: only ones stand
+    before ``dim``.
+    """
     return shape[0] == count and all(size == 1 for size in shape[1:dim])
 
 
@@ -126,14 +134,15 @@ _ANY_STRIDE = frozenset(
 class GatherWithoutCopy(Rewrite):
     """The pieces of a gather along an inner dimension are put together by index, not by a ``cat``.
 
-    Where the shard is a transposed tensor whose first dimension is the gathered one (a weight held as
-    its transpose), the tensor itself is gathered and transposed after: neither side copies. Elsewhere
-    the pieces are read through a permutation, which Inductor fuses into pointwise readers; a ``cat``
-    is a kernel of its own. With nothing but ones in front of the dimension it is a view.
+    Where the shard is a transposed tensor whose first dimension is the gathered one (a weight held
+    as its transpose), the tensor itself is gathered and transposed after: neither side copies.
+    Elsewhere the pieces are read through a permutation, which Inductor fuses into pointwise
+    readers; a ``cat`` is a kernel of its own. With nothing but ones in front of the dimension it is
+    a view.
 
     Requires: a functional graph; static shapes.
-    Ensures:  the gathered values bit by bit; a matrix product that reads them in another layout may add
-              in another order. A second run changes nothing.
+    Ensures:  the gathered values bit by bit; a matrix product that reads them in another layout may
+              add in another order. A second run changes nothing.
     Stats:    ``copies_removed``, ``bytes_saved`` (written to memory by copies that are gone).
     """
 
@@ -179,7 +188,9 @@ class GatherWithoutCopy(Rewrite):
 
 
 def _turned(shard: object, dim: int) -> tuple[fx.Node, list[int]] | None:
-    """The tensor of which ``shard`` is a permutation that puts its first dimension at ``dim``, and the order."""
+    """The tensor of which ``shard`` is a permutation that puts its first dimension at ``dim``,
+    and the order.
+    """
     while isinstance(shard, fx.Node) and shard.target is aten.clone.default:
         shard = shard.args[0]
     if not isinstance(shard, fx.Node) or shard.target not in _TURNING:
@@ -204,10 +215,10 @@ def _order(node: fx.Node, rank: int) -> list[int]:
 class ScatterByExchange(Rewrite):
     """reduce_scatter -> all_to_all, then the sum of what came: half the bytes on gloo's links.
 
-    Gloo reduces and scatters by an all_reduce of which each rank keeps its part. Here each rank sends every
-    other its part instead, and adds what it gets in the order of ranks; Inductor fuses the sum with what reads
-    it. Only where the topology says that a reduce_scatter takes more than one round (``reduce_scatter_rounds``),
-    and predicts a gain with the sum counted.
+    Gloo reduces and scatters by an all_reduce of which each rank keeps its part. Here each rank
+    sends every other its part instead, and adds what it gets in the order of ranks; Inductor fuses
+    the sum with what reads it. Only where the topology says that a reduce_scatter takes more than
+    one round (``reduce_scatter_rounds``), and predicts a gain with the sum counted.
 
     Requires: a functional graph; static shapes; sums and averages of floating-point numbers.
     Ensures:  the same sums, perhaps in another order; a second run changes nothing.
@@ -243,7 +254,9 @@ class ScatterByExchange(Rewrite):
         return PassStats(count > 0, {"scatters_replaced": count, "bytes_saved": saved})
 
     def _exchange(self, graph: fx.Graph, launch: fx.Node, machine: Machine) -> bool:
-        """Put the exchange beside ``launch``, for its readers; return whether it is predicted to be faster."""
+        """Put the exchange beside ``launch``, for its readers; return whether it is predicted to
+        be faster.
+        """
         assert self.cost is not None
         source, operation, ranks, group = launch.args
         first, *rest = static_shape(launch) or ()

@@ -55,10 +55,11 @@ class Merging(Rewrite):
 
 
 class MergeTiny(Merging):
-    """Launches of at most ``tiny_bytes``, and four times as many gathered, on one group, none of which needs another, are one launch.
+    """Launches of at most ``tiny_bytes``, and four times as many gathered, on one group, none of
+    which needs another, are one launch.
 
-    Their payloads are flattened and put side by side: a dozen norms and losses cost one start instead
-    of twelve. A merged launch stands where the last of its parts stood.
+    Their payloads are flattened and put side by side: a dozen norms and losses cost one start
+    instead of twelve. A merged launch stands where the last of its parts stood.
 
     Requires: a functional graph; static shapes.
     Ensures:  the same values; a sum may be added in another order, because a ring cuts the payload
@@ -112,7 +113,9 @@ class MergeTiny(Merging):
 
 
 def merge(graph: fx.Graph, bucket: Sequence[fx.Node], name: str) -> None:
-    """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last of them."""
+    """Replace the launches of ``bucket`` by one on their flattened payloads, placed at the last
+    of them.
+    """
     last = bucket[-1]
     gathers = last.target is c10d.all_gather_into_tensor.default
     scatters = last.target is c10d.reduce_scatter_tensor.default
@@ -171,7 +174,9 @@ def _needs_any(
     needs: dict[fx.Node, frozenset[fx.Node]],
     bucket_of: dict[fx.Node, list[fx.Node]],
 ) -> bool:
-    """Return whether ``launch`` needs one of ``bucket``, given that a merged launch needs what its parts need."""
+    """Return whether ``launch`` needs one of ``bucket``, given that a merged launch needs what
+    its parts need.
+    """
     pending, seen = list(needs[launch]), set(needs[launch])
     while pending:
         for member in bucket_of[pending.pop()]:

@@ -29,7 +29,8 @@ MOVING_KINDS = ("all_gather", "all_to_all", "broadcast")
 
 
 class GatherBeforeUpcast(Rewrite):
-    """Gather the value before its upcast and cast the gathered one: bfloat16 to float32 halves the bytes.
+    """Gather the value before its upcast and cast the gathered one: bfloat16 to float32 halves the
+    bytes.
 
     Looks through views, copies and zero padding between cast and launch: with uneven shards some
     ranks pad and others do not, and all must decide alike.
@@ -68,7 +69,9 @@ class GatherBeforeUpcast(Rewrite):
 
 
 def widening_above(launch: fx.Node) -> list[fx.Node] | None:
-    """Return what stands between a launch and the cast to a wider type that it moves the result of, and the cast, last."""
+    """Return what stands between a launch and the cast to a wider type that it moves the result
+    of, and the cast, last.
+    """
     if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
         return None
     chain = chain_above(launch.args[0], PLACING | {aten.constant_pad_nd.default})
@@ -159,10 +162,11 @@ class DowncastBeforeGather(Rewrite):
 
 
 def narrowed_types(graph: fx.Graph) -> str:
-    """Return, by number of launch, the types in which passes may move what a graph gathers in wider ones.
+    """Return, by number of launch, the types in which passes may move what a graph gathers in wider
+    ones.
 
-    They follow from what the program computes of it, as under autocast, and tell two graphs of one function apart whose
-    launches read the same.
+    They follow from what the program computes of it, as under autocast, and tell two graphs of one
+    function apart whose launches read the same.
     """
     found = []
     for i, launch in enumerate(launches(graph)):
@@ -174,7 +178,9 @@ def narrowed_types(graph: fx.Graph) -> str:
 
 
 def narrowing_below(launch: fx.Node) -> tuple[list[fx.Node], list[fx.Node]] | None:
-    """Return what stands between a launch and the casts to one narrower type that alone read it, and these casts."""
+    """Return what stands between a launch and the casts to one narrower type that alone read it,
+    and these casts.
+    """
     if kind(launch) not in MOVING_KINDS or len(list(input_tensors(launch))) != 1:
         return None
     found, wide = _casts_below(waits_of(launch)), tensor(launch.args[0])

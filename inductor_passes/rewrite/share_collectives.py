@@ -72,11 +72,13 @@ class ShareLaunches(Rewrite):
 
 @contextlib.contextmanager
 def equal_launches_stay() -> Iterator[None]:
-    """Equal launches of a forward graph, and those of a backward graph, stay launches of their own in the block.
+    """Equal launches of a forward graph, and those of a backward graph, stay launches of their own
+    in the block.
 
-    Where each rank makes one of them, a rank whose graph a break cuts between the two, or that runs in Python,
-    launches more than its peers. What a backward graph would launch as its forward one has is still left out: both are
-    cut in the same place. The tag ``is_forward`` was seen in 2.11 to 2.15.
+    Where each rank makes one of them, a rank whose graph a break cuts between the two, or that runs
+    in Python, launches more than its peers. What a backward graph would launch as its forward one
+    has is still left out: both are cut in the same place. The tag ``is_forward`` was seen in 2.11
+    to 2.15.
     """
     with merged_without(_launches, again=_launch_once_for_backward):
         yield
@@ -87,7 +89,9 @@ def _launches(graph: fx.Graph) -> set[object]:
 
 
 def _launch_once_for_backward(joint: fx.Graph) -> bool:
-    """Let the backward part read what the forward part has launched already; whether there was any."""
+    """Let the backward part read what the forward part has launched already; whether there was
+    any.
+    """
     forward: dict[object, fx.Node] = {}
     returned = {_storage(node) for node in joint.output_node().all_input_nodes} - {None}
 

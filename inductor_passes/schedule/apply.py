@@ -1,11 +1,12 @@
 """From a schedule to the graph: put its nodes in order, make each bucket one launch.
 
-A bucket runs in one of two styles. *Packed*: inputs are copied into one buffer, one ordinary collective
-moves it, and what arrives is cut up. *Coalesced*: one call that launches all members, without copies, as
-``_c10d_functional`` has for gathers and reduce-scatters. The cost model says which is faster.
+A bucket runs in one of two styles. *Packed*: inputs are copied into one buffer, one ordinary
+collective moves it, and what arrives is cut up. *Coalesced*: one call that launches all members,
+without copies, as ``_c10d_functional`` has for gathers and reduce-scatters. The cost model says
+which is faster.
 
-With n ranks, the members of a packed bucket lie in its buffer like this, where m is a member's bytes
-and M their sum:
+With n ranks, the members of a packed bucket lie in its buffer like this, where m is a member's
+bytes and M their sum:
 
 - all_reduce, all_gather: flat, one after another; a gather's result is [n, M], cut in columns of m;
 - reduce_scatter, all_to_all: each member as [n, m/n], side by side as [n, M/n], cut in columns too.
@@ -51,9 +52,9 @@ COALESCED = {
 class MergedLaunches:
     """Launches that were merged, and what stands in their place.
 
-    ``members``, ``waits``: nodes that are gone. ``launch``: the one launch. ``landed``: where its first
-    result is waited for. ``results``: what the users of each member's wait read now. ``made``: every
-    node that is new.
+    ``members``, ``waits``: nodes that are gone. ``launch``: the one launch. ``landed``: where its
+    first result is waited for. ``results``: what the users of each member's wait read now.
+    ``made``: every node that is new.
     """
 
     members: tuple[fx.Node, ...]
@@ -71,9 +72,9 @@ def apply(
     cost: CostModel,
     coalesced: Sequence[bool] | None = None,
 ) -> list[MergedLaunches]:
-    """Rewrite ``graph`` in place. ``order`` holds every node once; a bucket's launches are neighbours in
-    it, and so are its waits. Inputs keep the order of the graph's signature. ``coalesced``: the style of each
-    bucket of several, where others have chosen it.
+    """Rewrite ``graph`` in place. ``order`` holds every node once; a bucket's launches are
+    neighbours in it, and so are its waits. Inputs keep the order of the graph's signature.
+    ``coalesced``: the style of each bucket of several, where others have chosen it.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     relink(graph, [*inputs, *(node for node in order if node.op != "placeholder")])
@@ -188,8 +189,8 @@ def _read(writer: _Writer, member: fx.Node, dim: int) -> fx.Node:
 def read_sizes_of_inputs(graph: fx.Graph) -> None:
     """Have symbolic sizes of what is launched or waited for read off the launch's input instead.
 
-    Sizes are known before anything is launched: what needs them alone must not wait, and is no reason not to
-    merge the launch.
+    Sizes are known before anything is launched: what needs them alone must not wait, and is no
+    reason not to merge the launch.
     """
     for launch in list(graph.nodes):
         if kind(launch) not in ("all_reduce", "all_gather", "reduce_scatter"):
@@ -230,7 +231,9 @@ def _land_coalesced(
 
 
 class _Writer:
-    """New nodes with their values' shapes and the user's line and annotations of what they replace."""
+    """New nodes with their values' shapes and the user's line and annotations of what they
+    replace.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph

@@ -1,12 +1,12 @@
 """Extract a schedule problem from an FX graph and its costs.
 
-Every node of the graph is a node of the problem. What only keeps order (``hazards.py``) goes through a
-*token*, a node of no time and no bytes that stands for "has run": a dependency on the node itself
-would keep its value in memory.
+Every node of the graph is a node of the problem. What only keeps order (``hazards.py``) goes
+through a *token*, a node of no time and no bytes that stands for "has run": a dependency on the
+node itself would keep its value in memory.
 
-A graph gathers parameters one by one. FSDP2 gathers those of a module at once, the next module's ahead of time, and
-packs a module's gradients before it reduces them. A scheduler that may take no more than the program's order
-could do neither.
+A graph gathers parameters one by one. FSDP2 gathers those of a module at once, the next module's
+ahead of time, and packs a module's gradients before it reduces them. A scheduler that may take no
+more than the program's order could do neither.
 """
 
 from __future__ import annotations
@@ -44,14 +44,17 @@ from inductor_passes.simulate.timeline import memory_owners, value_bytes
 
 @dataclass
 class _Module:
-    """What one sharded module gathers and reduces in a graph: of each launch its position, its bytes and when they were last needed."""
+    """What one sharded module gathers and reduces in a graph: of each launch its position, its
+    bytes and when they were last needed.
+    """
 
     gathers: list[tuple[int, int, int]] = field(default_factory=list)
     reductions: list[tuple[int, int]] = field(default_factory=list)
 
 
 def runtime_bytes(graph: fx.Graph, timeline: Callable[[], Timeline]) -> int | None:
-    """Bytes (local) by which FSDP2's peak is above that of the program's order; None if the graph gathers for none of its modules.
+    """Bytes (local) by which FSDP2's peak is above that of the program's order; None if the graph
+    gathers for none of its modules.
 
     ``timeline`` simulates the graph; it is called where there is such a module.
     """
@@ -141,8 +144,8 @@ def extract(
 ) -> Extracted:
     """Reduce a post-grad graph to numbers. Linear in nodes and edges; the graph is not changed.
 
-    ``ranks_differ``: launches keep their order. ``merge``: kinds of launches that may share a bucket.
-    Sizes are local, symbolic ones by their hint; times are the cost model's.
+    ``ranks_differ``: launches keep their order. ``merge``: kinds of launches that may share a
+    bucket. Sizes are local, symbolic ones by their hint; times are the cost model's.
     """
     nodes = list(graph.nodes)
     owners = memory_owners(graph)
@@ -226,7 +229,9 @@ def _of_launch(launch: fx.Node, merge: Collection[str]) -> dict[str, Any]:
 
 
 def can_merge(launch: fx.Node) -> bool:
-    """Return whether a launch may share a bucket: one dense tensor in, one wait, equal shares for all ranks."""
+    """Return whether a launch may share a bucket: one dense tensor in, one wait, equal shares
+    for all ranks.
+    """
     return (
         kind(launch) in MERGED_OPS
         and not is_coalesced(launch)
@@ -240,7 +245,9 @@ def can_merge(launch: fx.Node) -> bool:
 
 
 def _splits_evenly(launch: fx.Node) -> bool:
-    """Return whether an all_to_all gives every rank the same share of its rows; true for other collectives."""
+    """Return whether an all_to_all gives every rank the same share of its rows; true for other
+    collectives.
+    """
     for name in ("input_split_sizes", "output_split_sizes"):
         sizes = argument(launch, name)
         if isinstance(sizes, (list, tuple)) and (

@@ -30,14 +30,15 @@ from inductor_passes.simulate import Timeline, simulate
 
 
 class FollowPlan(GraphPass):
-    """Put the launches in the order of a plan, and merge those that it merges; the rest keeps its place.
+    """Put the launches in the order of a plan, and merge those that it merges; the rest keeps its
+    place.
 
     Where compute goes is left to the scheduler, which runs behind and keeps the order of launches.
 
     Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``).
     Ensures:  what ``Schedule`` ensures.
-    Stats:    ``launches``, ``merged`` (launches in buckets).
-    Raises CannotFollowError if the graph has not the launches of the plan, or needs them in another order.
+    Stats:    ``launches``, ``merged`` (launches in buckets). Raises CannotFollowError if the graph
+              has not the launches of the plan, or needs them in another order.
     """
 
     name = "follow_plan"
@@ -86,7 +87,8 @@ class FollowPlan(GraphPass):
                     raise CannotFollowError(f"The graph has no launch of its own for {planned}.")
                 members.append(node)
                 del left[: len(covers)]
-            # Of the rank that planned, a pass may have made one launch of another kind or type, and not of this one.
+            # Of the rank that planned, a pass may have made one launch of another kind or type, and
+            # not of this one.
             if len({(what(node), group_name(node)) for node in members}) > 1:
                 here = " and ".join(dict.fromkeys(map(what, members)))
                 raise CannotFollowError(f"The plan merges {planned}, which are {here} here.")
@@ -107,7 +109,9 @@ def _has_equal_shares(launch: fx.Node) -> bool:
 
 
 def _order(extracted: Extracted, wanted: Sequence[Sequence[fx.Node]]) -> list[fx.Node]:
-    """The nodes with launches in the order wanted, members of a bucket and their waits side by side."""
+    """The nodes with launches in the order wanted, members of a bucket and their waits side by
+    side.
+    """
     place = {node: i for i, node in enumerate(extracted.nodes) if node is not None}
     head = list(range(len(extracted.nodes)))  # of what must stand together
     together: dict[int, list[int]] = {}
@@ -164,14 +168,17 @@ def _sorted(behind: dict[int, set[int]]) -> list[int]:
 LEAST_GAIN = 0.01
 EXTRA_BYTES = 2**30
 LEAST_BYTES = 2**15  # less is not worth a launch
-# Key of an output node's meta: the cap on peak memory, told by a pass that has changed the program's own.
+# Key of an output node's meta: the cap on peak memory, told by a pass that has changed the
+# program's own.
 CAP_BYTES = "inductor_passes_cap_bytes"
 MOVING_OPS = ("all_gather", "all_to_all")  # what can be merged without another order of additions
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Room:
-    """Memory that a schedule may take above the program's order: the larger of bytes and a share of its peak."""
+    """Memory that a schedule may take above the program's order: the larger of bytes and a share
+    of its peak.
+    """
 
     extra_bytes: int
     extra_ratio: float
@@ -184,14 +191,15 @@ class _Room:
 class ScheduleGraph(GraphPass):
     """Choose the order of compute, launches and waits, and which launches to merge, all at once.
 
-    The graph becomes a schedule problem; the solution is applied if the predicted step gets shorter by
-    at least 1 %, and the graph is left as it is if not. Whatever has effects or writes memory keeps
-    its place among what touches the same; where ranks may hold different graphs, launches keep
-    the program's order and none is merged.
+    The graph becomes a schedule problem; the solution is applied if the predicted step gets shorter
+    by at least 1 %, and the graph is left as it is if not. Whatever has effects or writes memory
+    keeps its place among what touches the same; where ranks may hold different graphs, launches
+    keep the program's order and none is merged.
 
     Requires: a graph whose collectives have a cost.
-    Ensures:  every node calls what it did, behind everything it was behind for a reason; launches and waits
-              of a bucket are replaced by one launch of their payload; ``promises.py`` checks all of it.
+    Ensures:  every node calls what it did, behind everything it was behind for a reason; launches
+              and waits of a bucket are replaced by one launch of their payload; ``promises.py``
+              checks all of it.
     Stats:    ``launches``, ``buckets``, ``merged`` (launches in buckets).
     """
 
@@ -276,7 +284,9 @@ class ScheduleGraph(GraphPass):
         extra_bytes: int = EXTRA_BYTES,
         extra_ratio: float | None = None,
     ) -> Solution:
-        """The order and buckets to use, within ``extra_bytes`` of memory above the program's order."""
+        """The order and buckets to use, within ``extra_bytes`` of memory above the program's
+        order.
+        """
         ratio = self.options.extra_memory_ratio if extra_ratio is None else extra_ratio
         return solve_once(
             problem,
@@ -294,7 +304,9 @@ class ScheduleGraph(GraphPass):
         return apply(graph, extracted.order(solution.order), buckets, self.cost)
 
     def forecast(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
-        """Return what ``plan`` most often does, without a look at what its buckets are in the graph."""
+        """Return what ``plan`` most often does, without a look at what its buckets are in the
+        graph.
+        """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
         room = self._room(graph, before)
         solution = self.solve(
@@ -306,7 +318,9 @@ class ScheduleGraph(GraphPass):
         return solution, _why_not(solution)
 
     def plan(self, graph: fx.Graph, extracted: Extracted) -> tuple[Solution, str]:
-        """Return a solution, and why it is not worth being applied, or ""; the graph stays as it is."""
+        """Return a solution, and why it is not worth being applied, or ""; the graph stays as it
+        is.
+        """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
         room = self._room(graph, before)
         solution = self._merged(graph, extracted, room, before) if self.options.bucket else None
@@ -321,7 +335,9 @@ class ScheduleGraph(GraphPass):
         return solution, _why_not(solution)
 
     def peak_and_cap_bytes(self, graph: fx.Graph) -> tuple[int, int]:
-        """Return the peak memory of the program's order, and the one that a schedule of the graph may have."""
+        """Return the peak memory of the program's order, and the one that a schedule of the
+        graph may have.
+        """
         before = functools.cache(functools.partial(simulate, graph, self.cost))
         peak = before().peak_bytes
         return peak, self._room(graph, before).cap_bytes(peak)
@@ -340,8 +356,8 @@ class ScheduleGraph(GraphPass):
     ) -> Solution | None:
         """A solution whose buckets, if it has any, pay and fit in the graph; None if there is none.
 
-        The problem prices the copies of buckets by their bytes alone, and not their memory; the graph shows both.
-        Where those of large buckets do not fit, smaller ones are tried.
+        The problem prices the copies of buckets by their bytes alone, and not their memory; the
+        graph shows both. Where those of large buckets do not fit, smaller ones are tried.
         """
         for part in (1, 2, 4):
             extra = room.extra_bytes // part if room.extra_bytes > 0 else room.extra_bytes
@@ -384,7 +400,9 @@ def _why_not(solution: Solution) -> str:
 def _exposed(
     extracted: Extracted, solution: Solution, buckets: Sequence[MergedLaunches]
 ) -> tuple[ExposedRecord, ...]:
-    """List the exposed launches of the scheduled graph and why they are, by the names that they have there."""
+    """List the exposed launches of the scheduled graph and why they are, by the names that they
+    have there.
+    """
     merged = {member: bucket.launch for bucket in buckets for member in bucket.members}
     found = []
     for item in solution.reasons:

@@ -1,6 +1,7 @@
 """Timelines as a Chrome trace, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Format: "Trace Event Format",
+docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ _COMPUTE_LANE = "compute"
 
 
 def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> dict[str, Any]:
-    """One process per timeline, one thread per lane, one complete event per span, a counter of memory.
+    """One process per timeline, one thread per lane, one complete event per span, a counter of
+    memory.
 
     ``timelines`` maps a title ("forward before", "forward after") to its record. Times are
     microseconds, as the format wants them. An arrow leads from each collective to the wait that it
@@ -57,7 +59,9 @@ def chrome_trace(timelines: Mapping[str, TimelineRecord], *, rank: int = 0) -> d
 
 
 def joined_traces(traces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Traces of several ranks as one: each keeps its processes and arrows apart from the others'."""
+    """Traces of several ranks as one: each keeps its processes and arrows apart from the
+    others'.
+    """
     events: list[dict[str, Any]] = []
     processes = arrows = 0
     for trace in traces:

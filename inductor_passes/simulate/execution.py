@@ -1,10 +1,11 @@
-"""Execute a program given as plain numbers: when each entry runs, what waiting costs, how much memory is live.
+"""Execute a program given as plain numbers: when each entry runs, what waiting costs, how much
+memory is live.
 
-The rules: one compute stream, in order. One channel per process group, first in, first out, in order.
-A launch starts when all compute before it has finished and its channel is free; it takes no compute
-time. While a channel is busy, compute takes ``stretch`` times as long. A wait blocks the compute stream
-until its launch has finished. What is still on the wire when the compute stream has ended counts as exposed
-too, so that makespan = compute + exposed.
+The rules: one compute stream, in order. One channel per process group, first in, first out, in
+order. A launch starts when all compute before it has finished and its channel is free; it takes no
+compute time. While a channel is busy, compute takes ``stretch`` times as long. A wait blocks the
+compute stream until its launch has finished. What is still on the wire when the compute stream has
+ended counts as exposed too, so that makespan = compute + exposed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 def live_bytes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> list[int]:
     """Bytes alive while each entry of a program runs.
 
-    ``fresh_bytes[i]``: bytes that entry i brings to life, 0 for a view or an input; they are freed after entry
-    ``last_use[i]``, at the earliest i.
+    ``fresh_bytes[i]``: bytes that entry i brings to life, 0 for a view or an input; they are freed
+    after entry ``last_use[i]``, at the earliest i.
     """
     freed = [0] * len(fresh_bytes)
     for size, i in zip(fresh_bytes, last_use, strict=True):
@@ -35,12 +36,10 @@ def live_bytes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> list[int]
 class Program:
     """One entry per node in program order; the four lists have equal length.
 
-    ``compute_us[i]``: time on the compute stream, after entry i has waited.
-    ``channel[i]``: channel that entry i launches on, "" if it launches nothing.
-    ``link_us[i]``: time of that launch on its channel.
-    ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a collective
-    that blocks.
-    ``stretch``: how many times as long compute takes beside a collective.
+    ``compute_us[i]``: time on the compute stream, after entry i has waited. ``channel[i]``: channel
+    that entry i launches on, "" if it launches nothing. ``link_us[i]``: time of that launch on its
+    channel. ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a
+    collective that blocks. ``stretch``: how many times as long compute takes beside a collective.
     """
 
     compute_us: list[float]

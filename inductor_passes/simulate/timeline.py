@@ -30,11 +30,12 @@ def memory_owners(graph: fx.Graph) -> list[int]:
 def graph_live_bytes(
     graph: fx.Graph, owners: Sequence[int], awaits: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Bytes of a graph's own values while each node runs, in full even where Inductor fuses them away.
+    """Bytes of a graph's own values while each node runs, in full even where Inductor fuses them
+    away.
 
-    Graph inputs and constants are not counted; outputs live to the end. Views and in-place results are
-    their base's memory. A launch reads its input until its wait, or to the end if nothing waits.
-    ``awaits[i]``: launches that node i waits for, as positions in the graph.
+    Graph inputs and constants are not counted; outputs live to the end. Views and in-place results
+    are their base's memory. A launch reads its input until its wait, or to the end if nothing
+    waits. ``awaits[i]``: launches that node i waits for, as positions in the graph.
     """
     owner_of: dict[fx.Node, int] = {}
     fresh: list[int] = []
@@ -77,13 +78,13 @@ COMPUTE_LANE = "compute"
 class Timeline:
     """Timeline of what one rank does: predicted, not measured.
 
-    ``spans`` are in program order. Lane ``compute`` has spans of kind ``compute`` and, where the stream
-    stands still, ``wait``; the lane of a process group has one span per collective, of its kind.
-    ``exposed_us`` is the time that the compute stream waits, plus communication after its end: so
-    ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the launch's node name.
-    ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph inputs out; ``memory`` is the
-    curve that it is the top of: time and bytes wherever they change on the compute stream.
-    ``live_bytes``: the same bytes by node, in program order.
+    ``spans`` are in program order. Lane ``compute`` has spans of kind ``compute`` and, where the
+    stream stands still, ``wait``; the lane of a process group has one span per collective, of its
+    kind. ``exposed_us`` is the time that the compute stream waits, plus communication after its
+    end: so ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the
+    launch's node name. ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph
+    inputs out; ``memory`` is the curve that it is the top of: time and bytes wherever they change
+    on the compute stream. ``live_bytes``: the same bytes by node, in program order.
     """
 
     spans: tuple[SpanRecord, ...]
@@ -97,7 +98,9 @@ class Timeline:
     live_bytes: tuple[int, ...]
 
     def record(self) -> TimelineRecord:
-        """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the collectives' records."""
+        """The same as plain data that survives JSON; ``exposed_by_launch`` goes to the
+        collectives' records.
+        """
         return TimelineRecord(
             spans=self.spans,
             makespan_us=self.makespan_us,
@@ -110,10 +113,11 @@ class Timeline:
 
 
 def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
-    """Run ``graph`` in the order of its nodes on one compute stream and one channel per process group.
+    """Run ``graph`` in the order of its nodes on one compute stream and one channel per process
+    group.
 
-    The rules are those of ``execution.py``; a collective that returns only when it is done blocks the
-    compute stream. Linear in nodes and edges. The graph is not changed.
+    The rules are those of ``execution.py``; a collective that returns only when it is done blocks
+    the compute stream. Linear in nodes and edges. The graph is not changed.
     """
     nodes = list(graph.nodes)
     owners = memory_owners(graph)
@@ -139,8 +143,8 @@ def simulate(graph: fx.Graph, cost: CostModel) -> Timeline:
 def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel) -> Program:
     """The numbers of a graph's nodes, one entry per node; ``owners`` as ``memory_owners`` has them.
 
-    A wait is matched with the launch whose memory it waits on, through views and parts of a coalesced
-    launch. A wait on a value launched outside the graph waits for nothing.
+    A wait is matched with the launch whose memory it waits on, through views and parts of a
+    coalesced launch. A wait on a value launched outside the graph waits for nothing.
     """
     count = len(nodes)
     program = Program(
@@ -168,7 +172,9 @@ def program_of(nodes: Sequence[fx.Node], owners: Sequence[int], cost: CostModel)
 def _curve(
     live: Sequence[int], program: Program, execution: Execution
 ) -> tuple[tuple[float, int], ...]:
-    """Bytes over time; of entries at one moment the most counts, and a launch is at the moment of the next."""
+    """Bytes over time; of entries at one moment the most counts, and a launch is at the moment
+    of the next.
+    """
     curve: list[tuple[float, int]] = []
     most = 0
     for i, size in enumerate(live):

@@ -1,10 +1,11 @@
 """Regions that could be cut: along each dimension of a value, as far as rules carry.
 
-Regions begin at inputs of the graph, and at values inside it that others end at: results of operators that have no rule or
-want the whole. Those inside that look alike, as in the layers of a model, are cut alike.
+Regions begin at inputs of the graph, and at values inside it that others end at: results of
+operators that have no rule or want the whole. Those inside that look alike, as in the layers of a
+model, are cut alike.
 
-What is scattered or exchanged along its first dimension must hold, for each rank, a piece of every part. So a value is
-also cut in as many blocks as such a group has ranks.
+What is scattered or exchanged along its first dimension must hold, for each rank, a piece of every
+part. So a value is also cut in as many blocks as such a group has ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Laid:
         self.taken: set[fx.Node] = set()
 
     def lay(self, way: Way, keep: bool = True) -> list[Region]:
-        """Return the regions of a way that hold a launch, beside those that are there; ``keep``: they are there too then."""
+        """Return the regions of a way that hold a launch, beside those that are there; ``keep``:
+        they are there too then.
+        """
         found: list[Region] = []
         taken = self.taken if keep else set(self.taken)
         for seed in self._alike.get(way.seed, ()):
@@ -98,9 +101,11 @@ def lay(graph: fx.Graph, ways: Sequence[Way]) -> list[list[Region]]:
 
 
 def regions(graph: fx.Graph, parts: int) -> Iterator[Region]:
-    """Yield the regions that begin at inputs and hold a launch, inputs that are used first in front.
+    """Yield the regions that begin at inputs and hold a launch, inputs that are used first in
+    front.
 
-    An input that an earlier region reads in the same parts would lead to a piece of that region, and is left out.
+    An input that an earlier region reads in the same parts would lead to a piece of that region,
+    and is left out.
     """
     yield from (region for region in from_inputs(graph, parts) if region.launches)
 
@@ -125,9 +130,11 @@ def from_inputs(graph: fx.Graph, parts: int) -> Iterator[Region]:
 def from_inside(
     graph: fx.Graph, parts: int, front: Iterable[Region], taken: Collection[fx.Node] = ()
 ) -> Iterator[Region]:
-    """Yield the regions that begin where those in ``front`` end, and hold a launch and no node that is ``taken``.
+    """Yield the regions that begin where those in ``front`` end, and hold a launch and no node that
+    is ``taken``.
 
-    Of values that are alike the first that leads to a launch speaks for all. Where the new ones end, others may begin.
+    Of values that are alike the first that leads to a launch speaks for all. Where the new ones
+    end, others may begin.
     """
     positions, blocks = Positions(graph), _blocks(graph)
     known: set[tuple[fx.Node, object]] = set()
@@ -178,14 +185,18 @@ def _cuts(shape: Shape | None, blocks: Sequence[int], parts: int) -> Iterator[Cu
 
 
 def _values(node: fx.Node) -> list[fx.Node]:
-    """Values of known sizes that an operator ends at: its own, its results', or what its launch brings."""
+    """Values of known sizes that an operator ends at: its own, its results', or what its launch
+    brings.
+    """
     several = isinstance(node.meta.get("val"), (list, tuple))
     found = list(node.users) if several or is_launch(node) else [node]
     return [value for value in found if sizes_of(value)]
 
 
 def _blocks(graph: fx.Graph) -> list[int]:
-    """In how many blocks inputs are cut: one, or one for each rank of a group that shares out rows."""
+    """In how many blocks inputs are cut: one, or one for each rank of a group that shares out
+    rows.
+    """
     found = {
         group_size(node) for node in graph.nodes if is_launch(node) and node.target in _SHARING
     }

@@ -1,4 +1,6 @@
-"""Choose regions and their numbers of parts, by what the scheduler would make of the cut graph, of equal layers a few."""
+"""Choose regions and their numbers of parts, by what the scheduler would make of the cut graph,
+of equal layers a few.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ NEAR = 0.01  # of the limit: no need to look further
 WORTH = 0.5  # of the link time of the region with the most: less is not tried
 TRIED = 2  # regions for each number of parts, those of the longest launches
 MOST_KINDS = 4  # of regions in one graph
-# Nodes of all graphs that are built and scheduled to find out, some 4,000 a second; one is, however large.
+# Nodes of all graphs that are built and scheduled to find out, some 4,000 a second; one is, however
+# large.
 MOST_NODES = 9_000
 
 
@@ -42,7 +45,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One way that was chosen, its regions in the whole graph, and the predicted step before it was and after."""
+    """One way that was chosen, its regions in the whole graph, and the predicted step before it
+    was and after.
+    """
 
     way: Way
     regions: tuple[Region, ...]
@@ -54,7 +59,8 @@ class Chosen:
 class Choice:
     """The best trial, if any, beside the uncut graph: all scheduled, predicted.
 
-    Times are of ``kept`` of ``layers`` equal layers; ``steps`` and ``cap_bytes`` are of the whole graph.
+    Times are of ``kept`` of ``layers`` equal layers; ``steps`` and ``cap_bytes`` are of the whole
+    graph.
     """
 
     best: Trial | None
@@ -86,10 +92,12 @@ def choose(
     least_gain: float = LEAST_GAIN,
     values: Values | None = None,
 ) -> Choice:
-    """Try the regions of the longest launches in each number of parts, and others beside the best; the graph stays as it is.
+    """Try the regions of the longest launches in each number of parts, and others beside the best;
+    the graph stays as it is.
 
-    ``least_gain``: share of the step that a cut must save; 0: one is made if any can be. Nothing is tried where the
-    uncut graph, scheduled, is within it of the limit. ``values``: fake values that cuts of the graph share.
+    ``least_gain``: share of the step that a cut must save; 0: one is made if any can be. Nothing is
+    tried where the uncut graph, scheduled, is within it of the limit. ``values``: fake values that
+    cuts of the graph share.
     """
     folded = fold(graph)
     prices = Prices(graph, folded, scheduler)
@@ -116,7 +124,9 @@ def choose(
 
 
 def _afters(found: Sequence[Trial]) -> Iterator[float]:
-    """The predicted step with each way and those before it; ways that were chosen together share it."""
+    """The predicted step with each way and those before it; ways that were chosen together share
+    it.
+    """
     for i, trial in enumerate(found):
         new = len(trial.ways) - (len(found[i - 1].ways) if i else 0)
         yield from [trial.price.step_us] * new
@@ -183,7 +193,8 @@ class _Search:
                     continue
                 if (trial := self._tried(beside, (way,))) is not None:
                     trials.append(trial)
-            # What another way beats in few parts is not tried in more, and nothing is where none gains.
+            # What another way beats in few parts is not tried in more, and nothing is where none
+            # gains.
             best_us = min(map(_step_us, trials), default=math.inf)
             if len(now.us) < 2 and trials and best_us > now.step_us:
                 break
@@ -257,7 +268,9 @@ class _Search:
         return Trial(ways, made, price)
 
     def _halves_apart(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Forward and backward of a joint graph in unlike parts, or one whole, where their own prices say that this is better."""
+        """Forward and backward of a joint graph in unlike parts, or one whole, where their own
+        prices say that this is better.
+        """
         uncut = self.prices.uncut
         if len(uncut.us) < 2 or not trials:
             return []
@@ -279,7 +292,9 @@ def _step_us(trial: Trial) -> float:
 
 
 def give_room(graph: fx.Graph, folded: Folded, scheduler: ScheduleGraph) -> int:
-    """Let a folded graph's schedule take as much more memory than its program's order as the whole graph's; return the latter's cap."""
+    """Let a folded graph's schedule take as much more memory than its program's order as the
+    whole graph's; return the latter's cap.
+    """
     peak, cap_bytes = scheduler.peak_and_cap_bytes(graph)
     few = simulate(folded.graph, scheduler.cost).peak_bytes
     folded.graph.output_node().meta[CAP_BYTES] = few + cap_bytes - peak

@@ -1,4 +1,6 @@
-"""Write a region into its graph: each node of it becomes one a part, and what reads all of it reads the parts joined."""
+"""Write a region into its graph: each node of it becomes one a part, and what reads all of it
+reads the parts joined.
+"""
 
 from __future__ import annotations
 
@@ -230,7 +232,9 @@ class Cutter:
         return self._wholes[node]
 
     def _added(self, node: fx.Node) -> fx.Node:
-        """The sum of counts; what is no tensor is made again of that, with the symbols that it had."""
+        """The sum of counts; what is no tensor is made again of that, with the symbols that it
+        had.
+        """
         if isinstance(node.meta["val"], torch.Tensor):
             whole, *others = self._parts[node]
             for part in others:
@@ -242,7 +246,9 @@ class Cutter:
         return again
 
     def _check_pieces(self, args: tuple[Any, ...], node: fx.Node) -> None:
-        """Check, when it runs, that the pieces of a part are all of it, if their sizes are symbols."""
+        """Check, when it runs, that the pieces of a part are all of it, if their sizes are
+        symbols.
+        """
         source, sizes, *dim = args
         if all(isinstance(size, int) for size in sizes):
             return
@@ -255,7 +261,9 @@ class Cutter:
         self._emit(aten._assert_scalar.default, (same, said), node)
 
     def _check_rows(self, part: fx.Node, rows: int, node: fx.Node) -> None:
-        """Check, when it runs, that a part has so many rows; sizes that are made of it may rely on that."""
+        """Check, when it runs, that a part has so many rows; sizes that are made of it may rely
+        on that.
+        """
         found = part.meta["val"].shape[0]
         if isinstance(found, int):
             return
@@ -266,7 +274,9 @@ class Cutter:
         self._emit(aten._assert_scalar.default, (same, said), node)
 
     def _joined(self, node: fx.Node, cut: Cut, parts: Sequence[fx.Node]) -> fx.Node:
-        """The parts side by side, in memory as the value lay: its strides are promised to whoever reads it."""
+        """The parts side by side, in memory as the value lay: its strides are promised to
+        whoever reads it.
+        """
         order = _memory_order(node.meta["val"])
         equal = has_equal(cut, shape_of(node), self._count)
         turned = order != sorted(order)
@@ -314,7 +324,9 @@ def cut_all(
     cut: Callable[[Region], Cutter] | None = None,
     values: Values | None = None,
 ) -> list[Cutter]:
-    """Write regions that share no node into their graph, one after the other; ``cut``: how one is written."""
+    """Write regions that share no node into their graph, one after the other; ``cut``: how one
+    is written.
+    """
     made: list[Cutter] = []
     wholes: dict[fx.Node, fx.Node] = {}
     for region in regions:
@@ -375,7 +387,9 @@ def _is_contiguous(value: torch.Tensor) -> bool:
 
 
 def _memory_order(value: torch.Tensor) -> list[int]:
-    """Dimensions as they lie in memory, outermost first; those of one element stay among their neighbours."""
+    """Dimensions as they lie in memory, outermost first; those of one element stay among their
+    neighbours.
+    """
     strides = value.stride()
     return sorted(range(value.dim()), key=lambda d: (-size_hint(strides[d]), d))
 

@@ -1,7 +1,7 @@
 """Record the decision on a graph, for its forward and backward graph and for reports.
 
-Cut before AOTAutograd makes the two of it, what the forward graph saves for the backward one stays in parts, and both
-lie in the same. Launches carry the outcome into both.
+Cut before AOTAutograd makes the two of it, what the forward graph saves for the backward one stays
+in parts, and both lie in the same. Launches carry the outcome into both.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ def _end(end: EndedRecord) -> str:
 
 
 def _ended(regions: Sequence[Region]) -> tuple[EndedRecord, ...]:
-    """The operators that end regions, by reason, most frequent first, each with the line of the first of them."""
+    """The operators that end regions, by reason, most frequent first, each with the line of the
+    first of them.
+    """
     found: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], fx.Node] = {}
     for node, reason in (item for region in regions for item in region.ended.items()):
@@ -151,8 +153,8 @@ def _ended(regions: Sequence[Region]) -> tuple[EndedRecord, ...]:
 class Joint:
     """The joint graph that a graph is a half of.
 
-    ``plan``: how all ranks launch it, parts named: ``PROGRAM`` if it was left whole. ``stream``: its launches before; None
-    where no ranks settle anything. ``record``: of the pass that cut it.
+    ``plan``: how all ranks launch it, parts named: ``PROGRAM`` if it was left whole. ``stream``:
+    its launches before; None where no ranks settle anything. ``record``: of the pass that cut it.
     """
 
     plan: str
@@ -178,6 +180,8 @@ def note(graph: fx.Graph, joint: Joint) -> None:
 
 
 def half_of(graph: fx.Graph) -> Joint | None:
-    """Return the joint graph that a graph with launches is a half of; None if there was none, or nobody looked at it."""
+    """Return the joint graph that a graph with launches is a half of; None if there was none, or
+    nobody looked at it.
+    """
     found = (node.meta.get(JOINT) for node in graph.nodes if is_launch(node))
     return next((joint for joint in found if joint is not None), None)

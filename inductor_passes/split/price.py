@@ -1,10 +1,12 @@
-"""Price a graph that is split or not: its schedule's step, forward and backward one after the other.
+"""Price a graph that is split or not: its schedule's step, forward and backward one after the
+other.
 
-Layers are found in the order of the graph: a stretch in which each node looks like the one a *period* further on.
-A joint graph has two of them, of the forward and of the backward, which meet layer by layer from opposite ends.
+Layers are found in the order of the graph: a stretch in which each node looks like the one a
+*period* further on. A joint graph has two of them, of the forward and of the backward, which meet
+layer by layer from opposite ends.
 
-AOTAutograd makes two graphs of a joint one, and the tangents enter between them. Here what the forward's results
-need is the forward, and all else the backward, as what is saved is chosen later.
+AOTAutograd makes two graphs of a joint one, and the tangents enter between them. Here what the
+forward's results need is the forward, and all else the backward, as what is saved is chosen later.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def backward_of(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def halves(graph: fx.Graph) -> tuple[fx.Graph, ...]:
-    """Return copies of a joint graph's forward and backward, each for being priced; of another graph itself.
+    """Return copies of a joint graph's forward and backward, each for being priced; of another
+    graph itself.
 
     What the backward reads of the forward is a result there and an input here. Names stay.
     """
@@ -91,7 +94,9 @@ FIRST, LAST = 1, 2  # layers that are kept at either end of a stretch
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A graph in which ``kept`` of ``layers`` equal layers are left, and the node of the whole graph that each node is."""
+    """A graph in which ``kept`` of ``layers`` equal layers are left, and the node of the whole
+    graph that each node is.
+    """
 
     graph: fx.Graph
     whole: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
@@ -102,8 +107,8 @@ class Folded:
 def fold(graph: fx.Graph) -> Folded:
     """Return a copy without the middle layers; the graph itself where it has few.
 
-    What is kept and reads a layer that is gone reads its like in another, so that shapes agree and every node
-    costs what it did. The copy computes something else: it is for being priced.
+    What is kept and reads a layer that is gone reads its like in another, so that shapes agree and
+    every node costs what it did. The copy computes something else: it is for being priced.
     """
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
     found = left_out(list(stretches(looks(nodes))), FIRST, LAST)
@@ -134,7 +139,9 @@ def fold(graph: fx.Graph) -> Folded:
 
 
 def looks(nodes: Sequence[fx.Node]) -> list[int]:
-    """Return a number for each node: equal where nodes do the same on the same shapes, with the same close by."""
+    """Return a number for each node: equal where nodes do the same on the same shapes, with the
+    same close by.
+    """
     numbers: dict[str, int] = {}
     place = {node: i for i, node in enumerate(nodes)}
     found = []
@@ -159,10 +166,12 @@ def _said(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Predicted of a graph, scheduled; of a joint graph its forward and backward apart, in this order.
+    """Predicted of a graph, scheduled; of a joint graph its forward and backward apart, in this
+    order.
 
-    Where launches take processor time of what computes (``launching_us``), ``us`` counts it for each, as though nothing hid it.
-    ``exposed``: how long compute waits for launches, by their names.
+    Where launches take processor time of what computes (``launching_us``), ``us`` counts it for
+    each, as though nothing hid it. ``exposed``: how long compute waits for launches, by their
+    names.
     """
 
     us: tuple[float, ...]
@@ -183,7 +192,9 @@ class Price:
 
 
 class Prices:
-    """Prices of one graph, cut in one way or another, within the memory that the uncut one may take."""
+    """Prices of one graph, cut in one way or another, within the memory that the uncut one may
+    take.
+    """
 
     def __init__(self, graph: fx.Graph, folded: Folded, scheduler: ScheduleGraph) -> None:
         self.scheduler = scheduler
@@ -202,7 +213,9 @@ class Prices:
             self.cap_bytes = max(self._caps)
 
     def of(self, graph: fx.Graph, sure: bool = True) -> Price:
-        """Return the price of the graph, or of a copy of it that was cut; unless ``sure``, buckets are not tried in the graph."""
+        """Return the price of the graph, or of a copy of it that was cut; unless ``sure``,
+        buckets are not tried in the graph.
+        """
         us, limit, peaks, caps, exposed = [], 0.0, [], [], {}
         for i, part in enumerate(halves(graph)):
             if self._caps is not None:

@@ -23,9 +23,9 @@ from inductor_passes.split.rules.rule import Cut, EndsError, InParts, Place
 class Region:
     """Nodes that are computed in ``parts``, how each is, and why it ends where it does.
 
-    ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole, with the reason;
-    behind such an operator the region goes on where a result has the shape of a value that it was given in parts.
-    ``left``: all that read it and are not in parts.
+    ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole,
+    with the reason; behind such an operator the region goes on where a result has the shape of a
+    value that it was given in parts. ``left``: all that read it and are not in parts.
     """
 
     seed: fx.Node
@@ -38,7 +38,9 @@ class Region:
 
     @property
     def launches(self) -> dict[fx.Node, str]:
-        """Launches in parts, and how what each of them sends is cut: one way, or several if it sends several tensors."""
+        """Launches in parts, and how what each of them sends is cut: one way, or several if it
+        sends several tensors.
+        """
         return {
             node: ", ".join(dict.fromkeys(map(str, step.reads.values())))
             for node, step in self.steps.items()
@@ -46,7 +48,9 @@ class Region:
         }
 
     def only(self, nodes: Collection[fx.Node]) -> Region:
-        """Return the piece of the region that is among ``nodes``; one without steps, if rows that no join makes cross its edge."""
+        """Return the piece of the region that is among ``nodes``; one without steps, if rows
+        that no join makes cross its edge.
+        """
         steps = {node: step for node, step in self.steps.items() if node in nodes}
         if any(
             _keys(self.places.get(source)) is not None and (source in steps) != (node in steps)
@@ -69,7 +73,9 @@ class Region:
         return replace(made, ended=self.ended) if made.steps else self
 
     def again(self, positions: Positions, wholes: Mapping[fx.Node, fx.Node]) -> Region:
-        """Return the same region, once others were written into the graph. ``wholes``: what is now read in place of their nodes."""
+        """Return the same region, once others were written into the graph. ``wholes``: what is
+        now read in place of their nodes.
+        """
         was = {now: node for node, now in wholes.items()}
         edge: dict[fx.Node, Place] = {}  # what is read in parts, and computed whole
         for source in (source for node in self.steps for source in node.all_input_nodes):
@@ -100,12 +106,13 @@ def spread(
     without: Collection[fx.Node] = (),
     edge: Mapping[fx.Node, Place] | None = None,
 ) -> Region:
-    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these are cut; ``within``: only
-    these nodes are computed in parts, and those ``without`` are not. ``edge``: values that are read in parts, in place of the seed.
+    """Compute everything behind ``seed`` in parts as far as rules allow; ``launches``: only these
+    are cut; ``within``: only these nodes are computed in parts, and those ``without`` are not.
+    ``edge``: values that are read in parts, in place of the seed.
 
-    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing. Where an operator wants
-    the whole of rows that parts have in orders of their own, no join makes it: then the sort that led there is whole,
-    and ends the region in the operator's place.
+    Looks at nothing but what is behind the seed, so that a seed that leads nowhere costs nothing.
+    Where an operator wants the whole of rows that parts have in orders of their own, no join makes
+    it: then the sort that led there is whole, and ends the region in the operator's place.
     """
     whole: dict[fx.Node, str] = {}
     while True:
@@ -129,7 +136,9 @@ def _spread(
     without: Collection[fx.Node],
     edge: Mapping[fx.Node, Place] | None,
 ) -> Region:
-    """Compute what is behind ``seed`` in parts; ``whole``: keys that are sorted and counted whole, and why."""
+    """Compute what is behind ``seed`` in parts; ``whole``: keys that are sorted and counted
+    whole, and why.
+    """
     region = Region(seed, cut, parts)
     queue: list[tuple[int, fx.Node]] = []
     seen: set[fx.Node] = set()
@@ -187,7 +196,9 @@ def _why(node: fx.Node, whole: Mapping[fx.Node, str]) -> str:
 
 
 def _wanted_whole(region: Region) -> dict[fx.Node, str]:
-    """Keys by which tokens cannot be sorted in parts, and why: who reads what no join makes, or that nothing is exchanged."""
+    """Keys by which tokens cannot be sorted in parts, and why: who reads what no join makes, or
+    that nothing is exchanged.
+    """
     found: dict[fx.Node, str] = {}
     for node, reason in region.left.items():
         for source in node.all_input_nodes:

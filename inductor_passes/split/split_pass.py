@@ -89,7 +89,9 @@ class Cutting(Rewrite):
         return cut_all(graph, regions, lambda region: self.cut_too(graph, region))
 
     def ensures(self, before: Sequence[fx.Node], graph: fx.Graph) -> None:
-        """Check shares of launches, what the graph returns, and what stayed and reads a new node."""
+        """Check shares of launches, what the graph returns, and what stayed and reads a new
+        node.
+        """
         for launch, what, share, whole, parts in self._cut:
             if len({str(part.args[0]) for part in parts}) < len(parts):
                 raise self._broken(f"two parts of %{launch.name} send the same")
@@ -117,7 +119,9 @@ class Cutting(Rewrite):
 
 
 def _shares(region: Region, launch: fx.Node, size: int) -> tuple[float | None, float | None]:
-    """Return how many bytes each part of a launch sends, and all: of counts all and more, of tokens those that are routed (None)."""
+    """Return how many bytes each part of a launch sends, and all: of counts all and more, of
+    tokens those that are routed (None).
+    """
     reads = region.steps[launch].reads
     if any(isinstance(place, Routed) for place in reads.values()):
         return None, None
@@ -144,17 +148,21 @@ AUTO = (2, 4)
 
 
 class SplitRegions(Cutting):
-    """Cut regions into parts that run one after another: one computes while another's collective is on its way.
+    """Cut regions into parts that run one after another: one computes while another's collective is
+    on its way.
 
-    What is behind an input of the graph is computed in parts as far as rules carry (``rules``), the collectives on
-    the way too; where they end, parts are joined, and another region may begin, in as many parts as are best there.
-    Regions and numbers of parts are those of the shortest predicted step, scheduled, one region after the other; with
-    ``auto`` the graph is left whole unless that saves 3 % or more.
+    What is behind an input of the graph is computed in parts as far as rules carry (``rules``), the
+    collectives on the way too; where they end, parts are joined, and another region may begin, in
+    as many parts as are best there. Regions and numbers of parts are those of the shortest
+    predicted step, scheduled, one region after the other; with ``auto`` the graph is left whole
+    unless that saves 3 % or more.
 
     Requires: a functional graph of known sizes.
-    Ensures:  the same values, sums over parts in another order; each cut launch has a launch for every part, of the
-              same kind and group, which sends an equal share; what is not cut reads what it read.
-    Stats:    ``launches`` (that were cut), ``parts`` (of each, in the first region), ``nodes`` (that were cut), ``joins``.
+    Ensures:  the same values, sums over parts in another order; each cut launch has a launch for
+              every part, of the same kind and group, which sends an equal share; what is not cut
+              reads what it read.
+    Stats:    ``launches`` (that were cut), ``parts`` (of each, in the first region), ``nodes``
+              (that were cut), ``joins``.
     """
 
     name = "split_regions"
@@ -234,9 +242,11 @@ class SplitRegions(Cutting):
 class FollowSplit(Cutting):
     """Cut the launches that a plan cuts, in as many parts, which lie alike.
 
-    The rank that made the plan may have other rows, so parts may be unequal here, and sizes symbols (``rules/pieces.py``).
+    The rank that made the plan may have other rows, so parts may be unequal here, and sizes symbols
+    (``rules/pieces.py``).
 
-    Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``), and what ``SplitRegions`` requires.
+    Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``), and
+              what ``SplitRegions`` requires.
     Ensures:  what ``SplitRegions`` ensures.
     Stats:    ``launches`` (that were cut).
     Raises CannotFollowError if no regions of the graph have just these launches in such parts.
@@ -278,7 +288,8 @@ class FollowSplit(Cutting):
 def _regions(
     graph: fx.Graph, wanted: Mapping[int, tuple[int, str]], *, lean: bool
 ) -> list[Region] | None:
-    """Regions with just these launches in such parts: those that have most of them, one after the other.
+    """Regions with just these launches in such parts: those that have most of them, one after the
+    other.
 
     ``lean``: no more of each than its launches need, so that it takes nothing that another needs.
     """
@@ -302,7 +313,9 @@ def _regions(
 def _offered(
     graph: fx.Graph, wanted: Mapping[int, tuple[int, str]], there: Sequence[Region]
 ) -> Iterator[Region]:
-    """Regions beside those that are ``there``, which hold some of the launches in such parts, and no other launch in parts."""
+    """Regions beside those that are ``there``, which hold some of the launches in such parts,
+    and no other launch in parts.
+    """
     taken = {node for region in there for node in region.steps}
     positions, late = Positions(graph), backward_of(graph)
     early = frozenset(node for node in graph.nodes if node not in late)

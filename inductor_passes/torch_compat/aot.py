@@ -14,7 +14,9 @@ from inductor_passes.torch_compat.inductor import inductor_config
 
 
 def fake_tensor_mode() -> Any:
-    """A mode in which new tensors have shapes and no storage; what depends on their numbers is a symbol. Seen in 2.11 to 2.15."""
+    """A mode in which new tensors have shapes and no storage; what depends on their numbers is a
+    symbol. Seen in 2.11 to 2.15.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -22,7 +24,9 @@ def fake_tensor_mode() -> Any:
 
 
 def numbers_of(value: torch.Tensor) -> Any:
-    """Return what a tensor that is no fake one holds, also while a mode of fake ones is on. ``no_dispatch`` was seen in 2.11 to 2.14."""
+    """Return what a tensor that is no fake one holds, also while a mode of fake ones is on.
+    ``no_dispatch`` was seen in 2.11 to 2.14.
+    """
     from torch.utils._mode_utils import no_dispatch
 
     with no_dispatch():
@@ -45,9 +49,11 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
 
 
 def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
-    """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind`` elements behind its start.
+    """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind``
+    elements behind its start.
 
-    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
+    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in
+    2.11 to 2.14.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
@@ -62,7 +68,8 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
 
 
 def mode_of(value: object) -> Any:
-    """Return the mode in which a fake tensor was made, to make others in; for anything else a context that does nothing.
+    """Return the mode in which a fake tensor was made, to make others in; for anything else a
+    context that does nothing.
 
     ``FakeTensor.fake_mode`` was seen in 2.11 to 2.15.
     """
@@ -85,7 +92,9 @@ def run_on_local_tensors(
 
 
 def propagate_shapes(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-    """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in 2.11 to 2.15."""
+    """Give every node a fake value, ``meta["val"]``, from those of the graph's inputs. Seen in
+    2.11 to 2.15.
+    """
     from torch._guards import detect_fake_mode
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -100,7 +109,9 @@ class _Reached(Exception):
 
 
 def post_grad_until_ours(gm: fx.GraphModule, inputs: Any, is_inference: bool) -> None:
-    """Run upstream's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to 2.15."""
+    """Run upstream's post-grad passes up to ``post_grad_custom_post_pass``. Seen in 2.11 to
+    2.15.
+    """
     from torch._guards import detect_fake_mode
     from torch._inductor.fx_passes.post_grad import post_grad_passes
     from torch._inductor.virtualized import V
@@ -133,7 +144,9 @@ def backward_at_once() -> Iterator[None]:
 
 
 def tangents(graph: fx.Graph) -> list[fx.Node]:
-    """Return the inputs of a joint graph that only its backward reads. The names ``tangents_...`` were seen in 2.11 to 2.15."""
+    """Return the inputs of a joint graph that only its backward reads. The names
+    ``tangents_...`` were seen in 2.11 to 2.15.
+    """
     inputs = graph.find_nodes(op="placeholder")
     return [node for node in inputs if str(node.target).startswith("tangents")]
 
@@ -147,10 +160,12 @@ def is_joint(graph: fx.Graph) -> bool:
 def merged_without(
     apart: Callable[[fx.Graph], set[Any]], *, again: Callable[[fx.Graph], bool]
 ) -> Iterator[None]:
-    """Let AOTAutograd merge equal nodes of a joint graph in the block, but not calls of the operators ``apart``.
+    """Let AOTAutograd merge equal nodes of a joint graph in the block, but not calls of the
+    operators ``apart``.
 
-    Where ``again`` has changed what was merged, it is merged once more. ``partitioners.fx_graph_cse`` and
-    ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where they are missing, upstream's way stays.
+    Where ``again`` has changed what was merged, it is merged once more.
+    ``partitioners.fx_graph_cse`` and ``compile_utils.rand_ops`` were seen in 2.11 to 2.15; where
+    they are missing, upstream's way stays.
     """
     from torch._functorch import compile_utils, partitioners
 
@@ -181,7 +196,8 @@ def merged_without(
 def before_partition(
     ask: Callable[[fx.GraphModule, dict[str, Any]], None],
 ) -> Iterator[None]:
-    """Call ``ask`` with a joint graph that was traced in the block, and the arguments by name, before Inductor's passes see it.
+    """Call ``ask`` with a joint graph that was traced in the block, and the arguments by name,
+    before Inductor's passes see it.
 
     ``compile_fx.partition_fn`` was seen in 2.11 to 2.15; where it is missing, nobody asks.
     """

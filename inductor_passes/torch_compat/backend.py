@@ -16,9 +16,11 @@ _OPTIONS = "dist_options"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One compile by ``backend="inductor"``: ``own`` and ``inductor`` are its options, of ours and of Inductor's.
+    """One compile by ``backend="inductor"``: ``own`` and ``inductor`` are its options, of ours and
+    of Inductor's.
 
-    ``upstream()`` compiles as torch would. ``region`` names the compile for torch's logs, where it has a name.
+    ``upstream()`` compiles as torch would. ``region`` names the compile for torch's logs, where it
+    has a name.
     """
 
     gm: fx.GraphModule
@@ -36,7 +38,9 @@ class Taker(Protocol):
         """Compile a graph."""
 
     def own_options(self, options: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """Options of one ``torch.compile``: those that are not Inductor's, and those that are. Raises for others."""
+        """Options of one ``torch.compile``: those that are not Inductor's, and those that are.
+        Raises for others.
+        """
 
 
 @contextlib.contextmanager
@@ -57,11 +61,12 @@ PLACES = (
 
 
 def take(taker: Taker) -> Callable[[], None]:
-    """Let ``taker`` compile what ``backend="inductor"`` is asked to, from now on; returns the way back.
+    """Let ``taker`` compile what ``backend="inductor"`` is asked to, from now on; returns the way
+    back.
 
-    The object that ``torch.compile`` makes for each such call keeps its class, which asks the taker instead; so does
-    the function behind the name, for ``torch._dynamo.optimize("inductor")``. Ahead-of-time compiles stay torch's. Call it
-    inside ``while_nothing_compiles()``.
+    The object that ``torch.compile`` makes for each such call keeps its class, which asks the taker
+    instead; so does the function behind the name, for ``torch._dynamo.optimize("inductor")``.
+    Ahead-of-time compiles stay torch's. Call it inside ``while_nothing_compiles()``.
     ``_TorchCompileInductorWrapper`` and ``_COMPILER_FNS`` were seen in 2.11 to 2.15.
     """
     import torch
@@ -120,7 +125,9 @@ def _asks(taker: Taker, upstream: Any) -> Any:
 
 
 def _compares(upstream: Any) -> Any:
-    """Dynamo serves one compile's code to another whose backend is equal: other options are another backend."""
+    """Dynamo serves one compile's code to another whose backend is equal: other options are
+    another backend.
+    """
 
     @functools.wraps(upstream)
     def equal(self: Any, other: object) -> Any:

@@ -14,7 +14,9 @@ import torch
 
 
 def has_symmetric_memory() -> bool:
-    """Return whether this torch can allocate memory that peers map. Seen in 2.11 to 2.15, CUDA builds."""
+    """Return whether this torch can allocate memory that peers map. Seen in 2.11 to 2.15, CUDA
+    builds.
+    """
     if not torch.cuda.is_available():
         return False
     try:
@@ -38,11 +40,12 @@ def process_group(group_name: str) -> object:
 def symmetric_buffers(
     nbytes: int, group_name: str, device: torch.device
 ) -> tuple[list[torch.Tensor], int, object]:
-    """A zeroed uint8 buffer of every rank of the group, mapped here; this rank; and what keeps the mapping.
+    """A zeroed uint8 buffer of every rank of the group, mapped here; this rank; and what keeps the
+    mapping.
 
-    A collective: every rank of the group calls it alike. It runs in a thread and on a stream of its own: while
-    Inductor warms up for a CUDA graph, what this thread allocates on its stream is the graph's. Raises RuntimeError
-    where peers cannot map each other's memory.
+    A collective: every rank of the group calls it alike. It runs in a thread and on a stream of its
+    own: while Inductor warms up for a CUDA graph, what this thread allocates on its stream is the
+    graph's. Raises RuntimeError where peers cannot map each other's memory.
     """
     with ThreadPoolExecutor(1, "symmetric-memory") as thread:
         return thread.submit(_allocate, nbytes, group_name, device).result()
@@ -68,8 +71,9 @@ def _allocate(
 def peer_buffers(handle: Any, mine: torch.Tensor) -> list[torch.Tensor]:
     """What every rank has where this rank has ``mine``, a uint8 tensor of one dimension.
 
-    ``get_remote_tensor`` minds where in its segment a tensor lies; ``get_buffer``, all there was before, counts from
-    the segment's start. Raises RuntimeError where this rank's own is not found at its address.
+    ``get_remote_tensor`` minds where in its segment a tensor lies; ``get_buffer``, all there was
+    before, counts from the segment's start. Raises RuntimeError where this rank's own is not found
+    at its address.
     """
     size = (mine.numel(),)
     if hasattr(handle, "get_remote_tensor"):
@@ -88,7 +92,9 @@ def peer_buffers(handle: Any, mine: torch.Tensor) -> list[torch.Tensor]:
 
 
 def group_size_of(group_name: str) -> int:
-    """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to 2.15."""
+    """Ranks in a registered process group; 0 if there is none of that name. Seen in 2.11 to
+    2.15.
+    """
     from torch.distributed import distributed_c10d
 
     try:
@@ -119,8 +125,8 @@ def group_device_types(group_name: str) -> frozenset[str] | None:
 def group_ranks(group: object) -> tuple[int, ...] | None:
     """Global ranks of a group given by name or as an object; None if this process does not know it.
 
-    Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj`` were
-    seen in 2.11 to 2.15.
+    Accepts the stand-in that tracing makes of a group. ``_resolve_process_group`` and ``real_obj``
+    were seen in 2.11 to 2.15.
     """
     import torch.distributed as dist
 
@@ -152,7 +158,8 @@ def default_group() -> Any:
 
 
 def reads_default_group() -> Callable[[], Any]:
-    """Return a getter of the default process group without the checks of ``default_group``: each call asks it.
+    """Return a getter of the default process group without the checks of ``default_group``: each
+    call asks it.
 
     ``_world.default_pg`` was seen in 2.11 to 2.15.
     """
@@ -202,8 +209,9 @@ if hasattr(os, "register_at_fork"):
 def job_store() -> Store | None:
     """The default group's store; None without a group, or where all ranks are one process.
 
-    None too where the group is that of a process that forked this one: both would talk to the store at once over one
-    connection, and read each other's answers. ``_get_default_store`` was seen in 2.11 to 2.15.
+    None too where the group is that of a process that forked this one: both would talk to the store
+    at once over one connection, and read each other's answers. ``_get_default_store`` was seen in
+    2.11 to 2.15.
     """
     group = default_group()
     if group is None or group is _parents_group or not moves_data(group):
@@ -215,7 +223,9 @@ def job_store() -> Store | None:
 
 
 def comes_last(store: Store, key: str, ranks: int) -> bool:
-    """Return whether this rank is the last of so many to come to ``key``, each of which asks once."""
+    """Return whether this rank is the last of so many to come to ``key``, each of which asks
+    once.
+    """
     return store.add(key, 1) == ranks
 
 
@@ -266,17 +276,20 @@ def known_groups() -> dict[str, tuple[int, ...]]:
     }
 
 
-# Names by which all ranks call a group, by the name that it has in this process; of the default group in ``_named``.
+# Names by which all ranks call a group, by the name that it has in this process; of the default
+# group in ``_named``.
 _common: dict[str, str] = {}
 _named: list[object] = []
 
 
 def common_name(name: str) -> str:
-    """Return a name of a group that is the same on all ranks that make their groups in one order; its own if there is none.
+    """Return a name of a group that is the same on all ranks that make their groups in one order;
+    its own if there is none.
 
-    torch counts all groups of the job, so that the rows of a mesh are called otherwise on each rank. Here a process counts
-    the groups that it is in, in the order in which it made them, and registers each under that name too: in this process a
-    name stands for one group, whatever other ranks do. ``_register_process_group`` was seen in 2.11 to 2.14.
+    torch counts all groups of the job, so that the rows of a mesh are called otherwise on each
+    rank. Here a process counts the groups that it is in, in the order in which it made them, and
+    registers each under that name too: in this process a name stands for one group, whatever other
+    ranks do. ``_register_process_group`` was seen in 2.11 to 2.14.
     """
     from torch.distributed import distributed_c10d
 
@@ -295,14 +308,18 @@ def common_name(name: str) -> str:
 
 
 def _is_one_rank_a_process(group: Any) -> bool:
-    """Return whether a name that torch knows is one rank's: ranks that are threads of one process have their names together."""
+    """Return whether a name that torch knows is one rank's: ranks that are threads of one
+    process have their names together.
+    """
     import torch.distributed as dist
 
     return moves_data(group) or dist.get_backend(group) == "fake"
 
 
 def name_in_graphs(name: str) -> str:
-    """Return the name that ``common_name`` has given to a group in this process; its own if it has given none."""
+    """Return the name that ``common_name`` has given to a group in this process; its own if it
+    has given none.
+    """
     return _common.get(name, name)
 
 

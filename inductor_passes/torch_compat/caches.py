@@ -1,7 +1,8 @@
 """Compile caches: where they are, what they count, what is in their keys and entries.
 
-They are pickles, as torch's own caches are, and run what they hold. One is read that came through the job's store, where
-ranks put nothing but what they compiled, under a digest that its maker announced there.
+They are pickles, as torch's own caches are, and run what they hold. One is read that came through
+the job's store, where ranks put nothing but what they compiled, under a digest that its maker
+announced there.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ def no_compile_caches() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
-    """Compiles in the block share no cache entry with other ranks; with ``wanted`` false they do, also inside such a block.
+    """Compiles in the block share no cache entry with other ranks; with ``wanted`` false they do,
+    also inside such a block.
 
-    AOTAutograd's key holds a mesh, not where in it this process stands, but its graphs have that burnt in.
-    ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15, and so was that ``config.patch`` leaves the value that it
-    found as one that the user has set.
+    AOTAutograd's key holds a mesh, not where in it this process stands, but its graphs have that
+    burnt in. ``torch.compiler.config.cache_key_tag`` was seen in 2.11 to 2.15, and so was that
+    ``config.patch`` leaves the value that it found as one that the user has set.
     """
     config: Any = torch.compiler.config
     if default_group() is None:
@@ -74,7 +76,8 @@ def keyed_by_rank(wanted: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
-    """Call ``missed`` with the key of each graph that Inductor's cache lacks in the block: whether to look once more.
+    """Call ``missed`` with the key of each graph that Inductor's cache lacks in the block: whether
+    to look once more.
 
     ``FxGraphCache.load_with_key`` was seen in 2.11 to 2.15.
     """
@@ -92,7 +95,9 @@ def lowered_entries(missed: Callable[[str], bool]) -> Iterator[None]:
 
 
 def newest_entry(key: str) -> bytes | None:
-    """The entry of a key in Inductor's cache that was written last. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.14."""
+    """The entry of a key in Inductor's cache that was written last. ``_get_tmp_dir_for_key`` was
+    seen in 2.11 to 2.14.
+    """
     try:
         with os.scandir(_entries(key)) as found:
             files = [(each.stat().st_mtime_ns, each.path) for each in found if each.is_file()]
@@ -102,7 +107,9 @@ def newest_entry(key: str) -> bytes | None:
 
 
 def put_entry(key: str, entry: bytes) -> bool:
-    """Write an entry as Inductor names it, whole or not at all; returns whether it could be written."""
+    """Write an entry as Inductor names it, whole or not at all; returns whether it could be
+    written.
+    """
     from torch._inductor.codecache import sha256_hash, write_atomic
 
     try:
@@ -124,7 +131,9 @@ def torch_version() -> str:
 
 
 class TracedEntries:
-    """What one compile asks AOTAutograd's cache for. ``key``: that of its graph, "" where the cache was not asked."""
+    """What one compile asks AOTAutograd's cache for. ``key``: that of its graph, "" where the
+    cache was not asked.
+    """
 
     def __init__(self) -> None:
         self.key = ""
@@ -137,7 +146,9 @@ class TracedEntries:
             self.key, self._before = key, set(_files(traced_entries_of(key)))
 
     def key_of_all_ranks(self) -> str:
-        """Return what the key would be on any rank that has the graph, groups of the same names and meshes; "" if nothing says."""
+        """Return what the key would be on any rank that has the graph, groups of the same names
+        and meshes; "" if nothing says.
+        """
         if self._key_again is None:
             return ""
         with keyed_by_rank(False), without_places():
@@ -161,7 +172,8 @@ class TracedEntries:
 
 @contextlib.contextmanager
 def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEntries]:
-    """Note what AOTAutograd's cache is asked for in the block. ``missed``: whether to ask it again for what it does not have.
+    """Note what AOTAutograd's cache is asked for in the block. ``missed``: whether to ask it again
+    for what it does not have.
 
     ``AOTAutogradCache._lookup`` and ``autograd_cache_key`` were seen in 2.11 to 2.14.
     """
@@ -192,7 +204,9 @@ def traced_entries(missed: Callable[[TracedEntries], bool]) -> Iterator[TracedEn
 
 
 def traced_entries_of(key: str) -> str:
-    """Return the folder of a key in AOTAutograd's cache. ``_get_tmp_dir_for_key`` was seen in 2.11 to 2.14."""
+    """Return the folder of a key in AOTAutograd's cache. ``_get_tmp_dir_for_key`` was seen in
+    2.11 to 2.14.
+    """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     return str(AOTAutogradCache._get_tmp_dir_for_key(key))
@@ -206,7 +220,8 @@ def _files(folder: str) -> list[str]:
 
 
 def put_own_entry(key: str, entry: bytes, meshes: Mapping[str, DeviceMesh]) -> None:
-    """Put an entry of another rank into the cache under this one's key, with this one's ``meshes`` in it, by what they hold.
+    """Put an entry of another rank into the cache under this one's key, with this one's ``meshes``
+    in it, by what they hold.
 
     Raises UnknownMeshError, OSError, and whatever a damaged entry makes of its own bytes.
     """

@@ -13,7 +13,8 @@ from typing import Any
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
-    """The logger that ``TORCH_LOGS=artifact`` sets; the module's own, where torch was not told in time.
+    """The logger that ``TORCH_LOGS=artifact`` sets; the module's own, where torch was not told in
+    time.
 
     ``getArtifactLogger`` was seen in 2.11 to 2.15.
     """
@@ -68,7 +69,8 @@ def frame_number() -> int | None:
 
 
 def compile_again() -> None:
-    """Let what is being compiled be compiled once more: the first result has told its strides already.
+    """Let what is being compiled be compiled once more: the first result has told its strides
+    already.
 
     ``TracingContext.output_strides`` was seen in 2.11 to 2.15.
     """
@@ -78,14 +80,18 @@ def compile_again() -> None:
 
 
 def trace_in_work() -> Any:
-    """Return torch's context of one trace, from Dynamo to its last backward graph, or None outside of one."""
+    """Return torch's context of one trace, from Dynamo to its last backward graph, or None
+    outside of one.
+    """
     from torch._guards import TracingContext
 
     return TracingContext.try_get()
 
 
 def metadata_in_work() -> Any:
-    """Return what AOTAutograd has noted of inputs and outputs of the graph in work. ``fw_metadata`` was seen in 2.11 to 2.15."""
+    """Return what AOTAutograd has noted of inputs and outputs of the graph in work.
+    ``fw_metadata`` was seen in 2.11 to 2.15.
+    """
     return getattr(trace_in_work(), "fw_metadata", None)
 
 
@@ -114,11 +120,12 @@ def source_of(code: Any) -> str | None:
 
 
 def frame_in_work() -> tuple[bool, str]:
-    """Of the frame that Dynamo compiles: whether it is part of a function, and ``root_of`` its code.
+    """Of the frame that Dynamo compiles: whether it is part of a function, and ``root_of`` its
+    code.
 
-    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again later in the same
-    compile, in its backward graph too, the answer is the same. ``compile_subgraph_reason``, ``root_tx`` and
-    ``f_locals`` were seen in 2.11 to 2.15.
+    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again
+    later in the same compile, in its backward graph too, the answer is the same.
+    ``compile_subgraph_reason``, ``root_tx`` and ``f_locals`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
     known: tuple[bool, str] | None = getattr(trace, "dist_frame", None)
@@ -140,10 +147,11 @@ def frame_in_work() -> tuple[bool, str]:
 
 
 def root_of(code: types.CodeType) -> str:
-    """A function that Dynamo compiles, as ``name (file:first-last)``: its lines, and its file without folders.
+    """A function that Dynamo compiles, as ``name (file:first-last)``: its lines, and its file
+    without folders.
 
-    What goes on behind a graph break is of the function that was broken. ``generated_code_metadata`` was seen in 2.11
-    to 2.15.
+    What goes on behind a graph break is of the function that was broken.
+    ``generated_code_metadata`` was seen in 2.11 to 2.15.
     """
     from torch._dynamo.resume_execution import ContinueExecutionCache
 
@@ -155,7 +163,9 @@ def root_of(code: types.CodeType) -> str:
 
 
 def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
-    """The code of what a frame calls that torch puts around functions of torch and, up to 2.12, of no file."""
+    """The code of what a frame calls that torch puts around functions of torch and, up to 2.12,
+    of no file.
+    """
     from torch._dynamo import external_utils
 
     if code.co_filename != external_utils.__file__:
@@ -165,7 +175,9 @@ def _called(code: types.CodeType, local: Mapping[str, Any]) -> types.CodeType:
 
 
 def callers() -> frozenset[str]:
-    """``function:line`` of everything on this thread's stack, as the lines that lead to a launch are named."""
+    """``function:line`` of everything on this thread's stack, as the lines that lead to a launch
+    are named.
+    """
     found: set[str] = set()
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -178,7 +190,9 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 def without_resuming(name: str) -> str:
-    """A function's name in the program, of one that Dynamo made to go on behind a graph break. Seen in 2.11 to 2.15."""
+    """A function's name in the program, of one that Dynamo made to go on behind a graph break.
+    Seen in 2.11 to 2.15.
+    """
     while found := _RESUMED.fullmatch(name):
         name = found[1]
     return name
@@ -187,7 +201,8 @@ def without_resuming(name: str) -> str:
 def guard_frame(check: Callable[[], bool]) -> None:
     """Compile the frame in work again once ``check`` fails. Without a frame in work, nothing.
 
-    ``GlobalStateSource``, ``Source.make_guard`` and ``GuardBuilder.guard_manager.root`` were seen in 2.11 to 2.15.
+    ``GlobalStateSource``, ``Source.make_guard`` and ``GuardBuilder.guard_manager.root`` were seen
+    in 2.11 to 2.15.
     """
     trace = trace_in_work()
     if trace is None:
@@ -206,7 +221,8 @@ def _HOLDS(builder: Any, guard: Any, *, check: Callable[[], bool]) -> None:
 
 
 def compiles_autograd() -> bool:
-    """Return whether compiled autograd traces backward passes anew: no backward graph of their forward runs.
+    """Return whether compiled autograd traces backward passes anew: no backward graph of their
+    forward runs.
 
     ``compiled_autograd_enabled`` was seen in 2.11 to 2.15.
     """

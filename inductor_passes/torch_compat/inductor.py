@@ -1,7 +1,8 @@
 """Inductor: its configuration, passes attached, orders pinned, graphs compiled.
 
-Without them this file goes, and what calls it: passes then derive from ``CustomInferenceAwareGraphPass`` and are told.
-Elsewhere ``call_pass`` (``inductor.py``) then no longer asks whether torch has that class.
+Without them this file goes, and what calls it: passes then derive from
+``CustomInferenceAwareGraphPass`` and are told. Elsewhere ``call_pass`` (``inductor.py``) then no
+longer asks whether torch has that class.
 """
 
 from __future__ import annotations
@@ -44,20 +45,24 @@ def config_keys() -> frozenset[str]:
 def is_config_set(key: str) -> bool:
     """Return whether the dotted key has another value in this process than torch gives it.
 
-    Torch's own record of who set what is no help: a patch leaves behind that everything in it was set.
-    ``_config`` was seen in 2.11 to 2.15.
+    Torch's own record of who set what is no help: a patch leaves behind that everything in it was
+    set. ``_config`` was seen in 2.11 to 2.15.
     """
     return bool(get_config(key) != inductor_config()._config[key].default)
 
 
 def values_set() -> dict[str, str]:
-    """What is set otherwise than torch has it, by dotted key; no functions and objects, which have no stable text."""
+    """What is set otherwise than torch has it, by dotted key; no functions and objects, which
+    have no stable text.
+    """
     texts = {key: repr(get_config(key)) for key in config_keys() if is_config_set(key)}
     return {key: text for key, text in texts.items() if " at 0x" not in text}
 
 
 def digests() -> dict[str, str]:
-    """What Inductor's configuration has set, and AOTAutograd's whole one, as text. ``get_config_copy`` was seen in 2.11 to 2.15."""
+    """What Inductor's configuration has set, and AOTAutograd's whole one, as text.
+    ``get_config_copy`` was seen in 2.11 to 2.15.
+    """
     from torch._functorch import config
 
     texts = {key: repr(value) for key, value in config.get_config_copy().items()}
@@ -65,7 +70,9 @@ def digests() -> dict[str, str]:
 
 
 def is_inductor_key(key: str) -> bool:
-    """Return whether torch.compile would take ``key`` in ``options``; dashes count as underscores."""
+    """Return whether torch.compile would take ``key`` in ``options``; dashes count as
+    underscores.
+    """
     return key.replace("-", "_") in config_keys()
 
 
@@ -89,7 +96,9 @@ def pass_base() -> type:
 
 
 def is_inference(told: bool | None) -> bool:
-    """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but to the graph's name."""
+    """Return whether Inductor compiles for inference; torch 2.11 does not say it to passes, but
+    to the graph's name.
+    """
     return "inference" in graph_being_compiled() if told is None else told
 
 
@@ -112,7 +121,9 @@ def reorder_for_locality(graph: fx.Graph) -> None:
 
 
 def sort_by_data(graph: fx.Graph) -> None:
-    """Put nodes behind what they read, where patterns have left them before it. Seen in 2.11 to 2.15."""
+    """Put nodes behind what they read, where patterns have left them before it. Seen in 2.11 to
+    2.15.
+    """
     from torch._inductor.pattern_matcher import stable_topological_sort
 
     stable_topological_sort(graph)
@@ -120,7 +131,9 @@ def sort_by_data(graph: fx.Graph) -> None:
 
 @functools.cache
 def can_pin_order() -> bool:
-    """Return whether upstream's ``control_dependencies`` is there to pin an order. Seen in 2.11 to 2.15."""
+    """Return whether upstream's ``control_dependencies`` is there to pin an order. Seen in 2.11
+    to 2.15.
+    """
     try:
         from torch._inductor.fx_passes import control_dependencies
     except ImportError:
@@ -139,7 +152,9 @@ def pin_nodes(graph: fx.Graph, after: Mapping[fx.Node, Iterable[fx.Node]]) -> No
 
 
 def is_aot_inductor() -> bool:
-    """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to 2.15."""
+    """Return whether Inductor is compiling ahead of time, for a shared library. Seen in 2.11 to
+    2.15.
+    """
     from torch._inductor.virtualized import V
 
     return bool(getattr(V, "aot_compilation", False))
@@ -152,7 +167,9 @@ def compile_fx(
     patches: Mapping[str, Any],
     region: str | None = None,
 ) -> Callable[..., Any]:
-    """Upstream's entry for backends. ``region``: the compile's name in torch's logs, from 2.12 on. Seen in 2.11 to 2.15."""
+    """Upstream's entry for backends. ``region``: the compile's name in torch's logs, from 2.12
+    on. Seen in 2.11 to 2.15.
+    """
     from torch._inductor.compile_fx import compile_fx as upstream
 
     named: dict[str, Any] = {} if region is None else {"compile_region_name": region}
@@ -170,12 +187,15 @@ def compile_fx_inner(*args: Any, **kwargs: Any) -> Any:
 
 
 def _tied(after: Sequence[Any], graph: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``control_deps`` where nodes run in the order of the graph. Upstream's has no kernel below autograd up to 2.11."""
+    """``control_deps`` where nodes run in the order of the graph. Upstream's has no kernel below
+    autograd up to 2.11.
+    """
     return graph(*args, **kwargs)
 
 
 def run_graph_passes(gm: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-    """In place of ``compile_fx_inner``: Inductor up to and with its graph passes; the graph then runs as it is.
+    """In place of ``compile_fx_inner``: Inductor up to and with its graph passes; the graph then
+    runs as it is.
 
     ``post_grad_passes``, ``detect_fake_mode`` and ``V.set_fake_mode`` were seen in 2.11 to 2.15.
     """

@@ -1,4 +1,6 @@
-"""What a device mesh holds, apart from this process's place in it; and meshes in what another rank has pickled."""
+"""What a device mesh holds, apart from this process's place in it; and meshes in what another
+rank has pickled.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ def without_places() -> Iterator[None]:
 
 
 def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
-    """Return all that a mesh holds, as text that is the same in every process of this rank: layout, groups, coordinate.
+    """Return all that a mesh holds, as text that is the same in every process of this rank: layout,
+    groups, coordinate.
 
-    Without ``of_rank``, the same in every process of the job: Inductor compiles what was traced with the mesh before.
+    Without ``of_rank``, the same in every process of the job: Inductor compiles what was traced
+    with the mesh before.
 
     A submesh and its root hold each other: a mesh that was met before is its number.
     """
@@ -56,7 +60,9 @@ def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
 
 
 def mesh_of(value: object) -> DeviceMesh | None:
-    """Return a mesh, or the one that stands behind an input of a graph. ``FakeScriptObject.real_obj`` was seen in 2.12 to 2.14."""
+    """Return a mesh, or the one that stands behind an input of a graph.
+    ``FakeScriptObject.real_obj`` was seen in 2.12 to 2.14.
+    """
     inner = getattr(value, "real_obj", value)
     return inner if isinstance(inner, DeviceMesh) else None
 
@@ -67,9 +73,11 @@ class UnknownMeshError(Exception):
 
 @contextlib.contextmanager
 def unpickled_as(own: Mapping[str, DeviceMesh]) -> Iterator[None]:
-    """Within it, a mesh that another rank has pickled is this process's mesh of the same content (without ``of_rank``).
+    """Within it, a mesh that another rank has pickled is this process's mesh of the same content
+    (without ``of_rank``).
 
-    ``DeviceMesh.__setstate__`` and ``_root_mesh`` were seen in 2.11 to 2.14. Raises UnknownMeshError where there is none.
+    ``DeviceMesh.__setstate__`` and ``_root_mesh`` were seen in 2.11 to 2.14. Raises
+    UnknownMeshError where there is none.
     """
     known = dict(own)
     for mesh in own.values():

@@ -14,7 +14,8 @@ _expected: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """An int as it is; of a symbolic size the value seen while tracing, or what is expected of it (1 if nothing is).
+    """An int as it is; of a symbolic size the value seen while tracing, or what is expected of it
+    (1 if nothing is).
 
     Seen in torch 2.11 to 2.15.
     """
@@ -25,7 +26,9 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def expect(size: object, value: int) -> None:
-    """Let ``size_hint`` of a single symbol that has no hint be a value; the first that is expected stays."""
+    """Let ``size_hint`` of a single symbol that has no hint be a value; the first that is
+    expected stays.
+    """
     if not isinstance(size, torch.SymInt) or getattr(size.node, "hint", None) is not None:
         return
     shape_env, symbol = getattr(size.node, "shape_env", None), size.node.expr
@@ -42,7 +45,8 @@ def _expected_of(size: torch.SymInt) -> int:
 
 
 def new_symbols(value: object) -> Any:
-    """Return where in a size or tensor the symbols lie that were made with it, as a node's ``unbacked_bindings``; None if none were.
+    """Return where in a size or tensor the symbols lie that were made with it, as a node's
+    ``unbacked_bindings``; None if none were.
 
     ``compute_unbacked_bindings`` and ``SymNode.shape_env`` were seen in torch 2.11 to 2.15.
     """
@@ -61,7 +65,9 @@ def hold(condition: object) -> None:
 
 
 def as_number(size: int | torch.SymInt) -> int | torch.SymInt:
-    """Return a size whose expression is a number as that. ``SymNode.expr`` was seen in torch 2.11 to 2.15."""
+    """Return a size whose expression is a number as that. ``SymNode.expr`` was seen in torch
+    2.11 to 2.15.
+    """
     if isinstance(size, int) or not size.node.expr.is_number:
         return size
     return int(size.node.expr)
@@ -80,7 +86,8 @@ def surely_equal(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
 
 
 def namespace(target: Any) -> str | None:
-    """Namespace of an operator or of one of its overloads, such as ``aten``; None for anything else.
+    """Namespace of an operator or of one of its overloads, such as ``aten``; None for anything
+    else.
 
     ``torch._ops`` was seen in 2.11 to 2.15.
     """
@@ -92,15 +99,21 @@ def namespace(target: Any) -> str | None:
 
 
 def is_random(target: Any) -> bool:
-    """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen in 2.11 to 2.15."""
+    """Return whether an overload draws random numbers. ``Tag.nondeterministic_seeded`` was seen
+    in 2.11 to 2.15.
+    """
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def higher_order_name(target: Any) -> str | None:
-    """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen in 2.11 to 2.15."""
+    """Name of a higher-order operator, such as ``flex_attention``; None for anything else. Seen
+    in 2.11 to 2.15.
+    """
     return str(target.__name__) if isinstance(target, HigherOrderOperator) else None
 
 
 def wraps_tensors(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of a type whose operations are those of tensors in it, and others. Seen in 2.11 to 2.15."""
+    """Return whether a tensor is of a type whose operations are those of tensors in it, and
+    others. Seen in 2.11 to 2.15.
+    """
     return bool(is_traceable_wrapper_subclass(tensor))

@@ -1,6 +1,8 @@
-"""Whether what traces a graph asks which rank this is: where nothing does, equal ranks trace equal graphs.
+"""Whether what traces a graph asks which rank this is: where nothing does, equal ranks trace equal
+graphs.
 
-DTensor remembers what it has found for a layout, its rank in it perhaps: that is forgotten first, so that it asks again.
+DTensor remembers what it has found for a layout, its rank in it perhaps: that is forgotten first,
+so that it asks again.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ def _here() -> list[RankReads]:
 
 @contextlib.contextmanager
 def as_a_key() -> Iterator[None]:
-    """What is read in the block only tells entries of a cache apart, or makes no difference to what is traced."""
+    """What is read in the block only tells entries of a cache apart, or makes no difference to
+    what is traced.
+    """
     token = _permitted.set(True)
     try:
         yield
@@ -67,17 +71,20 @@ def as_a_key() -> Iterator[None]:
 
 
 def can_notice() -> bool:
-    """Return whether DTensor can be made to ask again. ``_clear_DTensor_sharding_propagator_cache`` was seen in 2.11 to 2.14."""
+    """Return whether DTensor can be made to ask again.
+    ``_clear_DTensor_sharding_propagator_cache`` was seen in 2.11 to 2.14.
+    """
     return hasattr(torch._C, "_clear_DTensor_sharding_propagator_cache") and hasattr(
         DeviceMesh, "get_coordinate"
     )
 
 
 def strategies_are_known() -> bool:
-    """Return whether all that decides layouts is torch's or ours: a user's own function may read what nobody notices.
+    """Return whether all that decides layouts is torch's or ours: a user's own function may read
+    what nobody notices.
 
-    ``ShardingPropagator.op_to_rules``, ``op_strategy_funcs`` and ``op_single_dim_strategy_funcs`` were seen in 2.11 to 2.14;
-    ``register_sharding`` puts partial functions there.
+    ``ShardingPropagator.op_to_rules``, ``op_strategy_funcs`` and ``op_single_dim_strategy_funcs``
+    were seen in 2.11 to 2.14; ``register_sharding`` puts partial functions there.
     """
     from torch.distributed.tensor import DTensor
 
@@ -100,9 +107,10 @@ def is_known(function: Any) -> bool:
 def noticed() -> Iterator[RankReads]:
     """Notice in the block who asks on this thread for the rank: of the job, of a group, of a mesh.
 
-    That a mesh is asked whether this rank is in it counts only where its place is looked at; nor does the shape of a shard
-    that all ranks have alike. AOTAutograd traces on one thread.
-    ``DeviceMesh._sym_get_coordinate`` was seen in 2.12 to 2.14, ``_compute_local_shape_and_global_offset`` in 2.13.
+    That a mesh is asked whether this rank is in it counts only where its place is looked at; nor
+    does the shape of a shard that all ranks have alike. AOTAutograd traces on one thread.
+    ``DeviceMesh._sym_get_coordinate`` was seen in 2.12 to 2.14,
+    ``_compute_local_shape_and_global_offset`` in 2.13.
     """
     forget_layouts()
     reads = RankReads()
@@ -231,7 +239,9 @@ def _of_even(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_even(shape: Sequence[Any], mesh_shape: Sequence[int], placements: Sequence[Any]) -> bool:
-    """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by the ranks that share them."""
+    """Return whether all ranks have shards of one shape: plain shards whose dimensions divide by
+    the ranks that share them.
+    """
     from torch.distributed.tensor import Shard
 
     ranks = [1] * len(shape)

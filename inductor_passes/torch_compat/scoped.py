@@ -42,7 +42,9 @@ class _Place:
 
 @contextlib.contextmanager
 def wrapped(owner: Any, name: str, wrap: Wrap) -> Iterator[None]:
-    """Have this thread call ``wrap(upstream)`` in place of ``owner.name`` in the block; without such a function, nothing."""
+    """Have this thread call ``wrap(upstream)`` in place of ``owner.name`` in the block; without
+    such a function, nothing.
+    """
     if name not in vars(owner):
         yield
         return

@@ -277,7 +277,9 @@ def test_what_is_traced_after_disable_is_traced_by_upstream(groups, compiled):
 
 
 def test_what_upstream_gave_up_on_is_looked_at_anew(groups, compiled):
-    """A function of which upstream made no graph at all is marked as such, for every later compile."""
+    """A function of which upstream made no graph at all is marked as such, for every later
+    compile.
+    """
 
     def reduced(x):
         torch.distributed.reduce(x, 0)

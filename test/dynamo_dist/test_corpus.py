@@ -1,8 +1,8 @@
 """The program corpus with this package enabled: whatever upstream passes, and what it gains.
 
-``test/corpus`` holds 366 small programs with their referee, ``upstream_VERSION.jsonl`` what upstream torch
-makes of them, ``gained.txt`` those that pass besides in 2.13, and ``exceptions.json`` those that do not,
-each with its cause and the fix.
+``test/corpus`` holds 366 small programs with their referee, ``upstream_VERSION.jsonl`` what
+upstream torch makes of them, ``gained.txt`` those that pass besides in 2.13, and
+``exceptions.json`` those that do not, each with its cause and the fix.
 """
 
 import json
@@ -54,7 +54,9 @@ def run(names, folder, part, *options, plugin="dynamo_dist"):
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]
 )
 def test_what_upstream_passes_passes_and_what_was_gained_stays(every, tmp_path):
-    """All that is gained, and of what upstream passes a third, or all: what is launched is looked at for another third."""
+    """All that is gained, and of what upstream passes a third, or all: what is launched is
+    looked at for another third.
+    """
     upstream = records(UPSTREAM)
     passed_by_upstream = {record["name"] for record in upstream if record["status"] == "pass"}
     gained = set((CORPUS / "gained.txt").read_text().split())
@@ -120,7 +122,9 @@ def script(*arguments, timeout_s=300):
 
 
 def test_after_disable_programs_end_as_with_upstream(tmp_path):
-    """A family of each kind, with what upstream passes, breaks and gets wrong; the whole: compare.py."""
+    """A family of each kind, with what upstream passes, breaks and gets wrong; the whole:
+    compare.py.
+    """
     upstream = [r for r in records(UPSTREAM) if r["family"] in ("recompile", "async", "pg")]
     assert {"pass", "break", "wrong"} <= {record["status"] for record in upstream}
     out, process = run([record["name"] for record in upstream], tmp_path, 0, plugin="disabled")

@@ -16,7 +16,9 @@ def product(x, w):
 
 
 def saved_and_gathered(x, w):
-    """``x``, which backward has for its pointwise part, is gathered for the product in both passes."""
+    """``x``, which backward has for its pointwise part, is gathered for the product in both
+    passes.
+    """
     return x @ x.transpose(-1, -2), torch.log_softmax(x / (1 + x * x), 1), w * 2
 
 

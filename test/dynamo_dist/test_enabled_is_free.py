@@ -1,4 +1,6 @@
-"""Programs of one device, with the plugin enabled and never used: what they return and raise is what it is without."""
+"""Programs of one device, with the plugin enabled and never used: what they return and raise is
+what it is without.
+"""
 
 import copy
 import io

@@ -1,4 +1,6 @@
-"""Dynamo leaves our own functions alone where eager mode calls them below a function it gave up on, and beside one."""
+"""Dynamo leaves our own functions alone where eager mode calls them below a function it gave up
+on, and beside one.
+"""
 
 import types
 from pathlib import Path
@@ -130,7 +132,9 @@ def changed_for_eager():
 
 
 def is_left_alone(code):
-    """Whether Dynamo looks at no frame of this code; upstream's check of a frame would miss the rest of it."""
+    """Whether Dynamo looks at no frame of this code; upstream's check of a frame would miss the
+    rest of it.
+    """
     look = convert_frame.CatchErrorsWrapper.__call__
     return isinstance(
         look(None, types.SimpleNamespace(f_code=code), None, None), ConvertFrameReturn

@@ -1,4 +1,6 @@
-"""``enable(inductor=True)``: ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does, until ``disable()``."""
+"""``enable(inductor=True)``: ``backend="inductor"`` compiles as ``backend="dynamo_dist"`` does,
+until ``disable()``.
+"""
 
 import pytest
 import torch

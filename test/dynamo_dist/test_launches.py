@@ -1,7 +1,8 @@
-"""What compiled programs launch is what eager launches: members, bytes, dtype, reduce op, order, waits.
+"""What compiled programs launch is what eager launches: members, bytes, dtype, reduce op, order,
+waits.
 
-``test/corpus/recording.py`` notes what reaches c10d, ``showing.py`` what graphs show of it. Each check is
-also run on a plugin with a planted fault (``test/corpus/planted.py``), which it must find.
+``test/corpus/recording.py`` notes what reaches c10d, ``showing.py`` what graphs show of it. Each
+check is also run on a plugin with a planted fault (``test/corpus/planted.py``), which it must find.
 """
 
 import importlib
@@ -222,7 +223,9 @@ def test_both_checks_of_the_corpus_find_a_planted_fault(fault):
     "every", [3, pytest.param(1, marks=pytest.mark.sweep)], ids=["a third", "all"]
 )
 def test_the_corpus_launches_what_eager_launches(every, tmp_path):
-    """By families, two processes; what does not compile in one graph is test_corpus's business, and so is another third."""
+    """By families, two processes; what does not compile in one graph is test_corpus's business,
+    and so is another third.
+    """
     # Of every three the second, and always what packs its launches.
     chosen = [
         record

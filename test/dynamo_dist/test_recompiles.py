@@ -1,4 +1,6 @@
-"""When a compiled function is compiled again: where a value that it used has changed, and only there."""
+"""When a compiled function is compiled again: where a value that it used has changed, and only
+there.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Changes in torch that matter in one place: each is missed here, and by no other fast test, where it is left out."""
+"""Changes in torch that matter in one place: each is missed here, and by no other fast test,
+where it is left out.
+"""
 
 import pytest
 import torch

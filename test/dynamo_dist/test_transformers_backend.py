@@ -1,4 +1,6 @@
-"""What docs/comparison.md says of transformers' Trainer: which backend its arguments name, and that it is ours."""
+"""What docs/comparison.md says of transformers' Trainer: which backend its arguments name, and
+that it is ours.
+"""
 
 import pytest
 
@@ -15,7 +17,9 @@ def test_accelerate_has_no_name_for_ours():
 
 
 def test_trainer_compiles_with_inductor_which_enabling_makes_ours(tmp_path):
-    """That a graph of it is ours, accelerate's plugin shows in ``test/e2e/accelerate_worker.py``."""
+    """That a graph of it is ours, accelerate's plugin shows in
+    ``test/e2e/accelerate_worker.py``.
+    """
     from transformers import TrainingArguments
 
     dynamo_dist.enable(inductor=True)

@@ -1,4 +1,6 @@
-"""Every table of torch that enable() touches, as comparable data; run in a process of its own too."""
+"""Every table of torch that enable() touches, as comparable data; run in a process of its own
+too.
+"""
 
 
 def snapshot():

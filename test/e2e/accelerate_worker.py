@@ -1,6 +1,8 @@
-"""One rank of ``test_accelerate.py``: a training loop of accelerate's, with its DDP and with ours in the graph.
+"""One rank of ``test_accelerate.py``: a training loop of accelerate's, with its DDP and with ours
+in the graph.
 
-Each way trains from equal weights on equal batches; losses and weights must be those of the loop in eager.
+Each way trains from equal weights on equal batches; losses and weights must be those of the loop in
+eager.
 """
 
 import torch
@@ -37,7 +39,9 @@ def net():
 
 
 def train(accelerator, place):
-    """Losses over all ranks, weights in full. ``place`` makes of a module the model and its parameters."""
+    """Losses over all ranks, weights in full. ``place`` makes of a module the model and its
+    parameters.
+    """
     model, parameters = place(accelerator, net())
     generator = torch.Generator().manual_seed(1)
     examples = dist.get_world_size() * BATCH * STEPS

@@ -1,4 +1,6 @@
-"""One process of test_caches.py: compile a tensor-parallel step in one state, print what happened."""
+"""One process of test_caches.py: compile a tensor-parallel step in one state, print what
+happened.
+"""
 
 import json
 import sys
@@ -43,7 +45,9 @@ def train(x, w):
 
 
 def train_sharded():
-    """A layer sharded by FSDP2 over a half of the ranks and by tensor parallelism over the other; as ``train``."""
+    """A layer sharded by FSDP2 over a half of the ranks and by tensor parallelism over the
+    other; as ``train``.
+    """
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     layer = torch.nn.Sequential(torch.nn.Linear(16, 16))
     parallelize_module(layer, both["tp"], {"0": ColwiseParallel()})

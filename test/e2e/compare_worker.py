@@ -1,4 +1,6 @@
-"""One rank of ``test_compare.py``: a tensor-parallel MLP side by side; exits with 1 if anything is unexpected."""
+"""One rank of ``test_compare.py``: a tensor-parallel MLP side by side; exits with 1 if anything
+is unexpected.
+"""
 
 import torch
 import torch.distributed as dist

@@ -10,7 +10,9 @@ import pytest
 
 @pytest.fixture(scope="module")
 def asked(request):
-    """What the tests of a file that are to run have for parameters, in order: one run of ranks serves them all."""
+    """What the tests of a file that are to run have for parameters, in order: one run of ranks
+    serves them all.
+    """
     here = [each for each in request.session.items if each.path == request.path]
     return [each.callspec.params for each in here if hasattr(each, "callspec")]
 
@@ -19,8 +21,9 @@ def asked(request):
 def cases_on_ranks():
     """``cases_on_ranks(worker, ranks, cases, folder)``: what each rank says of each case.
 
-    The worker gets a folder and the cases, and keeps what it says in ``<rank>.json`` there. Of a case without a
-    result the end of the rank's log is said. Compiled code goes to the folder, and nothing is downloaded.
+    The worker gets a folder and the cases, and keeps what it says in ``<rank>.json`` there. Of a
+    case without a result the end of the rank's log is said. Compiled code goes to the folder, and
+    nothing is downloaded.
     """
 
     def run(worker, ranks, cases, folder, *, timeout):

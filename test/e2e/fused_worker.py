@@ -1,7 +1,8 @@
-"""Compiles a tensor-parallel block on fake CUDA tensors; prints what Inductor's code calls, as JSON.
+"""Compiles a tensor-parallel block on fake CUDA tensors; prints what Inductor's code calls, as
+JSON.
 
-No device is here: Inductor is told of one, and stopped when it has the code. In a process of its own, because
-what it is told would stay.
+No device is here: Inductor is told of one, and stopped when it has the code. In a process of its
+own, because what it is told would stay.
 """
 
 import contextlib
@@ -56,7 +57,9 @@ def stop_with_code(graph):
 
 
 def block(mesh, x, up, down, residual, weight):
-    """DTensors: sequence parallel between, tensor parallel inside; then a partial output and its norm."""
+    """DTensors: sequence parallel between, tensor parallel inside; then a partial output and its
+    norm.
+    """
     placed = ((x, Shard(0)), (up, Shard(1)), (down, Shard(0)), (residual, Replicate()))
     x, up, down, residual = (DTensor.from_local(t, mesh, [p], run_check=False) for t, p in placed)
     weight = DTensor.from_local(weight, mesh, [Replicate()], run_check=False)
@@ -99,7 +102,8 @@ def calls(code):
 def main():
     with contextlib.ExitStack() as stack:
         for module in (joint_graph, post_grad):
-            module.lazy_init()  # patterns are traced on the inputs' device: now, before that is cuda
+            # patterns are traced on the inputs' device: now, before that is cuda
+            module.lazy_init()
             stack.enter_context(mock.patch.object(module, "lazy_init", lambda *a, **k: None))
         patches = {
             "torch.cuda.get_device_properties": lambda *a: DEVICE,

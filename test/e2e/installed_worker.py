@@ -1,6 +1,8 @@
-"""One rank of ``test_installed.py``: programs that say ``torch.compile(model)``, by upstream and with the passes installed.
+"""One rank of ``test_installed.py``: programs that say ``torch.compile(model)``, by upstream and
+with the passes installed.
 
-Kernels are Python (``test/support/fuzzing/without_cpp.py``), but for FlexAttention's, which is a template in C++.
+Kernels are Python (``test/support/fuzzing/without_cpp.py``), but for FlexAttention's, which is a
+template in C++.
 """
 
 import contextlib
@@ -182,7 +184,9 @@ def launch_alike(graphs):
 
 
 def pass_lists_on_ranks_of_other_lengths():
-    """Graphs that Dynamo has not made, each rank's of another length, as another compiler hands them over."""
+    """Graphs that Dynamo has not made, each rank's of another length, as another compiler hands
+    them over.
+    """
     w, v = drawn(WIDTH // 2, WIDTH, seed=rank), drawn(WIDTH, WIDTH, seed=2 + rank)
     with records_of_block() as found:
         for call in range(2):

@@ -1,4 +1,6 @@
-"""One rank of ``test_split.py``: experts on four ranks, all tokens kept, exchanged in two parts, beside eager mode."""
+"""One rank of ``test_split.py``: experts on four ranks, all tokens kept, exchanged in two parts,
+beside eager mode.
+"""
 
 import sys
 
@@ -22,7 +24,9 @@ exchange = funcol.all_to_all_single_autograd
 
 
 class Experts(nn.Module):
-    """A dense layer whose hidden units are shared out, then each token's ``TOP`` experts, wherever they are."""
+    """A dense layer whose hidden units are shared out, then each token's ``TOP`` experts,
+    wherever they are.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,6 @@
-"""One rank of ``test_pipelining.py``: schedules of ``torch.distributed.pipelining`` with compiled stages, beside eager ones."""
+"""One rank of ``test_pipelining.py``: schedules of ``torch.distributed.pipelining`` with
+compiled stages, beside eager ones.
+"""
 
 import contextlib
 import datetime

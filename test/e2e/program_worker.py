@@ -202,7 +202,9 @@ def pipeline(rank, size):
 
 
 class SwapShards(torch.autograd.Function):
-    """All-to-all that splits dimension ``scatter`` over the ranks and joins dimension ``gather``."""
+    """All-to-all that splits dimension ``scatter`` over the ranks and joins dimension
+    ``gather``.
+    """
 
     @staticmethod
     def forward(ctx, x, scatter, gather):
@@ -360,7 +362,9 @@ def check(program, backend):
 
 
 def graphs_in_words(program):
-    """Matmuls, launches and waits of the forward's graph, then of the backward's, in their order."""
+    """Matmuls, launches and waits of the forward's graph, then of the backward's, in their
+    order.
+    """
     words = []
 
     def read(graph_module, inputs):

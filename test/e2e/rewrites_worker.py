@@ -1,4 +1,6 @@
-"""One rank of ``test_rewrites.py``: a program in which every rewrite finds something, eager and compiled."""
+"""One rank of ``test_rewrites.py``: a program in which every rewrite finds something, eager and
+compiled.
+"""
 
 import torch
 import torch.distributed as dist

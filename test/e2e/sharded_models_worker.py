@@ -1,4 +1,5 @@
-"""One rank of ``test_sharded_models.py``: models of transformers under their own tensor parallel plan, then sharded.
+"""One rank of ``test_sharded_models.py``: models of transformers under their own tensor parallel
+plan, then sharded.
 
 A case is ``model:layers:end``: the end ``graphs``, which then run as they are, or
 ``code``. Each writes ``<rank>.json`` in the folder of the first argument: "ok", or what went wrong.

@@ -1,7 +1,8 @@
 """One rank of ``test_shared_compile.py``: programs of which one rank compiles what all have.
 
-Each function of ``CASES`` returns whether its compiled numbers are eager's. Who compiled which graph is what the reports
-say of caches. Kernels are Python (``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
+Each function of ``CASES`` returns whether its compiled numbers are eager's. Who compiled which
+graph is what the reports say of caches. Kernels are Python
+(``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
 import json
@@ -96,7 +97,9 @@ def its_own_place_in_training(mesh):
 
 
 def over_both_dimensions(mesh):
-    """Reduces over the rows and over the columns of the mesh, whose groups have other names on each rank."""
+    """Reduces over the rows and over the columns of the mesh, whose groups have other names on
+    each rank.
+    """
     x = DTensor.from_local(torch.randn(4, 8), mesh, [Shard(0), Shard(1)], run_check=False)
 
     def function(x):
@@ -166,7 +169,9 @@ def vocabulary(mesh):
 
 
 def uneven_inside(mesh):
-    """So are the shards of a value in between; eager mode has found its layouts before the compile."""
+    """So are the shards of a value in between; eager mode has found its layouts before the
+    compile.
+    """
     local = torch.randn(2, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
     x = DTensor.from_local(local, mesh["tp"], [Shard(0)], run_check=False).requires_grad_()
 
@@ -186,7 +191,9 @@ PLACE = {"rank": 0}
 
 
 def operator_of_a_user(mesh):
-    """Made of others by what only AOTAutograd runs, with the rank where nobody notices that it is read."""
+    """Made of others by what only AOTAutograd runs, with the rank where nobody notices that it
+    is read.
+    """
     PLACE["rank"] = dist.get_rank()
 
     def function(x):
@@ -300,7 +307,9 @@ def killed_at_its_end(mesh, rank):
 
 
 def killed(mesh, rank):
-    """The rank that compiles first is killed while it does; what the others compiled, and how long that took."""
+    """The rank that compiles first is killed while it does; what the others compiled, and how
+    long that took.
+    """
     from inductor_passes.inductor.hooks import Attachment
 
     def die(self, *args, **kwargs):

@@ -64,7 +64,8 @@ wrong = [
 ]
 wrong += [] if close(expected, got) else ["output"]
 cut = {r.phase: (r.split.parts, r.split.launches) for r in records if r.split is not None}
-# Forward and backward were cut as one graph: both launch the parts, and what is saved stays in parts.
+# Forward and backward were cut as one graph: both launch the parts, and what is saved stays in
+# parts.
 wrong += [] if cut == {"forward": (2, 3)} else [f"cut {cut}"]
 launched = {r.phase: len(r.collectives) for r in records}
 wrong += [] if launched == {"forward": 4, "backward": 2} else [f"launched {launched}"]

@@ -1,4 +1,6 @@
-"""One process of test_strategy_caches.py: the same program under one set of strategies after another."""
+"""One process of test_strategy_caches.py: the same program under one set of strategies after
+another.
+"""
 
 import json
 import sys

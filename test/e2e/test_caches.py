@@ -1,4 +1,6 @@
-"""Inductor's and AOTAutograd's caches keep working, and no state is served another state's result."""
+"""Inductor's and AOTAutograd's caches keep working, and no state is served another state's
+result.
+"""
 
 import json
 import os

@@ -22,7 +22,9 @@ def one_cache(tmp_path_factory):
 
 
 def demo(*arguments, timeout_s=60, **environment):
-    """Demos have caches of their own, if ``environment`` says nothing else; kernels of one text are built once in a run of all tests."""
+    """Demos have caches of their own, if ``environment`` says nothing else; kernels of one text
+    are built once in a run of all tests.
+    """
     command = [sys.executable, str(DEMO / "main.py"), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as cache:
         own = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
@@ -64,8 +66,8 @@ def test_training_on_two_ranks(tmp_path, one_cache):
     assert found["losses"].keys() == VARIANTS == found["step_ms"].keys()
     eager = found["losses"]["eager"]
     assert len(eager) == 3 and eager[2] < eager[0]  # it learns
-    # Output of attention and MLP, logits; in the backward one for each of q, k, v, gate, up, and the
-    # logits' input. The scheduler merges some of the backward's, and adds none.
+    # Output of attention and MLP, logits; in the backward one for each of q, k, v, gate, up, and
+    # the logits' input. The scheduler merges some of the backward's, and adds none.
     launches = found["launches_by_kind"]
     assert launches["upstream"] == launches["eager"]
     assert found["launches"] == sum(launches["ours"].values())
@@ -161,7 +163,8 @@ def test_training_on_a_slow_link(tmp_path, one_cache):
         found["timed_steps"] == 3 and len(found["ratio_quartiles"]) == 2
     )  # none of a turn's first
     predicted = found["predicted_forward_backward"]
-    # Eight launches of 128 KiB take 42 ms at 200 Mbit/s: the link was measured, and is really that slow.
+    # Eight launches of 128 KiB take 42 ms at 200 Mbit/s: the link was measured, and is really that
+    # slow.
     assert predicted["communication_alone_ms"] > 25
     assert predicted["compute_alone_ms"] == json.loads(alone.read_text())["ms"]
     assert predicted["longer_alone_ms"] <= predicted["ours_ms"] * 1.05

@@ -1,4 +1,6 @@
-"""What goes wrong around a job: no hang beyond its timeout, no wrong number, and a word on what it was."""
+"""What goes wrong around a job: no hang beyond its timeout, no wrong number, and a word on what
+it was.
+"""
 
 import json
 import os

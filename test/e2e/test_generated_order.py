@@ -94,7 +94,9 @@ class Block(torch.nn.Module):
 
 
 def test_order_survives_lowering_of_a_data_parallel_step():
-    """Gathers merged by the scheduler, with others launched behind them, then the gradients' reductions."""
+    """Gathers merged by the scheduler, with others launched behind them, then the gradients'
+    reductions.
+    """
     model = torch.nn.Sequential(*(Block(512) for _ in range(4)))
     mesh = init_device_mesh("cpu", (2,))
     for block in model:

@@ -1,4 +1,6 @@
-"""``torch.compile(model)`` with the passes installed, on two real ranks beside upstream: the scenarios of the worker."""
+"""``torch.compile(model)`` with the passes installed, on two real ranks beside upstream: the
+scenarios of the worker.
+"""
 
 from pathlib import Path
 

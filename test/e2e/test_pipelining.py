@@ -1,4 +1,6 @@
-"""``torch.distributed.pipelining`` with compiled stages: whole graphs, and what eager stages train, on 2 and 4 ranks."""
+"""``torch.distributed.pipelining`` with compiled stages: whole graphs, and what eager stages
+train, on 2 and 4 ranks.
+"""
 
 from pathlib import Path
 

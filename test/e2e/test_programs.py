@@ -1,4 +1,6 @@
-"""Real programs on real gloo ranks, forward and backward: one graph, and on each rank as in eager."""
+"""Real programs on real gloo ranks, forward and backward: one graph, and on each rank as in
+eager.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Models of transformers under tensor parallelism and FSDP2, on four gloo ranks: one device's gradients."""
+"""Models of transformers under tensor parallelism and FSDP2, on four gloo ranks: one device's
+gradients.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""``compile="shared"`` on four ranks of a 2x2 mesh: one compile for equal graphs, each its own for others, whoever dies."""
+"""``compile="shared"`` on four ranks of a 2x2 mesh: one compile for equal graphs, each its own
+for others, whoever dies.
+"""
 
 import json
 import os
@@ -18,7 +20,8 @@ RANKS = 4
 
 
 def job(folder, what, *, apart=False, dies=None):
-    """What each rank of a job says; ``apart``: each has a cache folder of its own. ``dies``: the rank that is killed.
+    """What each rank of a job says; ``apart``: each has a cache folder of its own. ``dies``: the
+    rank that is killed.
 
     Ranks of the job that runs all programs hash with seeds of their own, as those of real jobs do.
     """
@@ -150,7 +153,9 @@ def test_folders_of_their_own_get_the_code_through_the_store(tmp_path):
 
 
 def test_who_waits_hears_of_code_from_a_cache(tmp_path):
-    """The program is traced anew, and its graphs are in Inductor's cache: settling them takes no rank's deadline."""
+    """The program is traced anew, and its graphs are in Inductor's cache: settling them takes no
+    rank's deadline.
+    """
     job(tmp_path, "alone")
     shutil.rmtree(tmp_path / "cache" / "aotautograd")
     found = job(tmp_path, "alone")
@@ -167,7 +172,9 @@ def test_the_next_compiles_where_the_compiling_rank_is_killed(tmp_path, what):
 
 
 def test_a_job_that_was_killed_in_the_middle_starts_anew_from_its_folder(tmp_path):
-    """The rank that compiles dies when its forward graph is in the folder and nobody knows of it; then all do, and start again."""
+    """The rank that compiles dies when its forward graph is in the folder and nobody knows of
+    it; then all do, and start again.
+    """
     job(tmp_path, "killed at its end", dies="all")
     assert list((tmp_path / "cache" / "fxgraph").rglob("*"))
     found = job(tmp_path, "again")

@@ -1,4 +1,6 @@
-"""Processes that share one cache folder never serve the decisions of one set of strategies to another."""
+"""Processes that share one cache folder never serve the decisions of one set of strategies to
+another.
+"""
 
 import json
 import os

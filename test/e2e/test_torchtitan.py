@@ -1,4 +1,6 @@
-"""torchtitan on two real ranks: its Llama-3 in one graph, and its own trainer, each with eager's losses."""
+"""torchtitan on two real ranks: its Llama-3 in one graph, and its own trainer, each with eager's
+losses.
+"""
 
 from importlib import util
 from pathlib import Path

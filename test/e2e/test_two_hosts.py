@@ -28,7 +28,9 @@ def hosts(monkeypatch):
 
 
 def torchrun(hosts, caches, *, what=("1", str(SLOWER_S)), seconds=400):
-    """What the ranks printed, of which each host has one. ``caches``: the folders of each host, one for each step."""
+    """What the ranks printed, of which each host has one. ``caches``: the folders of each host,
+    one for each step.
+    """
     line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     line += ["--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0].address}:29400", "--rdzv-id=job"]
     script = [str(WORKER), *what]
@@ -69,7 +71,9 @@ def torchrun(hosts, caches, *, what=("1", str(SLOWER_S)), seconds=400):
 
 
 def test_hosts_of_which_one_compiles_slower(hosts, tmp_path):
-    """One step with a cache that the hosts share, and one with a cache for each of them; then both from these."""
+    """One step with a cache that the hosts share, and one with a cache for each of them; then
+    both from these.
+    """
     caches = [[str(tmp_path / "of_both"), str(tmp_path / f"of_host{at}")] for at in range(2)]
     cold = torchrun(hosts, caches)
     assert [rank["host"] for rank in cold] == [0, 1]

@@ -1,4 +1,6 @@
-"""Two real ranks that hold, compile or keep something else than each other: eager's numbers, and nobody waits in vain."""
+"""Two real ranks that hold, compile or keep something else than each other: eager's numbers, and
+nobody waits in vain.
+"""
 
 import json
 import os
@@ -17,7 +19,8 @@ from fuzzing.unlike.idle import Idleness  # noqa: E402 - tools are no package
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("unlike_worker.py")
 CASES = re.findall(r"^        (\w+),$", WORKER.read_text().partition("\nCASES = ")[2], re.MULTILINE)
-# Nothing here has a reason to wait for the deadline: ranks that compute nothing for as long as IDLE_S hang.
+# Nothing here has a reason to wait for the deadline: ranks that compute nothing for as long as
+# IDLE_S hang.
 DEADLINE_S, IDLE_S, LONGEST_S = 300, 40, 500
 
 
@@ -54,7 +57,9 @@ def found(folder):
 
 
 def run(cases, folder):
-    """Results of the first of ``cases``, up to one that fails; all ranks are gone when this returns."""
+    """Results of the first of ``cases``, up to one that fails; all ranks are gone when this
+    returns.
+    """
     folder.mkdir()
     processes = start(cases, folder)
     idleness = Idleness([process.pid for process in processes])
@@ -82,7 +87,9 @@ def run(cases, folder):
 
 @pytest.fixture(scope="module")
 def said(asked, tmp_path_factory):
-    """What each rank says of each case that is asked for. A case that fails costs new ranks for the rest."""
+    """What each rank says of each case that is asked for. A case that fails costs new ranks for
+    the rest.
+    """
     folder = tmp_path_factory.mktemp("unlike")
     wanted = [each["case"] for each in asked]
     results = {}

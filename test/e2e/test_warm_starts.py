@@ -1,4 +1,6 @@
-"""Ranks that share one cache folder: in a second job each finds what it compiled in the first, and no other's; by torch's artefacts, without that folder too."""
+"""Ranks that share one cache folder: in a second job each finds what it compiled in the first,
+and no other's; by torch's artefacts, without that folder too.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ NOTHING = {name: [0, 0] for name in COMPILED}
 
 
 def job(folder, **variables):
-    """What each rank of a new job says, all with ``folder``'s caches. Processes hash with seeds of their own."""
+    """What each rank of a new job says, all with ``folder``'s caches. Processes hash with seeds
+    of their own.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,7 +80,8 @@ def test_the_second_finds_all_that_the_first_compiled(jobs):
     first, second, _ = jobs
     assert what(second, "hits") == [COMPILED] * RANKS
     assert what(second, "misses") == [NOTHING] * RANKS
-    # Where nothing launches, as in DDP's forward, a rank may find what the other one has just compiled.
+    # Where nothing launches, as in DDP's forward, a rank may find what the other one has just
+    # compiled.
     both = zip(what(first, "hits"), what(first, "misses"), strict=True)
     assert [
         {name: [misses[name][0], sum(hits[name] + misses[name][1:])] for name in hits}

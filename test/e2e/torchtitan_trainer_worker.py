@@ -1,18 +1,22 @@
-"""One rank of ``test_torchtitan.py``: torchtitan's own trainer on CPU ranks, eager and compiled by upstream and by ours.
+"""One rank of ``test_torchtitan.py``: torchtitan's own trainer on CPU ranks, eager and compiled by
+upstream and by ours.
 
-A case is a model and what of its debug configuration is set, ``llama3,tp=2`` or ``deepseek_v3,ep=2,ac=none``; each
-trains three times from the same weights on the same text: in eager, with its own compile, and with its own compile
-after ``dynamo_dist.enable(inductor=True)``. By hand::
+A case is a model and what of its debug configuration is set, ``llama3,tp=2`` or
+``deepseek_v3,ep=2,ac=none``; each trains three times from the same weights on the same text: in
+eager, with its own compile, and with its own compile after ``dynamo_dist.enable(inductor=True)``.
+By hand::
 
     torchrun --nproc-per-node 2 test/e2e/torchtitan_trainer_worker.py FOLDER llama3,tp=2 deepseek_v3,ep=2
 
-``short`` among the settings leaves C++ out (Inductor then calls torch's own kernels), ``ways=eager+ours`` a way. With
-``spmd=spmd_types`` ``ways`` may name eager or upstream, not both: a second trainer of upstream in a process has other meshes.
+``short`` among the settings leaves C++ out (Inductor then calls torch's own kernels),
+``ways=eager+ours`` a way. With ``spmd=spmd_types`` ``ways`` may name eager or upstream, not both: a
+second trainer of upstream in a process has other meshes.
 
-Set besides, for it to run on a CPU at all: the device (without a GPU it takes CUDA for granted), figures of memory
-that a CPU has none of, no CUDA graphs, its ``ScaledDotProductAttention`` (FlexAttention has no backward on CPU), two
-layers, short sequences, weights in float32 unless ``dtype`` says otherwise, sums in the place of gloo's lacking
-PREMUL_SUM, text and a tokenizer made here.
+Set besides, for it to run on a CPU at all: the device (without a GPU it takes CUDA for granted),
+figures of memory that a CPU has none of, no CUDA graphs, its ``ScaledDotProductAttention``
+(FlexAttention has no backward on CPU), two layers, short sequences, weights in float32 unless
+``dtype`` says otherwise, sums in the place of gloo's lacking PREMUL_SUM, text and a tokenizer made
+here.
 """
 
 import contextlib
@@ -115,7 +119,8 @@ def configuration(case, folder):
 def train(config, start):
     """Losses and norms of gradients, step by step, as the trainer logs them.
 
-    ``start``: weights by name, local, to begin with; an empty one is given those that the trainer has drawn.
+    ``start``: weights by name, local, to begin with; an empty one is given those that the trainer
+    has drawn.
     """
     found = []
     trainer = Trainer(config)
@@ -154,7 +159,9 @@ def chosen(settings):
 
 
 def run(case, folder):
-    """Each way's ``values``, or ``error``, and ``graphs``, ``breaks``, ``launches`` by phase, ``seconds``."""
+    """Each way's ``values``, or ``error``, and ``graphs``, ``breaks``, ``launches`` by phase,
+    ``seconds``.
+    """
     found, start = {}, {}
     settings = case.split(",")
     torch._inductor.config.fallback_by_default = SHORT in settings

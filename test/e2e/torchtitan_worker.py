@@ -1,8 +1,10 @@
-"""One rank of ``test_torchtitan.py``: torchtitan's Llama-3, two layers of its debug model, eager and compiled.
+"""One rank of ``test_torchtitan.py``: torchtitan's Llama-3, two layers of its debug model, eager
+and compiled.
 
-Its own ``parallelize`` places the weights (tensor and sequence parallel on pairs of ranks); with four ranks
-``fully_shard`` shares them over the pairs, each with data of its own. Attention is its
-``ScaledDotProductAttention``: FlexAttention, which it takes for language models, has no backward on CPU.
+Its own ``parallelize`` places the weights (tensor and sequence parallel on pairs of ranks); with
+four ranks ``fully_shard`` shares them over the pairs, each with data of its own. Attention is its
+``ScaledDotProductAttention``: FlexAttention, which it takes for language models, has no backward on
+CPU.
 """
 
 import torch

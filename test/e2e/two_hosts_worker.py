@@ -1,6 +1,8 @@
-"""One rank of ``test_two_hosts.py``: compiled training steps whose host may be slow at compiling, or that one rank compiles for both.
+"""One rank of ``test_two_hosts.py``: compiled training steps whose host may be slow at compiling,
+or that one rank compiles for both.
 
-Arguments: ``shared``, or the slow host and how many seconds a pass takes longer there; and a cache folder for each of the steps.
+Arguments: ``shared``, or the slow host and how many seconds a pass takes longer there; and a cache
+folder for each of the steps.
 """
 
 import json

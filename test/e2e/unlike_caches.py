@@ -1,4 +1,6 @@
-"""Programs of ``unlike_worker.py`` that find caches of another rank, damaged or lost ones, or code that holds a coordinate."""
+"""Programs of ``unlike_worker.py`` that find caches of another rank, damaged or lost ones, or
+code that holds a coordinate.
+"""
 
 from pathlib import Path
 
@@ -48,7 +50,9 @@ def record_too_deep(rank):
 
 
 def by_turns(rank, step, *inputs):
-    """Rank 1 starts once rank 0 has compiled and run, with the same cache; returns its own result of both."""
+    """Rank 1 starts once rank 0 has compiled and run, with the same cache; returns its own
+    result of both.
+    """
     cache_folder(rank, shared=True)
     for turn in range(2):
         if turn == rank:

@@ -1,4 +1,6 @@
-"""Programs of ``unlike_worker.py`` that train by data parallelism, beside DistributedDataParallel, on batches that differ."""
+"""Programs of ``unlike_worker.py`` that train by data parallelism, beside
+DistributedDataParallel, on batches that differ.
+"""
 
 import copy
 
@@ -33,7 +35,9 @@ def against_ddp(
     model=None,
     before=lambda step: None,
 ):
-    """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's, eager."""
+    """``batches``: (rows, rows, ...) of each step, by rank. Losses and parameters as DDP's,
+    eager.
+    """
     model = mlp(depth) if model is None else model
     reference = DistributedDataParallel(copy.deepcopy(model))
     ours = wrap(model)
@@ -69,7 +73,9 @@ def data_parallel(rank):
 
 
 def data_set(rank, left=(16, 7), **settings):
-    """Five epochs of ten steps, the last of which has what is ``left`` of the data: less on rank 1."""
+    """Five epochs of ten steps, the last of which has what is ``left`` of the data: less on rank
+    1.
+    """
     epoch = [(16, 16)] * 9 + [left]
     return against_ddp(rank, epoch * 5, **settings)
 

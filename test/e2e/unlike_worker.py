@@ -1,8 +1,10 @@
-"""One rank of ``test_unlike_ranks.py``: programs whose ranks hold, compile or keep something else than others.
+"""One rank of ``test_unlike_ranks.py``: programs whose ranks hold, compile or keep something else
+than others.
 
-Each function of ``CASES`` runs as a job of its own and returns "ok" or what is wrong; all are right in eager
-mode. What a rank found is written to ``<rank>.json`` in the folder of the first argument after each case.
-Inductor lowers and generates as always, but the kernels are Python (``test/support/fuzzing/without_cpp.py``).
+Each function of ``CASES`` runs as a job of its own and returns "ok" or what is wrong; all are right
+in eager mode. What a rank found is written to ``<rank>.json`` in the folder of the first argument
+after each case. Inductor lowers and generates as always, but the kernels are Python
+(``test/support/fuzzing/without_cpp.py``).
 """
 
 import contextlib
@@ -44,7 +46,8 @@ from fuzzing.without_cpp import without_cpp
 
 log = logging.getLogger("program")
 
-# --- Local sizes ------------------------------------------------------------------------------------
+# --- Local sizes
+# ------------------------------------------------------------------------------------
 
 
 def two_gathers(rank):
@@ -99,7 +102,8 @@ def unequal_from_the_first_step(rank):
     return compare(step, [(drawn(each[rank], WIDTH, seed=5),) for each in rows])
 
 
-# --- Graphs that one rank alone has -----------------------------------------------------------------
+# --- Graphs that one rank alone has
+# -----------------------------------------------------------------
 
 
 def metrics_on_rank_0(rank):
@@ -163,7 +167,9 @@ def print_on_rank_1_of_a_backward(rank):
 
 
 def sums_around_a_loop(loud):
-    """Launches that are merged, and a loop behind whose breaks Dynamo cannot go on: Python runs the whole function."""
+    """Launches that are merged, and a loop behind whose breaks Dynamo cannot go on: Python runs
+    the whole function.
+    """
     parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
 
     def step(x, turn):
@@ -188,7 +194,9 @@ def print_in_a_loop_later(rank):
 
 
 def gathers_behind_python(rank):
-    """What is compiled by itself where Python calls it stands in other functions too, in an order of their own."""
+    """What is compiled by itself where Python calls it stands in other functions too, in an
+    order of their own.
+    """
     parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
 
     def gathered(part):
@@ -246,7 +254,9 @@ def print_in_a_loop_over_sharded_layers(rank):
 
 
 def print_in_a_loop_at_first(rank):
-    """Whoever compiles again for another length meets no break then, and its peers, who do not, go on with theirs."""
+    """Whoever compiles again for another length meets no break then, and its peers, who do not,
+    go on with theirs.
+    """
     model = Layers(mlp(3), loud=True)
 
     def before(step):
@@ -260,7 +270,9 @@ def print_in_a_loop_at_first(rank):
 
 
 def print_on_rank_0_in_a_manager(rank):
-    """A context manager that launches, used by a function that stays in Python and by one that is compiled."""
+    """A context manager that launches, used by a function that stays in Python and by one that
+    is compiled.
+    """
     parts = [drawn(rows, WIDTH, seed=rows) for rows in (2, 4, 6)]
     loud = [rank == 0]
 
@@ -323,7 +335,9 @@ def equal_sums_beside_python(rank):
 
 
 def dynamic_on_rank_1(rank):
-    """With symbolic sizes a backward graph is compiled with its forward one, before either of them launches."""
+    """With symbolic sizes a backward graph is compiled with its forward one, before either of
+    them launches.
+    """
     mesh = init_device_mesh("cpu", (2,))
     weight = drawn(WIDTH // 2, WIDTH, seed=rank).requires_grad_()
 
@@ -361,11 +375,14 @@ def forgotten_on_rank_1(rank):
     return said if said != "ok" else compare(step, [batch(), batch(12), batch(16)])
 
 
-# --- Restarts ---------------------------------------------------------------------------------------
+# --- Restarts
+# ---------------------------------------------------------------------------------------
 
 
 def survivor_of_a_restart(rank):
-    """Rank 0 stays as it is, rank 1 is a new process; Dynamo has compiled the function in one of them alone."""
+    """Rank 0 stays as it is, rank 1 is a new process; Dynamo has compiled the function in one of
+    them alone.
+    """
     said = compare(gather_then_reduce(), [batch()])
     dist.barrier()
     dist.destroy_process_group()

@@ -1,9 +1,11 @@
-"""One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank finds in the cache.
+"""One rank of ``test_warm_starts.py``: programs whose compiled code a later process of this rank
+finds in the cache.
 
-Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with what torch counted of
-its caches, is written to ``<rank>.json`` in the folder of the first argument. With ``ARTEFACTS=save`` what
-torch's ``save_cache_artifacts`` gives goes to ``<rank>.artefacts`` there, with ``load`` its ``load_cache_artifacts`` takes
-it. Kernels are Python (``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
+Each function of ``CASES`` returns whether its compiled numbers are eager's. What a rank found, with
+what torch counted of its caches, is written to ``<rank>.json`` in the folder of the first argument.
+With ``ARTEFACTS=save`` what torch's ``save_cache_artifacts`` gives goes to ``<rank>.artefacts``
+there, with ``load`` its ``load_cache_artifacts`` takes it. Kernels are Python
+(``test/support/fuzzing/without_cpp.py``); all else is Inductor's.
 """
 
 import contextlib
@@ -94,7 +96,9 @@ def a_dtensor_that_leaves(mesh):
 
 
 def trained_alike(wrap):
-    """Whether a model that is wrapped trains, on batches that ranks do not share, as one whose gradients are averaged by hand."""
+    """Whether a model that is wrapped trains, on batches that ranks do not share, as one whose
+    gradients are averaged by hand.
+    """
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(1)))
     model.append(nn.Linear(32, 16))
     x, plain = torch.randn(4, 16) + dist.get_rank(), copy.deepcopy(model)

@@ -1,4 +1,6 @@
-"""One of two ranks that share a device: every operator on symmetric memory. Prints relative errors as JSON."""
+"""One of two ranks that share a device: every operator on symmetric memory. Prints relative
+errors as JSON.
+"""
 
 import json
 import sys

@@ -1,4 +1,6 @@
-"""On GPUs: times by events, a topology file that loads, and predictions that are what was measured."""
+"""On GPUs: times by events, a topology file that loads, and predictions that are what was
+measured.
+"""
 
 import json
 

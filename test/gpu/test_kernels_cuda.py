@@ -1,4 +1,6 @@
-"""Fused kernels on one GPU: eight virtual ranks in one launch, CUDA graphs, and two processes on one device."""
+"""Fused kernels on one GPU: eight virtual ranks in one launch, CUDA graphs, and two processes on
+one device.
+"""
 
 import itertools
 import json
@@ -16,7 +18,8 @@ pytestmark = [
 ]
 WORLD = 8
 BF16 = torch.bfloat16
-# Looks at a flag: some ten seconds, so that a kernel that waits in vain is a failed test and not a hanging one.
+# Looks at a flag: some ten seconds, so that a kernel that waits in vain is a failed test and not a
+# hanging one.
 SPIN_LIMIT = 20_000_000
 
 

@@ -1,4 +1,6 @@
-"""The collector of cycles is slowed or paused for a block, and then as it was, in whatever order threads leave."""
+"""The collector of cycles is slowed or paused for a block, and then as it was, in whatever order
+threads leave.
+"""
 
 import gc
 import threading

@@ -82,7 +82,9 @@ def exchanged(x, y):
 
 
 def test_a_wait_that_nobody_reads_is_upstreams():
-    """Of any other operator Inductor drops the value, and then what was to run after it runs before."""
+    """Of any other operator Inductor drops the value, and then what was to run after it runs
+    before.
+    """
     found, module = ties(exchanged, [4], [4])
     assert found["irecv"] == ["wait_tensor"]
     waits = [n for n in module.graph.nodes if n.name == "wait_tensor"]

@@ -1,4 +1,6 @@
-"""Functions of torch that are others in a block, for one thread, whatever other threads do meanwhile."""
+"""Functions of torch that are others in a block, for one thread, whatever other threads do
+meanwhile.
+"""
 
 import threading
 

@@ -1,6 +1,9 @@
-"""What the first compile of a process imports and makes for all that follow: about two seconds, before ranks are forked.
+"""What the first compile of a process imports and makes for all that follow: about two seconds,
+before ranks are forked.
 
-Imported by name (``preloaded.py``). Each compile leaves out what only Dynamo's log tells. Nothing here depends on a program or on options, starts a thread or asks for a GPU; private names are those of torch 2.13, and what another torch lacks is left for the ranks to make.
+Imported by name (``preloaded.py``). Each compile leaves out what only Dynamo's log tells. Nothing
+here depends on a program or on options, starts a thread or asks for a GPU; private names are those
+of torch 2.13, and what another torch lacks is left for the ranks to make.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import torch
 import dynamo_dist
 import inductor_passes
 
-# By what imports them: reading the sources of C++ extensions, Inductor's printing of C++, a compile's log.
+# By what imports them: reading the sources of C++ extensions, Inductor's printing of C++, a
+# compile's log.
 LATER = """torch._dynamo.backends.inductor torch._dynamo.repro.after_dynamo torch._export.db.logging torch._inductor.codegen.cpp
 torch.distributed.fsdp torch.distributed.tensor.experimental torch.utils.cpp_extension sympy.tensor.tensor""".split()
 NOT_OURS = ("__main__", "kernels")  # programs, and Triton's language
@@ -33,7 +37,9 @@ def _import_all() -> None:
 
 
 def _make_patterns() -> None:
-    """Inductor's patterns, which it traces. By the arguments of its own calls: it keeps what was made by these."""
+    """Inductor's patterns, which it traces. By the arguments of its own calls: it keeps what was
+    made by these.
+    """
     from torch._inductor.fx_passes import joint_graph, post_grad
 
     joint_graph.lazy_init(torch.device("cpu"))
@@ -59,6 +65,7 @@ _import_all()
 for each in (preloaded.time_no_guards, _make_patterns, _read_sources, _try_vector_units):
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         each()
-# What is older than a rank need not be looked through for its garbage: a fifth of the time of its compiles.
+# What is older than a rank need not be looked through for its garbage: a fifth of the time of its
+# compiles.
 gc.collect()
 gc.freeze()

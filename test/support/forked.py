@@ -14,7 +14,8 @@ from preloaded import FOR_RANKS, as_script, context
 class Script:
     """A script in a process of its own, with what tests use of ``subprocess.Popen``.
 
-    The process is a fork: two of them hash equal strings alike, so that a test of what another process finds in caches starts others.
+    The process is a fork: two of them hash equal strings alike, so that a test of what another
+    process finds in caches starts others.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class Script:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the status once it has ended; raise ``subprocess.TimeoutExpired`` if it does not in time."""
+        """Return the status once it has ended; raise ``subprocess.TimeoutExpired`` if it does
+        not in time.
+        """
         self._process.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)

@@ -1,7 +1,9 @@
-"""Processes that start with torch imported: forks of one that has imported it and done nothing else.
+"""Processes that start with torch imported: forks of one that has imported it and done nothing
+else.
 
-Importing torch and its compiler takes a process seconds, and a run of programs starts many. Ranks of a script start with more: this
-package imported, which changes nothing, and what the first compile of a process makes for all others (``first_compile.py``).
+Importing torch and its compiler takes a process seconds, and a run of programs starts many. Ranks
+of a script start with more: this package imported, which changes nothing, and what the first
+compile of a process makes for all others (``first_compile.py``).
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ MODULES = [
 FOR_RANKS = [*MODULES, "first_compile"]
 # What glibc says of memory that was freed twice, before it ends the process.
 SPOILT_HEAP = re.compile(r"malloc\(\): |free\(\): |tcache|corrupted")
-# Read when torch is imported, and no more in a fork: Inductor's own processes would be copied with it, and where ranks are more than cores,
-# OpenMP's threads spend most of the time waiting for one another.
+# Read when torch is imported, and no more in a fork: Inductor's own processes would be copied with
+# it, and where ranks are more than cores, OpenMP's threads spend most of the time waiting for one
+# another.
 VARIABLES = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def context(modules: Sequence[str] = MODULES) -> ForkServerContext:
-    """Return the context that starts such processes; their ``os.environ``, and their modules, are those of its first use."""
+    """Return the context that starts such processes; their ``os.environ``, and their modules,
+    are those of its first use.
+    """
     chosen = multiprocessing.get_context("forkserver")
     chosen.set_forkserver_preload([*modules])
     paths = [str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -51,7 +56,9 @@ def context(modules: Sequence[str] = MODULES) -> ForkServerContext:
 
 
 def time_no_guards() -> None:
-    """Leave out of this process's compiles that Dynamo times each frame's guards, with the processor's caches emptied before, for its log."""
+    """Leave out of this process's compiles that Dynamo times each frame's guards, with the
+    processor's caches emptied before, for its log.
+    """
     from torch._dynamo import guards
 
     guards.profile_guard_manager = lambda *_: 0.0
@@ -67,11 +74,13 @@ def run_ranks(
     timeout_s: float,
     again: bool = True,
 ) -> tuple[bool, str]:
-    """Run a script on ranks of this host, as ``torchrun`` would; return whether all ended well, and what they said.
+    """Run a script on ranks of this host, as ``torchrun`` would; return whether all ended well, and
+    what they said.
 
-    ``variables`` are set over this process's own. What a rank writes is kept in ``folder``. Once a rank fails, or
-    the time is over, the others are ended. A rank that gloo's heap ended (``bench/soak.py``) says nothing of the
-    script: all run once more then (``again``), and once only.
+    ``variables`` are set over this process's own. What a rank writes is kept in ``folder``. Once a
+    rank fails, or the time is over, the others are ended. A rank that gloo's heap ended
+    (``bench/soak.py``) says nothing of the script: all run once more then (``again``), and once
+    only.
     """
     well, said = _run_ranks(worker, ranks, arguments, variables, folder, timeout_s)
     if again and not well and "exit status -6\n" in said and SPOILT_HEAP.search(said):

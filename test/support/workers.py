@@ -23,7 +23,8 @@ def _work(connection: Connection, set_up: SetUp, arguments: tuple[Any, ...]) -> 
     logging.disable(logging.WARNING)
     do = set_up(*arguments)
     gc.collect()
-    gc.freeze()  # modules are not looked through for garbage, which takes a third of a second each time
+    # modules are not looked through for garbage, which takes a third of a second each time
+    gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # a compile makes many objects and few that are garbage
     while (task := connection.recv()) is not None:
         connection.send(do(task))
@@ -49,9 +50,9 @@ def run(
 ) -> Iterator[tuple[Any, dict[str, Any] | str]]:
     """Each task with its record, in the order in which they are done.
 
-    ``set_up(*arguments)`` is called in each process, of which there are ``jobs``, and gives the function
-    that does a task; a process is replaced after ``lives`` tasks. In place of a record stands "crash" if
-    the process died, "timeout" if the task took longer than ``timeout_s``.
+    ``set_up(*arguments)`` is called in each process, of which there are ``jobs``, and gives the
+    function that does a task; a process is replaced after ``lives`` tasks. In place of a record
+    stands "crash" if the process died, "timeout" if the task took longer than ``timeout_s``.
     """
     context = preloaded.context()
     left = iter(tasks)

@@ -1,7 +1,7 @@
 """A small model zoo on a fake process group: what the scheduler's test runs on every rank.
 
-Each entry takes no argument and runs one step of its program, forward and backward, through ``compile``.
-Eight ranks; sizes are those of a small model, in bfloat16 unless said otherwise.
+Each entry takes no argument and runs one step of its program, forward and backward, through
+``compile``. Eight ranks; sizes are those of a small model, in bfloat16 unless said otherwise.
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def weights_only_sequence(compile_: Compile) -> None:
 
 
 def sharded_data_parallel(compile_: Compile) -> None:
-    """Float32 parameters sharded on their first dimension, gathered in the graph, used in bfloat16."""
+    """Float32 parameters sharded on their first dimension, gathered in the graph, used in
+    bfloat16.
+    """
     mesh = init_device_mesh("cpu", (8,))
     model = Decoder()
     annotate(model, mesh, lambda path: [Shard(0)])
@@ -229,7 +231,9 @@ def experts(compile_: Compile) -> None:
 
 
 def redistributes(compile_: Compile) -> None:
-    """A transpose by way of the whole: Shard(0) to Replicate to Shard(1), and a sum cut the same way."""
+    """A transpose by way of the whole: Shard(0) to Replicate to Shard(1), and a sum cut the same
+    way.
+    """
     mesh = init_device_mesh("cpu", (8,))
     x = distribute_tensor(torch.zeros(512, 512), mesh, [Shard(0)], src_data_rank=None)
 

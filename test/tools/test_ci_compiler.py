@@ -1,4 +1,6 @@
-"""The compiler of a run of tests: the same text by the same command is built once, all else as g++ does."""
+"""The compiler of a run of tests: the same text by the same command is built once, all else as
+g++ does.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""The group of paced copies: collectives among equal ranks, on a stream of their own; and the figures of steps."""
+"""The group of paced copies: collectives among equal ranks, on a stream of their own; and the
+figures of steps.
+"""
 
 import contextlib
 import sys

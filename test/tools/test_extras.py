@@ -27,7 +27,8 @@ def test_no_extra_moves_torch():
         for each in requirements:
             package, bounds = re.fullmatch(r"([\w-]+)(.*)", each).groups()
             assert package != "torch", name
-            # A torch wants one version of triton: a bound from above makes pip look for another torch.
+            # A torch wants one version of triton: a bound from above makes pip look for another
+            # torch.
             assert package != "triton" or not re.search(r"<|==|~=", bounds), each
 
 

@@ -1,4 +1,6 @@
-"""The fuzzer: programs are drawn from their number alone, faults are found and cut down, ranks that hang are told."""
+"""The fuzzer: programs are drawn from their number alone, faults are found and cut down, ranks
+that hang are told.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Programs of ranks that are unlike: drawn from a number alone, and judged by what every rank says."""
+"""Programs of ranks that are unlike: drawn from a number alone, and judged by what every rank
+says.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Parts of the measurements on a GPU as processes: one that hangs or dies is a problem, and the others are there."""
+"""Parts of the measurements on a GPU as processes: one that hangs or dies is a problem, and the
+others are there.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""What tools call of the packages is there: they are run by hand, some of them rarely, and no test runs them all."""
+"""What tools call of the packages is there: they are run by hand, some of them rarely, and no
+test runs them all.
+"""
 
 import ast
 import importlib
@@ -18,7 +20,9 @@ FILES = sorted(
 
 
 def missing(source):
-    """Names that a file imports from the packages, or asks their modules for, and that are not there."""
+    """Names that a file imports from the packages, or asks their modules for, and that are not
+    there.
+    """
     tree, modules, found = ast.parse(source), {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,6 @@
-"""The table of DTensor programs: the page says what the file of results says, and rows are as they were."""
+"""The table of DTensor programs: the page says what the file of results says, and rows are as
+they were.
+"""
 
 import json
 

@@ -1,4 +1,6 @@
-"""Upstream beside ours: verdicts, programs that hang or die, records that add up, and the quick part itself."""
+"""Upstream beside ours: verdicts, programs that hang or die, records that add up, and the quick
+part itself.
+"""
 
 import json
 import os

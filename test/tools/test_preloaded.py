@@ -50,7 +50,9 @@ print("main", counts[0], "other", counts[1])
 def test_a_rank_computes_with_one_thread_if_nothing_else_is_said(
     tmp_path, monkeypatch, said, threads
 ):
-    """What a fork says to OpenMP's own variable comes too late: it was read when torch was imported."""
+    """What a fork says to OpenMP's own variable comes too late: it was read when torch was
+    imported.
+    """
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     script = tmp_path / "rank.py"
     script.write_text(THREADS)

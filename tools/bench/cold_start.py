@@ -3,11 +3,15 @@
 
     python tools/bench/cold_start.py [--layers N ...] [--ranks N] [--fsdp] [--json FILE]
 
-Gloo ranks on this host take the first training step of a stack of tensor parallel blocks (attention, gated MLP, RMSNorm),
-in fresh processes: once with an empty cache folder that they share, then again with what is in it; with ``shared`` one of them compiles what all have (``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group, with an empty cache folder. With
-``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too. Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other processes that it starts, from after imports
-and ``init_process_group``, our packages having their byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and what torch counted of its
-caches on the first rank: graphs that AOTAutograd and Inductor found.
+Gloo ranks on this host take the first training step of a stack of tensor parallel blocks
+(attention, gated MLP, RMSNorm), in fresh processes: once with an empty cache folder that they
+share, then again with what is in it; with ``shared`` one of them compiles what all have
+(``options={"compile": "shared"}``); ``alone`` is one rank of as many by itself, on a fake group,
+with an empty cache folder. With ``--fsdp`` blocks are sharded by FSDP2 over half of the ranks too.
+Printed are processor seconds of a rank, the mean over ranks, with those of the compilers and other
+processes that it starts, from after imports and ``init_process_group``, our packages having their
+byte code, as pip leaves it; what passed by the clock, which others on the machine lengthen; and
+what torch counted of its caches on the first rank: graphs that AOTAutograd and Inductor found.
 """
 
 from __future__ import annotations

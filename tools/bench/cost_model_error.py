@@ -4,10 +4,10 @@
 
 Baseline: Azure's figures of ND H100 v5 (NCCL 2.18.5) and ND H200 v5 (NCCL 2.20.5): bus bandwidth of
 all_reduce on one node of eight GPUs, in place, and rates of products in FP8 by cuBLASLt
-(github.com/Azure/AI-benchmarking-guide). Two figures of our topologies were fitted to the first, the starts
-of LL and of the switch's reduction. The six cubes of the second are in the topologies as measured: "formula"
-leaves them out, "measured" predicts the three other shapes from them. Nothing is measured here, so there
-is no spread.
+(github.com/Azure/AI-benchmarking-guide). Two figures of our topologies were fitted to the first,
+the starts of LL and of the switch's reduction. The six cubes of the second are in the topologies as
+measured: "formula" leaves them out, "measured" predicts the three other shapes from them. Nothing
+is measured here, so there is no spread.
 """
 
 from __future__ import annotations

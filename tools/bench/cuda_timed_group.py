@@ -1,9 +1,11 @@
-"""A process group on one GPU on which collectives are paced copies on a side stream, and waits are events.
+"""A process group on one GPU on which collectives are paced copies on a side stream, and waits are
+events.
 
-One process claims to be rank 0 of a world whose ranks all have the same data, so numbers are those of such a
-world. Each group is one channel, first in, first out: a copy of the bytes that the collective would move, by as
-many multiprocessors as a communication library would take, which ends no sooner than the modelled link does.
-Kernels, streams and contention are real; the link is modelled. For the same without a GPU: ``timed_group.py``.
+One process claims to be rank 0 of a world whose ranks all have the same data, so numbers are those
+of such a world. Each group is one channel, first in, first out: a copy of the bytes that the
+collective would move, by as many multiprocessors as a communication library would take, which ends
+no sooner than the modelled link does. Kernels, streams and contention are real; the link is
+modelled. For the same without a GPU: ``timed_group.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def paced_copy_kernel(
     PROGRAMS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """``target[i] = factor * source[i % read]``; every element of both is touched, evenly over ``ns``."""
+    """``target[i] = factor * source[i % read]``; every element of both is touched, evenly over
+    ``ns``.
+    """
     program = tl.program_id(0).to(tl.int64)
     start = globaltimer()
     ns = tl.cast(ns, tl.int64)
@@ -59,10 +63,13 @@ def paced_kernel(ns: tl.tensor) -> None:
 
 
 class Link:
-    """What all groups of the process share: how long a collective takes, who copies, how long all took."""
+    """What all groups of the process share: how long a collective takes, who copies, how long
+    all took.
+    """
 
     us: LinkTime = staticmethod(lambda kind, payloads, ranks: 0.0)
-    # "programs" copy; "engine": nothing is copied; "none": a collective is a copy of its input, at once.
+    # "programs" copy; "engine": nothing is copied; "none": a collective is a copy of its input, at
+    # once.
     copies = "programs"
     total_us = 0.0
 
@@ -151,7 +158,9 @@ def _fill(target: torch.Tensor, source: torch.Tensor, factor: float) -> None:
 
 @contextlib.contextmanager
 def cuda_timed_group(world_size: int) -> Iterator[None]:
-    """Inside, this process is rank 0 of ``world_size`` equal ranks. ``Link`` says what collectives take."""
+    """Inside, this process is rank 0 of ``world_size`` equal ranks. ``Link`` says what
+    collectives take.
+    """
     begin_job(CudaTimedGroup, ["cuda", "cpu"], world_size, rank=0)
     try:
         yield
@@ -161,7 +170,9 @@ def cuda_timed_group(world_size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def link(us: LinkTime, copies: str = "programs") -> Iterator[None]:
-    """Another link in the block, for code that is compiled already; ``Link.total_us`` counts from 0."""
+    """Another link in the block, for code that is compiled already; ``Link.total_us`` counts
+    from 0.
+    """
     before = Link.us, Link.copies
     Link.us, Link.copies, Link.total_us = staticmethod(us), copies, 0.0
     try:

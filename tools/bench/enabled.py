@@ -1,9 +1,11 @@
-"""Question: what do programs of one device pay for the plugin merely enabled? Processor time, enabled over disabled.
+"""Question: what do programs of one device pay for the plugin merely enabled? Processor time,
+enabled over disabled.
 
     python tools/bench/enabled.py --json tools/bench/results/enabled.json
 
-No distributed job, no DTensor, no backend of ours. One process switches the plugin on and off. A round of a program
-runs it disabled, enabled, enabled, disabled; the figures are quartiles of the ratios of rounds.
+No distributed job, no DTensor, no backend of ours. One process switches the plugin on and off. A
+round of a program runs it disabled, enabled, enabled, disabled; the figures are quartiles of the
+ratios of rounds.
 """
 
 import argparse
@@ -81,7 +83,9 @@ PROGRAMS: dict[str, tuple[Callable[[], None], int, int]] = {
 
 
 def seconds(call: Callable[[], None], times: int, enabled: bool) -> float:
-    """Processor time of the process; the first call, which may fill caches and compile, is not in it for repeated ones."""
+    """Processor time of the process; the first call, which may fill caches and compile, is not
+    in it for repeated ones.
+    """
     (dynamo_dist.enable if enabled else dynamo_dist.disable)()
     if times > 1:
         call()

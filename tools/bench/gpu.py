@@ -2,15 +2,17 @@
 
 usage: gpu.py [--parts a,b,c] [--json PATH] [--skip-done] [--seconds N] | --dry-run [--json PATH]
 
-One GPU is enough: ranks are virtual, or peers are an emulated link, a kernel that really copies rows and
-releases flags at 450, 150 and 50 GB/s. Each part is a process of its own with a limit of 100 s, in order of worth; all
-end within nine minutes. Nothing need be installed. The JSON is written after each part and names the GPU, its driver
-and the date; what a part found is under ``parts``, and ``targets`` says which were met. ``--skip-done`` goes on from it:
-parts without a problem are not run again. The exit status is 1 if something failed or came out wrong.
+One GPU is enough: ranks are virtual, or peers are an emulated link, a kernel that really copies
+rows and releases flags at 450, 150 and 50 GB/s. Each part is a process of its own with a limit of
+100 s, in order of worth; all end within nine minutes. Nothing need be installed. The JSON is
+written after each part and names the GPU, its driver and the date; what a part found is under
+``parts``, and ``targets`` says which were met. ``--skip-done`` goes on from it: parts without a
+problem are not run again. The exit status is 1 if something failed or came out wrong.
 
-``--dry-run`` needs no GPU: it checks shapes with fake tensors, compiles every kernel for sm_90 through the gate, goes
-through the parts that launch kernels with Triton's launcher and a stand-in for the device, and prints the times that the
-cost model predicts. Those are predictions, not measurements.
+``--dry-run`` needs no GPU: it checks shapes with fake tensors, compiles every kernel for sm_90
+through the gate, goes through the parts that launch kernels with Triton's launcher and a stand-in
+for the device, and prints the times that the cost model predicts. Those are predictions, not
+measurements.
 """
 
 from __future__ import annotations
@@ -188,7 +190,9 @@ def cases(parts: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def targets(parts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was wanted, and the worst figure of each kind; of links, those that the pass would fuse for."""
+    """What was wanted, and the worst figure of each kind; of links, those that the pass would
+    fuse for.
+    """
     products, norms = cases(parts, "products"), cases(parts, "norms")
     large = [norm for norm in norms if norm["two_shot"]]
     links = [link for product in products for link in product["links"] if link["taken"]]

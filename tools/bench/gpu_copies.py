@@ -1,4 +1,6 @@
-"""How fast the kernels' own copies, barriers, looks at a flag and sums are on one GPU, beside memory's roof."""
+"""How fast the kernels' own copies, barriers, looks at a flag and sums are on one GPU, beside
+memory's roof.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,9 @@ def pushes() -> list[dict[str, Any]]:
 
 
 def barriers() -> dict[str, float]:
-    """``all_reduce_add_rmsnorm`` of eight virtual ranks and few rows: a barrier is nearly all of it."""
+    """``all_reduce_add_rmsnorm`` of eight virtual ranks and few rows: a barrier is nearly all of
+    it.
+    """
     found = {}
     for rows in BARRIER_ROWS:
         case = NormCase(rows, 1024, two_shot=False)
@@ -129,7 +133,9 @@ def barriers() -> dict[str, float]:
 
 
 def looks() -> dict[str, float]:
-    """Looks at a flag in a second, sixteen programs at it; ``workspace.LOOKS_PER_SECOND`` is beside it."""
+    """Looks at a flag in a second, sixteen programs at it; ``workspace.LOOKS_PER_SECOND`` is
+    beside it.
+    """
     area = space("all_gather_matmul", 1 << 16, LOOKERS, 16, spin_limit=LOOKS)
 
     def again() -> None:

@@ -35,7 +35,9 @@ def measure_costs() -> dict[str, Any]:
 
 
 def beside_copies() -> dict[str, float]:
-    """Microseconds of one product alone and beside copies that last longer; ``stretch`` are ratios."""
+    """Microseconds of one product alone and beside copies that last longer; ``stretch`` are
+    ratios.
+    """
     case = GatherCase(*SHAPE)
     alone = median_us(case.cublas)
     found = {"alone_us": alone}

@@ -1,4 +1,6 @@
-"""A stand-in for a GPU: launches go through Triton's binder and compiler for sm_90, and are checked, not run."""
+"""A stand-in for a GPU: launches go through Triton's binder and compiler for sm_90, and are
+checked, not run.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ class OnCpu(TorchFunctionMode):
 
 
 class Launches:
-    """In place of ``JITFunction.run``: compiles, checks the launch, notes what no H100 would take."""
+    """In place of ``JITFunction.run``: compiles, checks the launch, notes what no H100 would
+    take.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -99,7 +103,8 @@ class Launches:
     def run(self, kernel: Any, *args: Any, grid: Any, warmup: bool = False, **how: Any) -> Any:
         self.count += 1
         try:
-            # The binder raises for a missing or unknown argument, the compiler for what it cannot compile.
+            # The binder raises for a missing or unknown argument, the compiler for what it cannot
+            # compile.
             made = self.upstream(kernel, *args, grid=grid, warmup=True, **how)
         except Exception as error:
             self.note(f"{kernel.__name__}: {type(error).__name__}: {error}")
@@ -149,7 +154,9 @@ class Stream:
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[Launches]:
-    """Inside, launches are compiled and checked; every time is made up, every result what memory held."""
+    """Inside, launches are compiled and checked; every time is made up, every result what memory
+    held.
+    """
     launches = Launches()
 
     def run(kernel: Any, *args: Any, **how: Any) -> Any:
@@ -176,7 +183,9 @@ def stand_in() -> Iterator[Launches]:
 
 
 def gone_through(name: str) -> dict[str, Any]:
-    """Go through one part on small sizes: launches counted, ``problem`` where one would fail or an error comes."""
+    """Go through one part on small sizes: launches counted, ``problem`` where one would fail or
+    an error comes.
+    """
     with contextlib.ExitStack() as stack:
         for module, field, value in (
             (gpu_timing, "REPEATS", 1),

@@ -1,4 +1,6 @@
-"""The fused kernels as parts of ``gpu.py``: every shape of products, and norms as the operator chooses them."""
+"""The fused kernels as parts of ``gpu.py``: every shape of products, and norms as the operator
+chooses them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def measure_products() -> dict[str, Any]:
 
 
 def measure_norms(width: int = NORM_WIDTH) -> dict[str, Any]:
-    """``all_reduce_add_rmsnorm`` of each number of rows a rank: two-shot above ``TWO_SHOT_BYTES`` alone."""
+    """``all_reduce_add_rmsnorm`` of each number of rows a rank: two-shot above
+    ``TWO_SHOT_BYTES`` alone.
+    """
     rate = copy_gb_per_s()
     found = {}
     for rows in NORM_ROWS:

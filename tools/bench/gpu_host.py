@@ -1,4 +1,6 @@
-"""Host time of a step compiled with the passes on one GPU, beside eager and upstream, with and without CUDA graphs."""
+"""Host time of a step compiled with the passes on one GPU, beside eager and upstream, with and
+without CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MODES = {"default": {}, "reduce-overhead": {"triton.cudagraphs": True}}
 
 
 def measure_host() -> dict[str, Any]:
-    """Microseconds of the host for a step of small products on a group of one rank, and ratios to eager and upstream."""
+    """Microseconds of the host for a step of small products on a group of one rank, and ratios
+    to eager and upstream.
+    """
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
         return steps(torch.device("cuda"))

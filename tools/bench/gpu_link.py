@@ -1,4 +1,6 @@
-"""An emulated link on one GPU: a kernel that really copies rows and releases flags at a given rate."""
+"""An emulated link on one GPU: a kernel that really copies rows and releases flags at a given
+rate.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def paced_kernel(
 
 
 class Link:
-    """The peers of rank 0, emulated: their ``rows`` ``[world * own, K]`` come to it at ``gb_per_s`` in all.
+    """The peers of rank 0, emulated: their ``rows`` ``[world * own, K]`` come to it at ``gb_per_s``
+    in all.
 
     ``buffer`` is rank 0's; ``chunk_rows`` what the kernel has a flag for.
     """

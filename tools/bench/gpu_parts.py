@@ -1,4 +1,6 @@
-"""Parts of ``gpu.py``, each a process of its own with a limit: one that hangs or dies loses nothing else."""
+"""Parts of ``gpu.py``, each a process of its own with a limit: one that hangs or dies loses
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,18 @@ PARTS = {
 
 
 def environment_of_parts() -> dict[str, str]:
-    """Variables of every part: the checkout needs no installation, and a wait for a peer ends soon."""
+    """Variables of every part: the checkout needs no installation, and a wait for a peer ends
+    soon.
+    """
     path = [str(ROOT), str(BENCH), os.environ.get("PYTHONPATH", "")]
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "DYNAMO_DIST_KERNEL_WAIT_SECONDS": "10"}
     return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def measured_here(target: str) -> dict[str, Any]:
-    """Call ``module:function`` in this process; a module that is not there is a problem and no error."""
+    """Call ``module:function`` in this process; a module that is not there is a problem and no
+    error.
+    """
     module, function = target.split(":")
     if importlib.util.find_spec(module) is None:
         return {"problem": f"not there: {module}.py"}
@@ -56,7 +62,8 @@ def print_result(found: dict[str, Any]) -> None:
 
 
 def run_part(command: list[str], limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Run a part as a process group of its own; what it found, with ``seconds`` and perhaps a ``problem``.
+    """Run a part as a process group of its own; what it found, with ``seconds`` and perhaps a
+    ``problem``.
 
     At the limit the group ends, and nothing but the group.
     """

@@ -58,7 +58,9 @@ def check_code() -> list[str]:
 
 
 def predict() -> list[dict[str, Any]]:
-    """Unfused (nothing hidden) and fused times on the topology, and how far fused is from the longer part."""
+    """Unfused (nothing hidden) and fused times on the topology, and how far fused is from the
+    longer part.
+    """
     machine = Machine(load_topology(TOPOLOGY))
     group = GroupShape(WORLD, nodes=1)
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,6 @@
-"""``all_gather_matmul`` on one GPU: its product against cuBLAS, and how much of an emulated link it hides."""
+"""``all_gather_matmul`` on one GPU: its product against cuBLAS, and how much of an emulated link
+it hides.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def plain_product_kernel(
     BK: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> None:
-    """The same tiles in the same order, with nothing to wait for: what flags cost is the difference."""
+    """The same tiles in the same order, with nothing to wait for: what flags cost is the
+    difference.
+    """
     DTYPE: tl.constexpr = a_ptr.dtype.element_ty
     high = tl.cdiv(M, BM)
     for t in tl.range(tl.program_id(0), high * tl.cdiv(N, BN), PROGRAMS, flatten=False):
@@ -86,10 +90,10 @@ def plain_product_kernel(
 class GatherCase:
     """One rank of eight, whose peers are an emulated link.
 
-    The link's 16 multiprocessors stand for those that push this rank's rows to its peers, so the kernel
-    itself has no copiers beside it: as on eight GPUs, the others multiply. ``joined`` is the other way to see
-    it: the kernel's own copiers push, at the speed of memory, and then multiply too; the peers' rows are there,
-    and one program releases their flags at the link's rate.
+    The link's 16 multiprocessors stand for those that push this rank's rows to its peers, so the
+    kernel itself has no copiers beside it: as on eight GPUs, the others multiply. ``joined`` is the
+    other way to see it: the kernel's own copiers push, at the speed of memory, and then multiply
+    too; the peers' rows are there, and one program releases their flags at the link's rate.
     """
 
     def __init__(
@@ -215,7 +219,9 @@ class GatherCase:
         return result
 
     def error(self, rate: float, *, backwards: bool = False) -> float:
-        """How far fused is from cuBLAS, on fresh rows; infinite where a row was read before it came."""
+        """How far fused is from cuBLAS, on fresh rows; infinite where a row was read before it
+        came.
+        """
         self.rows.normal_()
         self.own.copy_(self.rows[: self.m // WORLD])
         self.link.prepare(self.beside_link)

@@ -1,9 +1,11 @@
-"""What does the schedule hide on a GPU? Training steps on one, beside collectives that are paced copies.
+"""What does the schedule hide on a GPU? Training steps on one, beside collectives that are paced
+copies.
 
-Layers of a Llama 3 8B block, their weights in eight shards: a gather for each weight, a reduce-scatter for each
-gradient. Kernels and streams are real, links are modelled (``cuda_timed_group.py``). Variants: upstream Inductor, upstream
-with its opt-in reordering, and ours, with a topology whose links are those of the run; at links that take half as
-long as all compute, as long, and twice as long. They take turns. Two ways to copy: by 16 multiprocessors, which
+Layers of a Llama 3 8B block, their weights in eight shards: a gather for each weight, a
+reduce-scatter for each gradient. Kernels and streams are real, links are modelled
+(``cuda_timed_group.py``). Variants: upstream Inductor, upstream with its opt-in reordering, and
+ours, with a topology whose links are those of the run; at links that take half as long as all
+compute, as long, and twice as long. They take turns. Two ways to copy: by 16 multiprocessors, which
 compute then misses, and by a copy engine.
 
 usage: gpu_schedule.py [--out FILE] [--small]
@@ -155,7 +157,9 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
 
 
 def figures(step: float, compute: float, link_time: float) -> dict[str, float]:
-    """How near a step is to the longer of its two parts, and which share of the shorter is hidden."""
+    """How near a step is to the longer of its two parts, and which share of the shorter is
+    hidden.
+    """
     shorter = min(compute, link_time)
     return {
         "over_longer": step / max(compute, link_time),

@@ -64,13 +64,16 @@ class NormCase:
     def least_bytes(self) -> int:
         """What memory must move for all ranks even where the cache serves every second reader.
 
-        Each rank reads x and residual and writes its buffer, total and norm; each buffer is read once.
+        Each rank reads x and residual and writes its buffer, total and norm; each buffer is read
+        once.
         """
         streams = 6 + (2 / WORLD if self.two_shot else 0)
         return int(streams * self.x.nbytes)
 
     def error(self) -> float:
-        """How far any rank is from the reference, on fresh inputs; infinite if ranks differ in a bit."""
+        """How far any rank is from the reference, on fresh inputs; infinite if ranks differ in a
+        bit.
+        """
         self.fresh()
         with poisoned_outputs():
             y = self.fused()[0].view(WORLD, self.rows, self.d)
@@ -82,7 +85,9 @@ class NormCase:
         return relative_error(y[0], wanted[0]) if same else float("inf")
 
     def replay(self) -> bool:
-        """Whether a thousand replays of a CUDA graph end without an error, on the bits of a first call."""
+        """Whether a thousand replays of a CUDA graph end without an error, on the bits of a
+        first call.
+        """
         first = self.fused()[0].clone()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

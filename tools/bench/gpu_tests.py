@@ -22,7 +22,9 @@ def two_processes() -> dict[str, Any]:
 
 
 def run_tests(chosen: str, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Run the tests that ``-k chosen`` selects; what they say goes to this process's output, as it comes."""
+    """Run the tests that ``-k chosen`` selects; what they say goes to this process's output, as
+    it comes.
+    """
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rfEs"]
     lines = []
     with subprocess.Popen(

@@ -15,9 +15,11 @@ from triton.language.extra.cuda import globaltimer
 
 REPEATS = 20
 WARM_UPS = 3
-# At least this long the device idles while the host enqueues what is timed, so that launches cost no device time.
+# At least this long the device idles while the host enqueues what is timed, so that launches cost
+# no device time.
 HEAD_START_NS = 1_000_000
-# Of what a slow host took for it in a warm-up call; and the most, as a call may wait for the device itself.
+# Of what a slow host took for it in a warm-up call; and the most, as a call may wait for the device
+# itself.
 HEAD_START_MARGIN = 2
 MOST_HEAD_START_NS = 50_000_000
 
@@ -31,13 +33,15 @@ def idle_kernel(ns: tl.tensor) -> None:
 
 
 def median_us(fn: Callable[[], Any], before: Callable[[], Any] = lambda: None) -> float:
-    """Median device time of ``fn``, in microseconds; ``before`` is not timed, nor is the host's part of ``fn``."""
+    """Median device time of ``fn``, in microseconds; ``before`` is not timed, nor is the host's
+    part of ``fn``.
+    """
     return in_turns_us({"fn": fn}, {"fn": before})["fn"]
 
 
 def head_start_ns(host_ns: int) -> int:
-    """Nanoseconds to idle for a call that the host takes ``host_ns`` to enqueue; of few sizes, as kernels are compiled
-    for divisors of their arguments.
+    """Nanoseconds to idle for a call that the host takes ``host_ns`` to enqueue; of few sizes, as
+    kernels are compiled for divisors of their arguments.
     """
     wanted = min(HEAD_START_MARGIN * host_ns, MOST_HEAD_START_NS)
     step = 1_000_000
@@ -47,9 +51,11 @@ def head_start_ns(host_ns: int) -> int:
 def in_turns_us(
     variants: Mapping[str, Callable[[], Any]], before: Mapping[str, Callable[[], Any]]
 ) -> dict[str, float]:
-    """Median device time of each, in microseconds, taken in turns: a chip that warms up slows all alike.
+    """Median device time of each, in microseconds, taken in turns: a chip that warms up slows all
+    alike.
 
-    ``before`` is not timed. Before each call the device idles for longer than the host took for the last warm-up.
+    ``before`` is not timed. Before each call the device idles for longer than the host took for the
+    last warm-up.
     """
     heads = dict.fromkeys(variants, HEAD_START_NS)
     times: dict[str, list[float]] = {name: [] for name in variants}

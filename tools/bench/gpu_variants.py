@@ -1,7 +1,9 @@
-"""Every way to compute the fused products beside cuBLAS, in turns, on the shapes of Llama 3 under tensor parallel 8.
+"""Every way to compute the fused products beside cuBLAS, in turns, on the shapes of Llama 3 under
+tensor parallel 8.
 
-One rank of eight on one GPU. Flags are set before: nothing is waited for. ``with copies`` pushes this rank's rows to
-seven buffers of the same memory, as fast as that goes; a link between GPUs is not in it.
+One rank of eight on one GPU. Flags are set before: nothing is waited for. ``with copies`` pushes
+this rank's rows to seven buffers of the same memory, as fast as that goes; a link between GPUs is
+not in it.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def gather(m: int, n: int, k: int) -> dict[str, Any]:
 
 
 def push(m: int, n: int, k: int) -> dict[str, Any]:
-    """One shape: the product whose tiles go to eight buffers of this memory, and the reduction beside a copy."""
+    """One shape: the product whose tiles go to eight buffers of this memory, and the reduction
+    beside a copy.
+    """
     place = torch.device("cuda")
     a = torch.randn(m, k, device=place, dtype=BF16)
     weight = (torch.randn(n, k, device=place, dtype=BF16) / k**0.5).t()

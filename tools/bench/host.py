@@ -2,12 +2,12 @@
 
     python tools/bench/host.py --json tools/bench/results/host.json
 
-A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time, guards
-included, and no collective takes any. Upstream's compiled module, ours, and
-the local one compiled by the plugin take turns with the local one compiled by upstream, in one process; the
-figures are ratios of medians and of the fastest calls. Training accumulates into ``.grad``. Time is processor
-time of the thread, which does all of it: what others on the same machine take does not count, but that they
-empty its caches does, which is what the fastest calls leave out.
+A stack of Megatron MLPs on a fake group of 8 ranks: matrices so small that a call is host time,
+guards included, and no collective takes any. Upstream's compiled module, ours, and the local one
+compiled by the plugin take turns with the local one compiled by upstream, in one process; the
+figures are ratios of medians and of the fastest calls. Training accumulates into ``.grad``. Time is
+processor time of the thread, which does all of it: what others on the same machine take does not
+count, but that they empty its caches does, which is what the fastest calls leave out.
 """
 
 import argparse
@@ -44,7 +44,9 @@ LOCAL = ("local_by_ours", "local")
 
 
 class MLP(nn.Module):
-    """One residual MLP; ``hidden`` is the global size for DTensors, this rank's for local tensors."""
+    """One residual MLP; ``hidden`` is the global size for DTensors, this rank's for local
+    tensors.
+    """
 
     def __init__(self, hidden: int, mesh: DeviceMesh | None) -> None:
         super().__init__()

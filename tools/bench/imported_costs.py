@@ -1,12 +1,16 @@
-"""Question: how much shorter is a step whose topology is wrong by four, once costs are imported from a profile of it?
+"""Question: how much shorter is a step whose topology is wrong by four, once costs are imported
+from a profile of it?
 
     python tools/bench/imported_costs.py --out tools/bench/results/imported_costs.json
 
-Two real gloo ranks (root): two network namespaces, joined by a link that the kernel holds to a rate. The topology is right but for one
-figure: ``rate/4`` says a quarter of the link's rate, ``floor*4`` that what a launch costs before bytes move takes four times as long,
-``compute*4`` that kernels are four times as fast. Some steps are profiled, in eager mode and compiled: so a gather is seen alone, and
-in buckets. ``costs import`` adds what rank 0's profile shows to the wrong topology, and the program is compiled again by that. Steps are timed by
-both in turn; ``ratio`` is of the first deciles, as other programs only add time. ``clocked``: the ratio by clocks around each launch, wait and product in the generated code, on all ranks, of an earlier version.
+Two real gloo ranks (root): two network namespaces, joined by a link that the kernel holds to a
+rate. The topology is right but for one figure: ``rate/4`` says a quarter of the link's rate,
+``floor*4`` that what a launch costs before bytes move takes four times as long, ``compute*4`` that
+kernels are four times as fast. Some steps are profiled, in eager mode and compiled: so a gather is
+seen alone, and in buckets. ``costs import`` adds what rank 0's profile shows to the wrong topology,
+and the program is compiled again by that. Steps are timed by both in turn; ``ratio`` is of the
+first deciles, as other programs only add time. ``clocked``: the ratio by clocks around each launch,
+wait and product in the generated code, on all ranks, of an earlier version.
 """
 
 from __future__ import annotations

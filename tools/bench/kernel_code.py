@@ -1,9 +1,10 @@
-"""What do the kernels compile to? Writes the table of machine-code facts, and fails if the gate does.
+"""What do the kernels compile to? Writes the table of machine-code facts, and fails if the gate
+does.
 
 usage: kernel_code.py [--write results/kernel_code.json]
 
-Compiled ahead of time for sm_80, sm_90 and sm_100, in bfloat16 on eight ranks; no GPU takes part, and no
-time is measured. Registers and spills are those of ptxas, shared memory that of the launch.
+Compiled ahead of time for sm_80, sm_90 and sm_100, in bfloat16 on eight ranks; no GPU takes part,
+and no time is measured. Registers and spills are those of ptxas, shared memory that of the launch.
 """
 
 import argparse

@@ -1,17 +1,20 @@
 """Ranks on two hosts, joined by a slow link: upstream, upstream's reordering, and ours.
 
-The ranks are real processes in network namespaces; the link between them is held to a rate by the kernel
-(tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link, and training of a
-small Llama with tensor and with data parallelism, and FSDP2 as it is, on one rank a host, whose losses must be equal; at the rate
-of ``--both`` with both, on two ranks a host. With tensor parallelism ours trains in parts too (``split_auto``, ``split_2``). Every run measures its link first and is scheduled for it.
+The ranks are real processes in network namespaces; the link between them is held to a rate by the
+kernel (tc tbf; needs root). Programs: a chain of layers whose weights are gathered over the link,
+and training of a small Llama with tensor and with data parallelism, and FSDP2 as it is, on one rank
+a host, whose losses must be equal; at the rate of ``--both`` with both, on two ranks a host. With
+tensor parallelism ours trains in parts too (``split_auto``, ``split_2``). Every run measures its
+link first and is scheduled for it.
 
-Times are milliseconds on the wall, variants in turn; ratios are of what stood in one turn, of the slower
-rank. Predictions are the simulator's, on the link as measured and compute scaled to this machine: by compute
-alone for the chain, and for training by a forward and backward whose collectives end at once, so that the
-host's own time counts as compute. They are of forward and backward; the optimizer is in the step alone.
+Times are milliseconds on the wall, variants in turn; ratios are of what stood in one turn, of the
+slower rank. Predictions are the simulator's, on the link as measured and compute scaled to this
+machine: by compute alone for the chain, and for training by a forward and backward whose
+collectives end at once, so that the host's own time counts as compute. They are of forward and
+backward; the optimizer is in the step alone.
 
-usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel tensor,fsdp]
-                [--both RATE] [--steps N] [--out FILE]
+usage: link.py [--rates 200mbit,1gbit,5gbit] [--rounds N] [--training RATES] [--parallel
+                tensor,fsdp] [--both RATE] [--steps N] [--out FILE]
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ LEFT_OUT = ("losses", "report", "trace", "parameters", "step_ms_spread", "torch"
 
 
 def main() -> int:
-    """Run the programs at every rate, write what they measured; 1 if one failed or numbers differ."""
+    """Run the programs at every rate, write what they measured; 1 if one failed or numbers
+    differ.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", default=RATES)
     parser.add_argument("--rounds", type=int, default=8, help="of the chain; 0 for none")

@@ -1,13 +1,15 @@
-"""Question: what does a block communicate if only its weights are placed: upstream, by hand, planned?
+"""Question: what does a block communicate if only its weights are placed: upstream, by hand,
+planned?
 
     python tools/bench/plan.py --out tools/bench/results/plan.json
 
-An 8B-shaped decoder block (width 4096, 32 heads, hidden 14336, batch 8, 2048 tokens, bfloat16), forward
-and backward, traced on a fake group of eight ranks. Baselines: upstream's choice op by op, and the same
-block with Megatron's redistributes written by hand. Times are **modelled**, by torch's own formula for
-redistributes (6.6 us and 0.6 us a hop to start, 87.7 GiB/s), of the collectives in the graphs that
-Inductor would get; the planner is given the same prices. Seconds are processor time.
-``model_*`` are the planner's own sums of communication, in which equal redistributes of a tensor count each.
+An 8B-shaped decoder block (width 4096, 32 heads, hidden 14336, batch 8, 2048 tokens, bfloat16),
+forward and backward, traced on a fake group of eight ranks. Baselines: upstream's choice op by op,
+and the same block with Megatron's redistributes written by hand. Times are **modelled**, by torch's
+own formula for redistributes (6.6 us and 0.6 us a hop to start, 87.7 GiB/s), of the collectives in
+the graphs that Inductor would get; the planner is given the same prices. Seconds are processor
+time. ``model_*`` are the planner's own sums of communication, in which equal redistributes of a
+tensor count each.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ class Norm(nn.Module):
 
 
 class Block(nn.Module):
-    """A decoder block; ``hand`` are the placements between its halves where redistributes are written."""
+    """A decoder block; ``hand`` are the placements between its halves where redistributes are
+    written.
+    """
 
     def __init__(self, hand: list[Placement] | None, whole: list[Placement]) -> None:
         super().__init__()
@@ -114,7 +118,9 @@ class Block(nn.Module):
 
 
 def all_to_all_as_on_gpus() -> None:
-    """Let a CPU mesh change the sharded dimension by an all_to_all, which torch does on GPUs alone."""
+    """Let a CPU mesh change the sharded dimension by an all_to_all, which torch does on GPUs
+    alone.
+    """
     from torch.distributed.tensor import _collective_utils, _redistribute, placement_types
 
     def by_all_to_all(local: torch.Tensor, gather: int, shard: int, mesh: Any, dim: int) -> Any:
@@ -153,7 +159,9 @@ def communication(
     how: str,
     backend_of: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> tuple[float, dict[str, int]]:
-    """Time and number of collectives of one training step of ``layers`` blocks; ``how`` is ``upstream``, ``hand`` or ``planned``."""
+    """Time and number of collectives of one training step of ``layers`` blocks; ``how`` is
+    ``upstream``, ``hand`` or ``planned``.
+    """
     torch.compiler.reset()
     with capturing() as (inner, graphs):
         leading: list[Placement] = [Replicate()] * (mesh.ndim - 1)
@@ -228,7 +236,8 @@ def main() -> None:
             for how in ("upstream", "hand", "planned"):
                 seconds: dict[str, float] = {}
                 backend_of = functools.partial(planning, seconds) if how == "planned" else _as_is
-                # The planner works where the plugin is on; the others are what torch does by itself.
+                # The planner works where the plugin is on; the others are what torch does by
+                # itself.
                 with dynamo_dist.enabled() if how == "planned" else contextlib.nullcontext():
                     us, counts = communication(mesh, options.layers, x_placement, how, backend_of)
                 row[how] = {key: round(value, 3) for key, value in seconds.items()}

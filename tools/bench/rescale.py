@@ -1,4 +1,6 @@
-"""A machine like another one, but slower or faster: what a schedule makes of it, and of a measured one."""
+"""A machine like another one, but slower or faster: what a schedule makes of it, and of a
+measured one.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ def write_rescaled(
     compute: float = 1.0,
     links: float = 1.0,
 ) -> None:
-    """Write a topology, by name or path, to ``target``, its kernels and links that many times as slow.
+    """Write a topology, by name or path, to ``target``, its kernels and links that many times as
+    slow.
 
-    Every figure's source says by how much it was scaled. Raises TopologyError if there is no ``source``.
+    Every figure's source says by how much it was scaled. Raises TopologyError if there is no
+    ``source``.
     """
     file = json.loads(topology_text(source))
     file["name"] = name

@@ -1,13 +1,16 @@
 """Question: how close to a lower bound does the solver come, problem by problem?
 
-    python tools/bench/schedule_quality.py PROBLEMS_DIR --out tools/bench/results/schedule_quality.json
+    python tools/bench/schedule_quality.py PROBLEMS_DIR --out
+    tools/bench/results/schedule_quality.json
 
 PROBLEMS_DIR holds schedule problems (``*.json.gz`` or ``*.json``, the format of
-``inductor_passes/schedule/solver/problem_file.py``). Baselines: the lower bound that the solver certifies, and
-the program's own order; ``own`` is our sharper bound, computed apart, looking further. Makespans are simulated by the rules of ``inductor_passes/schedule/solver/problem.py``;
-nothing is measured but the solver's own time (CPU time of the process, JSON aside). Where the folder has
-a ``upstream*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us`` and ``peak_bytes``),
-the row says how long upstream torch's best mode takes, and ``upstream_capped`` its best mode within our cap.
+``inductor_passes/schedule/solver/problem_file.py``). Baselines: the lower bound that the solver
+certifies, and the program's own order; ``own`` is our sharper bound, computed apart, looking
+further. Makespans are simulated by the rules of ``inductor_passes/schedule/solver/problem.py``;
+nothing is measured but the solver's own time (CPU time of the process, JSON aside). Where the
+folder has a ``upstream*.jsonl`` (one object per problem: ``problem`` and, per mode, ``makespan_us``
+and ``peak_bytes``), the row says how long upstream torch's best mode takes, and ``upstream_capped``
+its best mode within our cap.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from inductor_passes.schedule.solver.tasks import Tasks
 
 
 def upstream_modes(folder: Path) -> dict[str, list[tuple[float, int]]]:
-    """Per problem the makespan and peak of each mode of upstream torch, as far as the folder has them."""
+    """Per problem the makespan and peak of each mode of upstream torch, as far as the folder has
+    them.
+    """
     modes: dict[str, list[tuple[float, int]]] = {}
     for path in sorted(folder.glob("upstream*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -1,8 +1,10 @@
-"""Question: do long jobs of many collectives in flight end well on gloo? HSDP on four ranks, compiled whole.
+"""Question: do long jobs of many collectives in flight end well on gloo? HSDP on four ranks,
+compiled whole.
 
     python tools/bench/soak.py --jobs 40 --json tools/bench/results/soak.json
 
-Each job trains a small model for ``--steps`` steps on real ranks; a heap that gloo's threads spoil ends a rank by a signal.
+Each job trains a small model for ``--steps`` steps on real ranks; a heap that gloo's threads spoil
+ends a rank by a signal.
 """
 
 from __future__ import annotations

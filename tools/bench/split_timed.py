@@ -3,11 +3,13 @@
     python tools/bench/split_timed.py --out tools/bench/results/split_timed.json
     python tools/bench/split_timed.py --training --out tools/bench/results/split_timed_training.json
 
-One process claims to be rank 0 of eight. Kernels are real, on one core; links are modelled: an all_reduce takes its time on its group's
-channel and burns no processor time (timed_group.py). A stack of Llama-like blocks, tensor parallel as Megatron has it, in inference or in training (forward and backward), at three
-ratios of link time to compute. Baseline: our order of the whole graph. The two take turns; ratios are within one round. The
-model's compute is scaled once, so that the step without link time is as long as measured. Most of the time is Inductor's: in training
-there are two blocks, and each variant is compiled once for a ratio.
+One process claims to be rank 0 of eight. Kernels are real, on one core; links are modelled: an
+all_reduce takes its time on its group's channel and burns no processor time (timed_group.py). A
+stack of Llama-like blocks, tensor parallel as Megatron has it, in inference or in training (forward
+and backward), at three ratios of link time to compute. Baseline: our order of the whole graph. The
+two take turns; ratios are within one round. The model's compute is scaled once, so that the step
+without link time is as long as measured. Most of the time is Inductor's: in training there are two
+blocks, and each variant is compiled once for a ratio.
 """
 
 from __future__ import annotations

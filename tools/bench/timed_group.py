@@ -1,7 +1,8 @@
-"""A process group on which collectives take a given time and nothing else: no peer, no copy, no CPU.
+"""A process group on which collectives take a given time and nothing else: no peer, no copy, no
+CPU.
 
-One process claims to be a rank of a world of any size. Each group is one channel, first in, first out;
-a wait sleeps until its collective would have ended. Results hold whatever memory held: numbers
+One process claims to be a rank of a world of any size. Each group is one channel, first in, first
+out; a wait sleeps until its collective would have ended. Results hold whatever memory held: numbers
 mean nothing here, time does.
 """
 
@@ -17,7 +18,8 @@ import torch.distributed as dist
 
 BACKEND = "timed"
 
-# Kind of collective, bytes of this rank's input (several for a coalesced call), global ranks -> microseconds.
+# Kind of collective, bytes of this rank's input (several for a coalesced call), global ranks ->
+# microseconds.
 LinkTime = Callable[[str, Sequence[int], tuple[int, ...]], float]
 
 
@@ -53,7 +55,9 @@ class ThreadClock(WallClock):
 
 
 class _Link:
-    """Settings that all groups of the process share: how long a collective takes, on which clock."""
+    """Settings that all groups of the process share: how long a collective takes, on which
+    clock.
+    """
 
     us: LinkTime = staticmethod(lambda kind, payloads, ranks: 0.0)
     clock = WallClock()
@@ -190,8 +194,9 @@ def timed_group(
 ) -> Iterator[WallClock]:
     """Inside, this process is ``rank`` of ``world_size``, and collectives take ``link_us``.
 
-    Groups made inside are timed too, each on a channel of its own; ``link_us`` gets ranks counted from 0
-    within the group. Yields the clock, by default that on the wall. Raises RuntimeError if a group is initialised already.
+    Groups made inside are timed too, each on a channel of its own; ``link_us`` gets ranks counted
+    from 0 within the group. Yields the clock, by default that on the wall. Raises RuntimeError if a
+    group is initialised already.
     """
     if dist.is_initialized():
         raise RuntimeError(

@@ -1,10 +1,13 @@
-"""Question: what does a training step of 1, 4 or 8 micro-batches launch and send, in eager mode, compiled by blocks, and whole?
+"""Question: what does a training step of 1, 4 or 8 micro-batches launch and send, in eager mode,
+compiled by blocks, and whole?
 
     python tools/bench/traffic.py --write tools/bench/results/traffic.json
 
-Real gloo ranks: two for DDP and FSDP2, four (two copies of two shards) for HSDP. All but the last micro-batch run within ``no_sync()`` or
-``set_requires_gradient_sync(False)``. Collectives and bytes (what is gathered, or what is reduced) of the third step of rank 0; nothing is
-timed. "blocks" is torch's own way: each block compiled by itself, the wrapper in eager mode. Graph passes run, kernels do not.
+Real gloo ranks: two for DDP and FSDP2, four (two copies of two shards) for HSDP. All but the last
+micro-batch run within ``no_sync()`` or ``set_requires_gradient_sync(False)``. Collectives and bytes
+(what is gathered, or what is reduced) of the third step of rank 0; nothing is timed. "blocks" is
+torch's own way: each block compiled by itself, the wrapper in eager mode. Graph passes run, kernels
+do not.
 """
 
 from __future__ import annotations

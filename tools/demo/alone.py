@@ -1,7 +1,7 @@
 """One rank of the training run without a link: its collectives end at once, and carry no numbers.
 
-What our forward and backward take then is compute and the host's own time, which the simulator takes for
-compute. The ranks run side by side, as they do on the link, and meet in files.
+What our forward and backward take then is compute and the host's own time, which the simulator
+takes for compute. The ranks run side by side, as they do on the link, and meet in files.
 """
 
 from __future__ import annotations

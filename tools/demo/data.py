@@ -1,4 +1,6 @@
-"""What the demo trains: a small random Llama on disk, and the sources of Python as bytes of text."""
+"""What the demo trains: a small random Llama on disk, and the sources of Python as bytes of
+text.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def write_checkpoint(folder: Path, sizes: Sizes, seed: int = 0) -> int:
-    """Write a Llama with random weights by ``save_pretrained``; returns its number of parameters."""
+    """Write a Llama with random weights by ``save_pretrained``; returns its number of
+    parameters.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -122,7 +126,9 @@ def _from_pretrained(folder: Path, **options: str) -> torch.nn.Module:
 
 
 def tensor_plan() -> dict[str, ParallelStyle]:
-    """Torch's way to share each weight's product, on a part of the ranks, where transformers takes all."""
+    """Torch's way to share each weight's product, on a part of the ranks, where transformers
+    takes all.
+    """
     columns = (
         "self_attn.q_proj",
         "self_attn.k_proj",

@@ -165,7 +165,9 @@ def _command(command: list[str]) -> None:
 
 
 def summarise(ranks: list[dict], rate: str) -> dict:
-    """The object that ``--json`` prints. Times are milliseconds of the slower rank in each round."""
+    """The object that ``--json`` prints. Times are milliseconds of the slower rank in each
+    round.
+    """
     rounds = {name: slowest([rank["ms"][name] for rank in ranks]) for name in ranks[0]["ms"]}
     ideal = slowest([rounds["compute"], rounds["communication"]])
     to_upstream = ratios(rounds["ours"], rounds["upstream"])

@@ -1,9 +1,9 @@
 """One rank of ``--link``: a chain of sharded layers, whose weights are gathered over the link.
 
-The variants take turns, so that a busy machine slows all of them alike. Compute alone, communication
-alone, and both at once with nothing to wait for, show what overlap could reach on this machine. The first,
-and the link's collectives, are measured once before and go into the cost model; its predictions stand
-beside the measurements.
+The variants take turns, so that a busy machine slows all of them alike. Compute alone,
+communication alone, and both at once with nothing to wait for, show what overlap could reach on
+this machine. The first, and the link's collectives, are measured once before and go into the cost
+model; its predictions stand beside the measurements.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ def measure(rank: int, rounds: int, work: Path, progress: Progress) -> dict:
 
 
 def timed(call: Callable[[], object], results: dict[str, object], name: str) -> float:
-    """Milliseconds of one call that all ranks start together; what it returns goes into ``results``."""
+    """Milliseconds of one call that all ranks start together; what it returns goes into
+    ``results``.
+    """
     dist.barrier()
     start = time.perf_counter()
     results[name] = call()

@@ -1,7 +1,8 @@
-"""The demo: a small Llama trained on two ranks, eager, upstream Inductor and dynamo_dist side by side.
+"""The demo: a small Llama trained on two ranks, eager, upstream Inductor and dynamo_dist side by
+side.
 
-``bash tools/demo.sh`` installs what is needed and calls this. Exit code 0: one graph, and every loss
-within 1e-5 of eager's; 1: not so, or a rank failed; 2: this machine cannot do what was asked.
+``bash tools/demo.sh`` installs what is needed and calls this. Exit code 0: one graph, and every
+loss within 1e-5 of eager's; 1: not so, or a rank failed; 2: this machine cannot do what was asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""This machine and this link as a topology: what a schedule for them is made for, and predicted with."""
+"""This machine and this link as a topology: what a schedule for them is made for, and predicted
+with.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Alone:
-    """A program's milliseconds without a link, measured, and its compute on ``cpu-gloo``, modelled."""
+    """A program's milliseconds without a link, measured, and its compute on ``cpu-gloo``,
+    modelled.
+    """
 
     ms: float
     modelled_ms: float
@@ -54,7 +58,8 @@ class Alone:
 
 
 def write_topology(path: Path, *, compute: float, kinds: Sequence[str] = KINDS) -> None:
-    """Measure the link between the ranks; the first of them writes ``path``, which all may read then.
+    """Measure the link between the ranks; the first of them writes ``path``, which all may read
+    then.
 
     ``compute``: how many times as slow as ``cpu-gloo`` this machine computes.
     """

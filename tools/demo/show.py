@@ -70,7 +70,9 @@ def training_results(
 
 
 def over_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One variant over its ranks: the most graphs, breaks and exposed time, the steps of the slowest."""
+    """One variant over its ranks: the most graphs, breaks and exposed time, the steps of the
+    slowest.
+    """
     kinds = sorted({kind for result in results for kind in result["launches"]})
     return {
         **max(results, key=lambda result: result["exposed_us"][1]),
@@ -81,7 +83,9 @@ def over_ranks(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ours_to_upstream(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Ratios of steps that stood in one turn, each of the slower rank; and forward and backward apart."""
+    """Ratios of steps that stood in one turn, each of the slower rank; and forward and backward
+    apart.
+    """
 
     def times(name: str, what: str) -> list[float]:
         return slowest([rank["variants"][name][what] for rank in ranks])

@@ -1,7 +1,7 @@
 """One rank of the demo: the same training run eager, under upstream Inductor and under dynamo_dist.
 
-Started by ``training.py`` through torchrun, or by ``link.py`` in a network namespace. Writes what it
-measured and its report to ``rank<R>.json`` in the work folder.
+Started by ``training.py`` through torchrun, or by ``link.py`` in a network namespace. Writes what
+it measured and its report to ``rank<R>.json`` in the work folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from inductor_passes.report.figures import totals
 from inductor_passes.testing import leave_process
 
 LEARNING_RATE = 1e-3
-# Beside the three, over a link, by how the model is parallel: ways to train it -> whose way it is, and its options.
+# Beside the three, over a link, by how the model is parallel: ways to train it -> whose way it is,
+# and its options.
 BESIDE = {
     "fsdp": {"upstream_blocks": ("upstream", {})},
     "tensor": {
@@ -111,7 +112,8 @@ class Run:
         self.variant, self.whose = variant, whose
         with plugin_for(self.whose):
             self.model = load(checkpoint, parallel, mesh)
-        # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two kinds.
+        # foreach=False: tensor parallelism leaves norms plain, and a list may not mix the two
+        # kinds.
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, foreach=False)
         self.losses: list[float] = []
         self.times: list[float] = []
@@ -191,8 +193,9 @@ class Run:
     def warm(self, times: list[float]) -> tuple[float, ...]:
         """Milliseconds of the steps that show the speed, of those of all.
 
-        Not of the first of a turn: switching the plugin empties DTensor's caches of sharding decisions,
-        which the eager parts of a step fill again. Nobody switches between the steps of a training run.
+        Not of the first of a turn: switching the plugin empties DTensor's caches of sharding
+        decisions, which the eager parts of a step fill again. Nobody switches between the steps of
+        a training run.
         """
         warm = [ms for index, ms in enumerate(times) if index not in self.turns]
         return tuple(warm) or (times[-1],)
@@ -219,8 +222,9 @@ def train(runs: dict[str, Run], batches: list[torch.Tensor], progress: Progress)
 def prediction(ours: Run, alone_ms: float) -> dict:
     """What the simulator expects of one forward and backward of ours, in milliseconds.
 
-    ``program_order``: of the same graphs as traced. ``longer_alone``: of compute, as measured without a link
-    (``alone_ms``), and communication, as the measured link has it; no order is shorter.
+    ``program_order``: of the same graphs as traced. ``longer_alone``: of compute, as measured
+    without a link (``alone_ms``), and communication, as the measured link has it; no order is
+    shorter.
     """
     graphs = ours.report.graphs
     communication_ms = sum(graph.after.communication_us for graph in graphs) / 1e3

@@ -23,7 +23,8 @@ from dynamo_dist.diagnostics.render import write_report
 HERE = Path(__file__).resolve().parent
 MEASURED = "real, CPU, gloo"
 
-# Takes the worker's script and arguments, the work folder and how many ranks; runs them to their end.
+# Takes the worker's script and arguments, the work folder and how many ranks; runs them to their
+# end.
 Launcher = Callable[[Path, list[str], Path, int], None]
 
 
@@ -61,7 +62,9 @@ def run(args: argparse.Namespace, start: Launcher | None = None, measured: str =
 def compute_alone(
     args: argparse.Namespace, start: Launcher, arguments: list[str], work: Path, count: int
 ) -> Path:
-    """What a step takes without a link, by ``alone.py``: read from ``--alone`` if an earlier run left it there."""
+    """What a step takes without a link, by ``alone.py``: read from ``--alone`` if an earlier run
+    left it there.
+    """
     path = Path(args.alone or work / "alone.json")
     if Alone.read(str(path)) is None:
         start(HERE / "alone.py", arguments, work, count)

@@ -1,4 +1,5 @@
-"""Write docs/ddp-and-fsdp2.md: what DDP and FSDP2 do, and how it is in compiled functions, read off the programs that show it.
+"""Write docs/ddp-and-fsdp2.md: what DDP and FSDP2 do, and how it is in compiled functions, read off
+the programs that show it.
 
 python tools/docs/conformance.py           # write it
 python tools/docs/conformance.py --check   # exit with 1 if it is not what the programs say

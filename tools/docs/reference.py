@@ -72,7 +72,9 @@ def summary(documented: object) -> str:
 
 
 def described(options: type) -> Iterator[tuple[str, str, str]]:
-    """Name, meaning and default of each field, from the lines ``name: meaning`` of the docstring."""
+    """Name, meaning and default of each field, from the lines ``name: meaning`` of the
+    docstring.
+    """
     entries = {}
     for names, meaning in ENTRY.findall(inspect.getdoc(options) or ""):
         entries.update(dict.fromkeys(names.split(", "), prose(meaning)))
@@ -134,7 +136,9 @@ def topology() -> str:
 
 
 def breaks() -> Iterator[tuple[str, str, str]]:
-    """Name, cause and fix of every break that the catalog knows; a break's own words stand as names."""
+    """Name, cause and fix of every break that the catalog knows; a break's own words stand as
+    names.
+    """
     for cause in CATALOG:
         yield cause.name, re.sub(r"\$(\w+)", r"*\1*", cause.why), cause.fix
 

@@ -1,9 +1,11 @@
-"""Write docs/structure.md: the rooms of both packages and which room imports which, read off the sources.
+"""Write docs/structure.md: the rooms of both packages and which room imports which, read off the
+sources.
 
-    python tools/docs/structure.py           # write it
-    python tools/docs/structure.py --check   # exit with 1 if it is not what the code says, or if rooms form a cycle
+    python tools/docs/structure.py # write it python tools/docs/structure.py --check # exit with 1
+    if it is not what the code says, or if rooms form a cycle
 
-A room is a folder, or a module that stands beside the folders. Arrows that follow from others are left out.
+A room is a folder, or a module that stands beside the folders. Arrows that follow from others are
+left out.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def sources() -> dict[str, ast.Module]:
 
 
 def is_for_types(node: ast.AST) -> bool:
-    """Return whether a node is an ``if TYPE_CHECKING:``, which imports nothing when the program runs."""
+    """Return whether a node is an ``if TYPE_CHECKING:``, which imports nothing when the program
+    runs.
+    """
     return (
         isinstance(node, ast.If)
         and isinstance(node.test, ast.Name)

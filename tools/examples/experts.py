@@ -1,7 +1,8 @@
-"""A mixture of experts, a share of them on each rank: torchrun --nproc-per-node 2 tools/examples/experts.py
+"""A mixture of experts, a share of them on each rank: torchrun --nproc-per-node 2
+tools/examples/experts.py
 
-Tokens go to their expert's rank and back by ``all_to_all_single`` with equal capacities; gradients take the same
-way through ``torch.distributed.nn.functional``.
+Tokens go to their expert's rank and back by ``all_to_all_single`` with equal capacities; gradients
+take the same way through ``torch.distributed.nn.functional``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ WIDTH, HIDDEN, TOKENS, EXPERTS, CAPACITY = 128, 256, 64, 4, 32
 
 
 class Experts(nn.Module):
-    """Each token to its best expert, at most ``CAPACITY`` tokens of this rank to each; others pass by."""
+    """Each token to its best expert, at most ``CAPACITY`` tokens of this rank to each; others
+    pass by.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""transformers' Llama with ``tp_plan``, trained and generating: torchrun --nproc-per-node 2 tools/examples/llama.py
+"""transformers' Llama with ``tp_plan``, trained and generating: torchrun --nproc-per-node 2
+tools/examples/llama.py
 
-The checkpoint is random and small, written to a temporary folder. Generation keeps keys and values in a static cache,
-so that one compiled step serves every token.
+The checkpoint is random and small, written to a temporary folder. Generation keeps keys and values
+in a static cache, so that one compiled step serves every token.
 """
 
 from __future__ import annotations

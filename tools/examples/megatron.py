@@ -1,7 +1,7 @@
 """A Megatron-style block by hand, with c10d: torchrun --nproc-per-node 2 tools/examples/megatron.py
 
-In backward the gradient of the input is summed over the ranks while that of the weight is computed: the user's
-own overlap, with ``async_op=True`` and ``.wait()``, kept where it is written or later.
+In backward the gradient of the input is summed over the ranks while that of the weight is computed:
+the user's own overlap, with ``async_op=True`` and ``.wait()``, kept where it is written or later.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What DDP does, in the graph: torchrun --nproc-per-node 2 tools/examples/replicate.py
 
-Every rank has all parameters; gradients are averaged in the backward graph, where the scheduler merges them into
-buckets and hides them behind the rest of backward.
+Every rank has all parameters; gradients are averaged in the backward graph, where the scheduler
+merges them into buckets and hides them behind the rest of backward.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What every example ends with: eager, upstream and ours side by side, and one line that sums it up."""
+"""What every example ends with: eager, upstream and ours side by side, and one line that sums it
+up.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A Llama-3 as torchtitan writes it, on a mesh of dp x tp: torchrun --nproc-per-node 4 tools/examples/titan.py
+"""A Llama-3 as torchtitan writes it, on a mesh of dp x tp: torchrun --nproc-per-node 4
+tools/examples/titan.py
 
-Tensor and sequence parallel by ``parallelize_module``, each block checkpointed, then ``fully_shard``.
+Tensor and sequence parallel by ``parallelize_module``, each block checkpointed, then
+``fully_shard``.
 """
 
 from __future__ import annotations

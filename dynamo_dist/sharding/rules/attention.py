@@ -1,11 +1,11 @@
 """Attention on the CPU, and convolutions.
 
-Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a causal
-mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not depend on the
-order of the sequence is computed.
+Inside ``context_parallel`` each rank holds a part of the sequence, in an order that balances a
+causal mask over the ranks. Torch's rings for it are kernels of CUDA: on the CPU only what does not
+depend on the order of the sequence is computed.
 
-Upstream shards them in space by an exchange of borders that is right for few strides and paddings, and
-lets other layouts through. Here what is sharded in space is gathered.
+Upstream shards them in space by an exchange of borders that is right for few strides and paddings,
+and lets other layouts through. Here what is sharded in space is gathered.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def _of_keys(dim: int) -> Placement:
 
 
 def _mask(call: Call, dim: int) -> dict[str, Placement]:
-    """A mask, (length, keys) or with batch and heads; of size 1 there, or without that, it serves all."""
+    """A mask, (length, keys) or with batch and heads; of size 1 there, or without that, it
+    serves all.
+    """
     mask = call.args.get("attn_mask")
     if mask is None:
         return {"attn_mask": R}
@@ -124,7 +126,9 @@ ATTENTION_ROWS: dict[str, Rows] = {
 def in_context_parallel(
     op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Every rank's part of the queries against all keys; raises StrategyError for causal and other masks."""
+    """Every rank's part of the queries against all keys; raises StrategyError for causal and
+    other masks.
+    """
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if given.get("is_causal") or given.get("attn_mask") is not None:
@@ -144,7 +148,9 @@ def _by_query(tensor: DTensor) -> DTensor:
 
 
 def output_by_query(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """Results are taken apart as the queries were: torch takes local tensors in any placements for that."""
+    """Results are taken apart as the queries were: torch takes local tensors in any placements
+    for that.
+    """
 
     @functools.wraps(upstream)
     def output(self: Any, module: Any, inputs: Any, outputs: Any, mesh: Any) -> Any:

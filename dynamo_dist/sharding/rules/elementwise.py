@@ -34,8 +34,8 @@ def _aligned(meta: Any, dim: int, size: Any) -> Any:
 def leading(trailing: int, *, linear: bool = False) -> Rows:
     """Sharded alike over all dimensions but the last ``trailing``; sums may be pending if linear.
 
-    All tensors have the same number of dimensions and the same sizes in front. Linear is meant in the
-    first argument, the others replicated.
+    All tensors have the same number of dimensions and the same sizes in front. Linear is meant in
+    the first argument, the others replicated.
     """
 
     def rows(call: Call) -> list[Row]:
@@ -123,7 +123,9 @@ AVERAGE = Partial("avg")
 
 
 def added(call: Call) -> list[Row]:
-    """A summand is added to each part of a sum only if it is pending itself: else all would add it."""
+    """A summand is added to each part of a sum only if it is pending itself: else all would add
+    it.
+    """
     pending = [(each,) * (1 + len(call.tensors)) for each in (P, AVERAGE) if len(call.tensors) == 2]
     return [*broadcast(call), *pending]
 
@@ -135,7 +137,8 @@ def scaled(call: Call) -> list[Row]:
 
 
 def copied(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """As ``decide``, but of one pending result over another of the same kind each rank copies its part.
+    """As ``decide``, but of one pending result over another of the same kind each rank copies its
+    part.
 
     A graph ends so for every input that it changes, and a copy that gathers could not end one.
     """
@@ -190,7 +193,9 @@ def filled(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
 
 
 def fill_parts(self: DTensor, value: Any) -> DTensor:
-    """Write parts of which ``value`` is what comes of them. What was pending is not asked for: nothing is launched."""
+    """Write parts of which ``value`` is what comes of them. What was pending is not asked for:
+    nothing is launched.
+    """
     everyones = [R if isinstance(each, Partial) else each for each in self.placements]
     known = torch.full_like(self._local_tensor, value)
     self._local_tensor.copy_(specs_compat.relayout(known, self.device_mesh, everyones, self._spec))

@@ -1,12 +1,13 @@
 """Gathers, scatters, searches, distances and embeddings.
 
-Of a table whose rows are sharded each rank looks up its own, and puts zeros where an index falls elsewhere: the result is
-pending as a sum. Torch does so with a placement that keeps the mask until the sum, of which two that are pending at once
-refuse each other, and which is reduced once; here the mask is of one call.
+Of a table whose rows are sharded each rank looks up its own, and puts zeros where an index falls
+elsewhere: the result is pending as a sum. Torch does so with a placement that keeps the mask until
+the sum, of which two that are pending at once refuse each other, and which is reduced once; here
+the mask is of one call.
 
-A rank has what an index picks or has not, and puts zero in its place: the result is pending as a sum,
-and nothing is launched. Torch does the same with a placement that keeps the mask until the sum, of which
-two that are pending at once refuse each other; here the mask is of one call.
+A rank has what an index picks or has not, and puts zero in its place: the result is pending as a
+sum, and nothing is launched. Torch does the same with a placement that keeps the mask until the
+sum, of which two that are pending at once refuse each other; here the mask is of one call.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def forward(call: Call) -> list[Row]:
 
 
 def backward(call: Call) -> list[Row]:
-    """Columns; and sums over indices, unless each rank would count how often its own indices occur."""
+    """Columns; and sums over indices, unless each rank would count how often its own indices
+    occur.
+    """
     ndim = call.ndim("grad_output")
     rows = [
         call.row([Shard(1)], grad_output=Shard(ndim - 1)),
@@ -49,7 +52,9 @@ def backward(call: Call) -> list[Row]:
 
 
 def of_own_rows(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's: ``forward``, unless rows are sharded and each rank looks up its own."""
+    """In the place of torch's: ``forward``, unless rows are sharded and each rank looks up its
+    own.
+    """
     decide = strategy(forward)
 
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:
@@ -65,7 +70,9 @@ def of_own_rows(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
 def layout_of_own_rows(
     weight: tuple[Placement, ...], indices: tuple[Placement, ...]
 ) -> tuple[list[Placement], list[bool]] | None:
-    """Placements that the indices need, and which mesh dimensions shard rows; None where rows are whole or cut otherwise."""
+    """Placements that the indices need, and which mesh dimensions shard rows; None where rows
+    are whole or cut otherwise.
+    """
     needed: list[Placement] = []
     for table, index in zip(weight, indices, strict=True):
         if type(table) is not Shard and not table.is_replicate():
@@ -118,7 +125,9 @@ EMBEDDING_WRAPPED = {EMBEDDING: of_own_rows}
 
 
 def gather(call: Call) -> list[Row]:
-    """Over the gathered dimension of the index, and over others in which index and input are of one size."""
+    """Over the gathered dimension of the index, and over others in which index and input are of
+    one size.
+    """
     dim, shape, picked = _dim(call), call.args["self"].shape, call.args["index"].shape
     if not shape or len(shape) != len(picked):
         return []
@@ -155,7 +164,9 @@ def _dim(call: Call) -> int:
 
 
 def search(call: Call) -> list[Row]:
-    """Values over any dimension in one sorted sequence; values and sequences alike over leading ones."""
+    """Values over any dimension in one sorted sequence; values and sequences alike over leading
+    ones.
+    """
     ndim = call.ndim("self")
     if call.ndim("sorted_sequence") == 1:
         return [call.row([Shard(d)], self=Shard(d)) for d in range(ndim)]
@@ -234,7 +245,9 @@ GATHER = "aten.gather.default"
 
 
 def of_own_part(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is needed."""
+    """In the place of torch's: ``indexing.gather``, unless each rank's own part is all that is
+    needed.
+    """
     decide = strategy(gather, any_part=True)
 
     def by_layout(schema: dtensor_specs.OpSchema) -> Any:
@@ -247,7 +260,9 @@ def of_own_part(upstream: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strateg
 
 
 def split_along(self: Any, dim: Any, index: Any) -> int | None:
-    """The mesh dimension along which alone ranks have other parts to pick from, and pick one from all."""
+    """The mesh dimension along which alone ranks have other parts to pick from, and pick one
+    from all.
+    """
     of_self, of_index = (each.strategies[0].output_spec for each in (self, index))
     shape, picked = of_self.shape, of_index.shape
     if not shape or len(shape) != len(picked):

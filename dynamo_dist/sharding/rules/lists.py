@@ -1,13 +1,14 @@
 """Operators on lists of tensors, some of them DTensors, perhaps of several meshes.
 
 A tensor-parallel plan leaves norms and biases plain, or puts experts on a mesh of their own, and an
-optimizer puts all of them in one list. Torch refuses such a list. Here the operator runs once on the
-entries without a DTensor, as plain tensors are used anywhere else, and once on those of each mesh.
+optimizer puts all of them in one list. Torch refuses such a list. Here the operator runs once on
+the entries without a DTensor, as plain tensors are used anywhere else, and once on those of each
+mesh.
 
-A handler costs a list twice: torch turns it into Python's for the handler, and back and again for its own
-call. Where each entry's tensors have one spec and nothing is pending, an operator that computes each
-element for itself says the same of the shards. What its results are called is learned from torch's own
-answer, once for specs that are equal.
+A handler costs a list twice: torch turns it into Python's for the handler, and back and again for
+its own call. Where each entry's tensors have one spec and nothing is pending, an operator that
+computes each element for itself says the same of the shards. What its results are called is learned
+from torch's own answer, once for specs that are equal.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _SPEC, _LOCAL = operator.attrgetter("_spec"), operator.attrgetter("_local_tensor
 
 @dataclass(slots=True)
 class _Answer:
-    """``specs``: of the lists that it holds for. ``results``: of each entry's result; None if there is none."""
+    """``specs``: of the lists that it holds for. ``results``: of each entry's result; None if
+    there is none.
+    """
 
     specs: list[list[Any]]
     results: list[Any] | None
@@ -80,7 +83,9 @@ def run(
 def _unwrap(
     args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], list[list[Any]]] | None:
-    """Local arguments and the specs of each list; None for what is not known to be computed by element."""
+    """Local arguments and the specs of each list; None for what is not known to be computed by
+    element.
+    """
     local: list[Any] = []
     specs: list[list[Any]] = []
     for value in args:
@@ -127,7 +132,9 @@ def _learned(op: dtensor_specs.OpOverload, specs: list[list[Any]], results: Any)
 
 
 def _is_settled(spec: Any) -> bool:
-    """Return whether each rank of the mesh, this one among them, has numbers of its own or whole ones."""
+    """Return whether each rank of the mesh, this one among them, has numbers of its own or whole
+    ones.
+    """
     return all(type(p) in (Shard, Replicate) for p in spec.placements) and specs_compat.is_here(
         spec.mesh
     )
@@ -159,8 +166,8 @@ def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
 def _apart(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results in the order of the lists; plain entries have plain results.
 
-    A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones. Entries
-    in which a DTensor meets a plain tensor of more than one element are torch's to refuse.
+    A DTensor that is no list's entry, such as a factor for all, is gathered for the plain ones.
+    Entries in which a DTensor meets a plain tensor of more than one element are torch's to refuse.
     """
     given = (*args, *kwargs.values())
     entries = [
@@ -203,9 +210,12 @@ def clip(
     total_norm: torch.Tensor,
     foreach: bool | None,
 ) -> None:
-    """Plain gradients are scaled by a plain norm: one after the other, each is a call of its own."""
+    """Plain gradients are scaled by a plain norm: one after the other, each is a call of its
+    own.
+    """
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    # A look at each gradient costs more than one at the parameters; lists of both are the handler's.
+    # A look at each gradient costs more than one at the parameters; lists of both are the
+    # handler's.
     if foreach is not False and set(map(type, given)) <= {DTensor}:
         return upstream(given, max_norm, total_norm, foreach)
     plain = [each for each in given if not isinstance(each.grad, DTensor)]
@@ -236,7 +246,9 @@ def _whole(tensor: DTensor) -> torch.Tensor:
 
 
 def patches() -> list[Patch]:
-    """List the patches that enabling makes for every operator on lists of which each entry is computed for itself."""
+    """List the patches that enabling makes for every operator on lists of which each entry is
+    computed for itself.
+    """
     undecided = [f"aten._fused_{name}_.{kind}" for name in ("sgd", "adagrad") for kind in _KINDS]
     ops = dict.fromkeys(dtensor_strategies.decided_operators())
     ops.update(dict.fromkeys(op for name in undecided for op in dtensor_dispatch.overloads(name)))

@@ -1,8 +1,9 @@
-"""Reductions that an empty shard has no result for, norms that do not add up, and the mean loss of labels.
+"""Reductions that an empty shard has no result for, norms that do not add up, and the mean loss of
+labels.
 
-Ranks that hold as many labels as others may have fewer that count: those to ignore are left out, and
-classes have weights. A mean of the ranks' means is then another number, so that a mean over shards is the
-sum over all of them by the weight of all of them.
+Ranks that hold as many labels as others may have fewer that count: those to ignore are left out,
+and classes have weights. A mean of the ranks' means is then another number, so that a mean over
+shards is the sum over all of them by the weight of all of them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def backward(call: Call) -> list[Row]:
 
 
 def _sharded(call: Call) -> list[tuple[Shard, Shard]]:
-    """Placements of probabilities and labels that go together: over all dimensions but the classes'."""
+    """Placements of probabilities and labels that go together: over all dimensions but the
+    classes'.
+    """
     ndim = call.ndim("self")
     return [(Shard(d), Shard(d - (d > 1))) for d in range(ndim) if ndim > 1 and d != 1]
 
@@ -84,7 +87,9 @@ def _is_split(strategy: Any, classes: int | None = None) -> bool:
 
 
 def mean(op: dtensor_specs.OpOverload) -> Callable[..., Any]:
-    """Return a function for a mean by ``op`` from sums: the loss, and the weight of all labels on every rank."""
+    """Return a function for a mean by ``op`` from sums: the loss, and the weight of all labels
+    on every rank.
+    """
 
     def run(self: Any, target: Any, weight: Any, reduction: int, ignore_index: Any) -> Any:
         loss, total = op(self, target, weight, SUM, ignore_index)
@@ -134,7 +139,9 @@ def beside_the_reduction(call: Call) -> list[Row]:
 def no_empty_shard(
     decide: dtensor_dispatch.Strategy, neutral: Neutral
 ) -> dtensor_dispatch.Strategy:
-    """As ``decide``, where every rank has something of what is reduced; else of shards that ``neutral`` is added to."""
+    """As ``decide``, where every rank has something of what is reduced; else of shards that
+    ``neutral`` is added to.
+    """
     safe = strategy(beside_the_reduction, any_part=True)
 
     def checked(schema: dtensor_specs.OpSchema) -> Any:
@@ -175,7 +182,9 @@ def with_one_more(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Reduce ``dims``, of which each rank gets one element more, of a value that changes no result."""
+    """Reduce ``dims``, of which each rank gets one element more, of a value that changes no
+    result.
+    """
     added = [int(dim in dims and at) for dim in reversed(range(self.ndim)) for at in (0, 1)]
     local = torch.constant_pad_nd(self._local_tensor, added, value)
     # The result has none of these dimensions: any length that all ranks share out evenly will do.
@@ -242,7 +251,9 @@ def all_dims_for_none(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Str
 
 
 def beside_the_transform(call: Call) -> list[Row]:
-    """Fourier transforms, over dimensions that are not transformed; none of an empty shard exists."""
+    """Fourier transforms, over dimensions that are not transformed; none of an empty shard
+    exists.
+    """
     ndim = call.ndim("self")
     transformed = {dim % ndim for dim in call.args["dim"]}
     return [call.row([Shard(d)], self=Shard(d)) for d in range(ndim) if d not in transformed]

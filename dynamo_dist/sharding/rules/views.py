@@ -61,7 +61,8 @@ def patches() -> list[Patch]:
 
 
 def parts_match(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
-    """As ``decide``, if on every rank the part of the result has as many elements as that of the input.
+    """As ``decide``, if on every rank the part of the result has as many elements as that of the
+    input.
 
     Along unevenly sharded dimensions that are split or joined they may not: those are gathered.
     """
@@ -115,7 +116,9 @@ def select_backward(call: Call) -> list[Row]:
 
 
 def slice_backward(call: Call) -> list[Row]:
-    """The gradient of a slice among zeros; that of all of a dimension, as ``x[:]`` is, is one without them."""
+    """The gradient of a slice among zeros; that of all of a dimension, as ``x[:]`` is, is one
+    without them.
+    """
     ndim = call.ndim("grad_output")
     args = call.args
     is_all = args["start"] in (None, 0) and is_end(args["end"]) and args["step"] == 1
@@ -130,7 +133,8 @@ _END = 3  # of ``slice(self, dim, start, end, step)``
 def to_the_end(decide: dtensor_dispatch.Strategy) -> dtensor_dispatch.Strategy:
     """As ``decide``, with an end like that of ``x[:]`` spelled as none.
 
-    Torch cannot tell whether it lies behind a symbolic size, and gathers a dimension that stays whole.
+    Torch cannot tell whether it lies behind a symbolic size, and gathers a dimension that stays
+    whole.
     """
 
     def spelled_out(schema: dtensor_specs.OpSchema) -> Any:

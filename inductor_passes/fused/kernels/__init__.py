@@ -13,6 +13,8 @@ OPERATORS = (
 
 
 def register_operators() -> None:
-    """Make ``torch.ops.inductor_passes`` complete: code from a warm cache calls what no pass has imported."""
+    """Make ``torch.ops.inductor_passes`` complete: code from a warm cache calls what no pass has
+    imported.
+    """
     for module in OPERATORS:
         importlib.import_module(f"{__name__}.{module}")

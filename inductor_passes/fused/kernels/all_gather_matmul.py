@@ -1,13 +1,15 @@
-"""``inductor_passes::all_gather_matmul``: rows of all ranks times weights, without waiting for all rows.
+"""``inductor_passes::all_gather_matmul``: rows of all ranks times weights, without waiting for all
+rows.
 
-One launch. Its first programs push this rank's rows to every peer, chunk by chunk, and set a flag there
-for each chunk. The others multiply: tiles of this rank's own rows first, then those of the peers in the
-order in which they come in, waiting for the chunk of each tile. Several weights share one gather. On Hopper and
-later, tiles are moved by descriptors, and programs that have pushed multiply too: ``gather_tma.py``.
+One launch. Its first programs push this rank's rows to every peer, chunk by chunk, and set a flag
+there for each chunk. The others multiply: tiles of this rank's own rows first, then those of the
+peers in the order in which they come in, waiting for the chunk of each tile. Several weights share
+one gather. On Hopper and later, tiles are moved by descriptors, and programs that have pushed
+multiply too: ``gather_tma.py``.
 
-The wait stands in the loop over tiles and the loop over K is pipelined: where the two are flattened into
-one loop, the compiler moves loads of a tile above its wait. The programs that push wait for nothing and
-come first in the grid, so a launch that is not resident as a whole still ends.
+The wait stands in the loop over tiles and the loop over K is pipelined: where the two are flattened
+into one loop, the compiler moves loads of a tile above its wait. The programs that push wait for
+nothing and come first in the grid, so a launch that is not resident as a whole still ends.
 """
 
 from __future__ import annotations
@@ -237,10 +239,12 @@ def launch_all_gather_matmul(
     copy_block: int = COPY_BLOCK,
     descriptors: bool = False,
 ) -> list[torch.Tensor]:
-    """Run the kernel. ``a`` is contiguous ``[rows, K]``: this rank's, or those of virtual ranks stacked.
+    """Run the kernel. ``a`` is contiguous ``[rows, K]``: this rank's, or those of virtual ranks
+    stacked.
 
-    ``descriptors`` moves tiles by the tensor memory accelerator: for what ``tma.can_describe`` accepts.
-    Returns one product for each weight, ``[WORLD * rows, N]``, and with ``gather`` the gathered rows.
+    ``descriptors`` moves tiles by the tensor memory accelerator: for what ``tma.can_describe``
+    accepts. Returns one product for each weight, ``[WORLD * rows, N]``, and with ``gather`` the
+    gathered rows.
     """
     ranks, world = workspace.local_ranks, workspace.world
     m, k = a.shape[0] // ranks, a.shape[1]
@@ -332,9 +336,10 @@ def all_gather_matmul(
 ) -> list[torch.Tensor]:
     """``activation(all_gather(a) @ weight + bias)`` for up to three weights.
 
-    ``a`` ``[rows, K]`` (local), each weight ``[K, N]``, a bias ``[N]`` for each weight or none at all; results
-    ``[group_size * rows, N]``, then with ``gather`` the gathered ``a``. Raises KernelError for shapes that do not
-    fit together. Where the kernel cannot run, torch's own operations do.
+    ``a`` ``[rows, K]`` (local), each weight ``[K, N]``, a bias ``[N]`` for each weight or none at
+    all; results ``[group_size * rows, N]``, then with ``gather`` the gathered ``a``. Raises
+    KernelError for shapes that do not fit together. Where the kernel cannot run, torch's own
+    operations do.
     """
     _check(a, weights, biases, activation)
     workspace = None
@@ -382,7 +387,9 @@ def _(a: torch.Tensor, weights: Sequence[torch.Tensor], *how: Any) -> list[torch
 
 
 def can_read(weights: Sequence[torch.Tensor]) -> bool:
-    """Return whether the kernel reads these weights where they lie: one of the two strides is 1, alike in all."""
+    """Return whether the kernel reads these weights where they lie: one of the two strides is 1,
+    alike in all.
+    """
     return all(w.stride(0) == 1 for w in weights) or all(w.stride(1) == 1 for w in weights)
 
 

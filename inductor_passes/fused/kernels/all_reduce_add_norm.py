@@ -1,10 +1,12 @@
-"""``inductor_passes::all_reduce_add_rmsnorm`` and ``..._layernorm``: a sum over ranks, and what reads it.
+"""``inductor_passes::all_reduce_add_rmsnorm`` and ``..._layernorm``: a sum over ranks, and what
+reads it.
 
-The sum of the ranks' inputs, plus an optional bias, plus an optional residual, rounded to the type of the
-input; that total is an output, and so are its norm and the statistics that a backward pass wants. The
-unfused chain rounds the sum before it adds, and its norm once more before the weight; this rounds the total
-and the norm, nothing between. One-shot reads every rank's row; under two-shot, for larger messages, each
-rank sums a share of the rows. Adding in the order of ranks gives every rank identical bits.
+The sum of the ranks' inputs, plus an optional bias, plus an optional residual, rounded to the type
+of the input; that total is an output, and so are its norm and the statistics that a backward pass
+wants. The unfused chain rounds the sum before it adds, and its norm once more before the weight;
+this rounds the total and the norm, nothing between. One-shot reads every rank's row; under
+two-shot, for larger messages, each rank sums a share of the rows. Adding in the order of ranks
+gives every rank identical bits.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from inductor_passes.fused.kernels.workspace import Workspace, find_workspace
 
 # A row is held in registers, by at most 1024 threads of 64 registers.
 MAX_ROW = 16384
-# Above this many bytes a rank two-shot moves less; below, its second barrier costs more than it saves.
+# Above this many bytes a rank two-shot moves less; below, its second barrier costs more than it
+# saves.
 TWO_SHOT_BYTES = 512 << 10
 E4M3_MAX = 448.0
 # A row of zeros has a scale too.
@@ -35,10 +38,12 @@ def matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Norm(NamedTuple):
-    """The terms, each of which may be missing, and the norm of their total; a layer norm if ``layer``.
+    """The terms, each of which may be missing, and the norm of their total; a layer norm if
+    ``layer``.
 
-    ``residual`` has the shape of the sum, ``[..., D]``; ``bias``, ``weight`` and ``shift`` are ``[D]``. The result
-    is of ``out_dtype``; of float8_e4m3fn each row has a scale, and result times scale is the norm.
+    ``residual`` has the shape of the sum, ``[..., D]``; ``bias``, ``weight`` and ``shift`` are
+    ``[D]``. The result is of ``out_dtype``; of float8_e4m3fn each row has a scale, and result times
+    scale is the norm.
     """
 
     residual: torch.Tensor | None = None
@@ -67,7 +72,8 @@ class Norm(NamedTuple):
         return self._replace(residual=residual, bias=bias, weight=weight, shift=shift)
 
     def outputs(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """Memory for the results of ``x`` ``[..., D]``: y and total like x; mean, rstd and scale ``[..., 1]``, float32.
+        """Memory for the results of ``x`` ``[..., D]``: y and total like x; mean, rstd and scale
+        ``[..., 1]``, float32.
 
         Mean is empty unless ``layer``, scale unless ``quantised``.
         """
@@ -129,9 +135,9 @@ def all_reduce_add_norm_kernel(
 ) -> None:
     """Rows of ``D`` elements. A pointer may be None: then that input or output is not there.
 
-    With ``mean_ptr`` it is a layer norm. With ``scale_ptr`` y is float8 and each row has a scale. Virtual ranks
-    are axis 1 of the grid; their tensors of ``rows`` lie end to end, weights are shared. Under two-shot the
-    ``j``-th row of a program is summed by rank ``j % WORLD``.
+    With ``mean_ptr`` it is a layer norm. With ``scale_ptr`` y is float8 and each row has a scale.
+    Virtual ranks are axis 1 of the grid; their tensors of ``rows`` lie end to end, weights are
+    shared. Under two-shot the ``j``-th row of a program is summed by rank ``j % WORLD``.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     program = tl.program_id(0)
@@ -200,9 +206,11 @@ def all_reduce_add_norm_kernel(
 def launch_all_reduce_add_norm(
     x: torch.Tensor, norm: Norm, workspace: Workspace, *, two_shot: bool
 ) -> list[torch.Tensor]:
-    """Run the kernel; y, total, mean (empty unless a layer norm), rstd, scale (empty unless float8).
+    """Run the kernel; y, total, mean (empty unless a layer norm), rstd, scale (empty unless
+    float8).
 
-    ``x`` and ``norm.residual`` are contiguous ``[rows, D]``: this rank's, or those of virtual ranks stacked.
+    ``x`` and ``norm.residual`` are contiguous ``[rows, D]``: this rank's, or those of virtual ranks
+    stacked.
     """
     rows, d = x.shape
     outs = norm.outputs(x)
@@ -256,9 +264,9 @@ def all_reduce_add_rmsnorm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """RMS norm of (sum of ``x`` over ranks + ``bias`` + ``residual``), local shapes.
 
-    ``x`` and ``residual`` ``[..., D]``, ``bias`` and ``weight`` ``[D]``. Returns y, the total in the type of x,
-    the reciprocal root ``[..., 1]`` in float32, and with ``out_dtype`` float8_e4m3fn a scale for each row
-    (else an empty tensor): y times scale is the norm.
+    ``x`` and ``residual`` ``[..., D]``, ``bias`` and ``weight`` ``[D]``. Returns y, the total in
+    the type of x, the reciprocal root ``[..., 1]`` in float32, and with ``out_dtype`` float8_e4m3fn
+    a scale for each row (else an empty tensor): y times scale is the norm.
     """
     norm = _check(x, Norm(residual, bias, weight, None, eps, out_dtype))
     y, total, _, rstd, scale = _run(x, norm, group_name)
@@ -276,7 +284,9 @@ def all_reduce_add_layernorm(
     out_dtype: torch.dtype,
     group_name: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]`` before the root."""
+    """Layer norm likewise, with ``shift`` ``[D]`` added last; returns the mean ``[..., 1]``
+    before the root.
+    """
     norm = _check(x, Norm(residual, bias, weight, shift, eps, out_dtype, layer=True))
     y, total, mean, rstd, scale = _run(x, norm, group_name)
     return y, total, mean, rstd, scale

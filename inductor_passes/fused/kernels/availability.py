@@ -1,7 +1,8 @@
-"""Availability of fused kernels on a group, and the reason where there is none. Imports neither triton nor CUDA.
+"""Availability of fused kernels on a group, and the reason where there is none. Imports neither
+triton nor CUDA.
 
-The answer is the same on every rank of a homogeneous job: it depends on the installation, the kind of
-device, and how groups lie on hosts, never on which group a rank is in.
+The answer is the same on every rank of a homogeneous job: it depends on the installation, the kind
+of device, and how groups lie on hosts, never on which group a rank is in.
 """
 
 from __future__ import annotations

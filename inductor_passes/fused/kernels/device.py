@@ -1,22 +1,25 @@
 """Device helpers that kernels share: flags, waits, barriers, and what becomes of a wait that fails.
 
-The protocol. Each rank owns one symmetric buffer: ``FLAG_BYTES`` of flags, then two halves of data. A
-call of a kernel has an *epoch*, one more than the call before; it uses the half ``epoch % 2``. A rank
-writes data into a peer's half (or its own, to be read), then sets a flag at the reader to the epoch;
-the reader waits until the flag has reached the epoch. Nothing is ever reset and no barrier stands at the
-end: a rank that writes a half again, two epochs later, has seen flags of the epoch between from every
-peer, and a peer sends those only after its kernel before, and all its reads, have ended.
+The protocol. Each rank owns one symmetric buffer: ``FLAG_BYTES`` of flags, then two halves of data.
+A call of a kernel has an *epoch*, one more than the call before; it uses the half ``epoch % 2``. A
+rank writes data into a peer's half (or its own, to be read), then sets a flag at the reader to the
+epoch; the reader waits until the flag has reached the epoch. Nothing is ever reset and no barrier
+stands at the end: a rank that writes a half again, two epochs later, has seen flags of the epoch
+between from every peer, and a peer sends those only after its kernel before, and all its reads,
+have ended.
 
-Epochs live in device memory, one for each program, so a CUDA graph replays; every launch on a workspace
-has the same number of programs, so they count alike. Comparisons are by difference: an epoch may wrap.
+Epochs live in device memory, one for each program, so a CUDA graph replays; every launch on a
+workspace has the same number of programs, so they count alike. Comparisons are by difference: an
+epoch may wrap.
 
-Modes: ``REAL`` on a device, with acquire and release at system scope; ``INTERPRETER`` the same protocol
-with products in float32, because the interpreter multiplies the raw bits of bfloat16; ``CHECKING`` waits
-for nothing: a flag must have exactly its value already; ``TF32`` is ``REAL``, and float32 numbers are multiplied so.
+Modes: ``REAL`` on a device, with acquire and release at system scope; ``INTERPRETER`` the same
+protocol with products in float32, because the interpreter multiplies the raw bits of bfloat16;
+``CHECKING`` waits for nothing: a flag must have exactly its value already; ``TF32`` is ``REAL``,
+and float32 numbers are multiplied so.
 
-A wait looks at its flag a bounded number of times. The first to give up on a rank writes a report, which
-``workspace.py`` turns into an error; later waits of that rank do not spin at all. What was computed from
-data that never came is NaN.
+A wait looks at its flag a bounded number of times. The first to give up on a rank writes a report,
+which ``workspace.py`` turns into an error; later waits of that rank do not spin at all. What was
+computed from data that never came is NaN.
 """
 
 from __future__ import annotations
@@ -54,7 +57,9 @@ def flags_of(peers_ptr: tl.tensor, rank: tl.tensor) -> tl.tensor:
 def data_of(
     peers_ptr: tl.tensor, rank: tl.tensor, offset: tl.tensor, DTYPE: tl.constexpr
 ) -> tl.tensor:
-    """Data of a rank, ``offset`` bytes behind its flags: a multiple of 16, which the compiler is told."""
+    """Data of a rank, ``offset`` bytes behind its flags: a multiple of 16, which the compiler is
+    told.
+    """
     base = tl.load(peers_ptr + rank) + FLAG_BYTES + offset
     return tl.multiple_of(base.to(tl.pointer_type(DTYPE)), 16)
 
@@ -74,7 +79,9 @@ def finish(state_ptr: tl.tensor, program: tl.tensor, epoch: tl.tensor) -> None:
 
 @triton.jit
 def open_counter(state_ptr: tl.tensor, program: tl.tensor, parity: tl.tensor) -> tl.tensor:
-    """The counter of tiles of this call, and that of the next call set to 0: no program of it runs yet."""
+    """The counter of tiles of this call, and that of the next call set to 0: no program of it
+    runs yet.
+    """
     if program == 0:
         tl.store(state_ptr + TILES + (1 - parity), 0)
     return state_ptr + TILES + parity
@@ -134,14 +141,16 @@ def flag_wait(
 ) -> tl.tensor:
     """Wait until a flag has reached ``expect``; whether it did.
 
-    A peer may already be in its next call, so the flag may be up to ``ahead`` further; more means that
-    somebody signalled twice. ``source`` (a rank) and ``index`` say whose flag it is, for the report.
+    A peer may already be in its next call, so the flag may be up to ``ahead`` further; more means
+    that somebody signalled twice. ``source`` (a rank) and ``index`` say whose flag it is, for the
+    report.
     """
     seen = load_flag(flag_ptr)
     if MODE != CHECKING:
         left = tl.full((), 0, tl.int32)
         if seen - expect < 0:
-            # One thread looks for all, as at the flag: threads that saw different words would part at a barrier.
+            # One thread looks for all, as at the flag: threads that saw different words would part
+            # at a barrier.
             if tl.atomic_add(state_ptr + FAILED, 0, sem="relaxed", scope="gpu") == 0:
                 left = tl.load(state_ptr + SPIN_LIMIT)
         while (seen - expect < 0) & (left > 0):
@@ -164,7 +173,9 @@ def load_flags(flags_ptr: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def signal_all(flags_ptr: tl.tensor, epoch: tl.tensor, mask: tl.tensor) -> None:
-    """Set several flags at once, releasing everything that the whole program has written: one fence for all."""
+    """Set several flags at once, releasing everything that the whole program has written: one
+    fence for all.
+    """
     tl.debug_barrier()
     tl.atomic_xchg(flags_ptr, epoch, mask=mask, sem="release", scope="sys")
 
@@ -179,7 +190,9 @@ def wait_for_all(
     state_ptr: tl.tensor,
     MODE: tl.constexpr,
 ) -> tl.tensor:
-    """Wait for a flag of every rank that is ``there``, as ``flag_wait`` does for one; whether all came."""
+    """Wait for a flag of every rank that is ``there``, as ``flag_wait`` does for one; whether
+    all came.
+    """
     seen = load_flags(flags_ptr, there)
     if MODE != CHECKING:
         least = tl.min(tl.where(there, seen - expect, 0), axis=0)
@@ -233,7 +246,9 @@ def sum_over_ranks(
     WORLD: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> tl.tensor:
-    """Elements ``at`` of every rank's data, added in float32 in the order of ranks: the same bits anywhere."""
+    """Elements ``at`` of every rank's data, added in float32 in the order of ranks: the same
+    bits anywhere.
+    """
     total = tl.load(data_of(peers_ptr, 0, offset, DTYPE) + at, mask=mask, other=0.0).to(tl.float32)
     for peer in tl.static_range(1, WORLD):
         part = tl.load(data_of(peers_ptr, peer, offset, DTYPE) + at, mask=mask, other=0.0)

@@ -1,8 +1,10 @@
-"""The kernel of ``all_gather_matmul`` for Hopper and later: tiles by descriptors, handed out by a counter.
+"""The kernel of ``all_gather_matmul`` for Hopper and later: tiles by descriptors, handed out by a
+counter.
 
-The first programs push this rank's rows to every peer, as in ``all_gather_matmul.py``; then they multiply with
-the others. Tiles of this rank's rows come first, then those of the peers in the order in which they come in.
-Programs that push wait for nothing until they have, so a launch that is not resident as a whole still ends.
+The first programs push this rank's rows to every peer, as in ``all_gather_matmul.py``; then they
+multiply with the others. Tiles of this rank's rows come first, then those of the peers in the order
+in which they come in. Programs that push wait for nothing until they have, so a launch that is not
+resident as a whole still ends.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ from inductor_passes.fused.kernels.workspace import Workspace
 
 MAX_CHUNKS = tl.constexpr(16)  # of one rank's rows
 COPIERS = 16
-# Elements that a program has in flight at once. On an H100 16 programs of 16 warps write 527 GB/s so, and of 8 warps
-# with 8192 383 (tools/bench/results/gpu.json).
+# Elements that a program has in flight at once. On an H100 16 programs of 16 warps write 527 GB/s
+# so, and of 8 warps with 8192 383 (tools/bench/results/gpu.json).
 COPY_BLOCK = 32768
 MAX_WEIGHTS = 3  # that share one gather
 T = TypeVar("T")
 
 
 def padded(values: Sequence[T]) -> list[T]:
-    """One for each weight that a kernel takes: one that is not there repeats the first, and no tile of it is computed."""
+    """One for each weight that a kernel takes: one that is not there repeats the first, and no
+    tile of it is computed.
+    """
     return [*values, *[values[0]] * (MAX_WEIGHTS - len(values))]
 
 
@@ -74,11 +78,12 @@ def push_rows(
                 dev.signal(dev.flags_of(peers_ptr, peer) + rank * MAX_CHUNKS + chunk, epoch)
 
 
-# Row tiles that are multiplied with one column tile before the next. Many share more in the cache; few let tiles begin
-# when the first rows of a rank have come.
+# Row tiles that are multiplied with one column tile before the next. Many share more in the cache;
+# few let tiles begin when the first rows of a rank have come.
 GROUP = 8
 GROUP_OF_FEW = 4
-# Columns from which a product takes longer than its gather: operations for each byte of NVLink 4 and an H100.
+# Columns from which a product takes longer than its gather: operations for each byte of NVLink 4
+# and an H100.
 MANY_COLUMNS = 1700
 
 
@@ -143,7 +148,8 @@ def all_gather_matmul_tma_kernel(
 ) -> None:
     """``M`` rows of this rank; c has ``WORLD * M``. A chunk is ``chunk_tiles`` tiles high.
 
-    The first ``whole`` tiles are multiplied whole, the others in halves of ``BN // 2`` columns each.
+    The first ``whole`` tiles are multiplied whole, the others in halves of ``BN // 2`` columns
+    each.
 
     Virtual ranks are axis 1 of the grid; their a and c lie end to end, weights are shared.
     """
@@ -183,8 +189,8 @@ def all_gather_matmul_tma_kernel(
     own = high * wide
     units = 2 * WORLD * own - whole
     counter = dev.open_counter(state_ptr, program, parity)
-    # The first tiles are those who do not copy take; no tile is taken before it is begun: who holds one too many
-    # is waited for at the end.
+    # The first tiles are those who do not copy take; no tile is taken before it is begun: who holds
+    # one too many is waited for at the end.
     given = tl.num_programs(0) - COPIERS
     unit = program - COPIERS
     if unit < 0:
@@ -267,7 +273,9 @@ def all_gather_matmul_tma_kernel(
 
 
 def copiers_for(widths: Sequence[int]) -> int:
-    """Programs that push rows: more where the link takes longer than the product, which has time for theirs."""
+    """Programs that push rows: more where the link takes longer than the product, which has time
+    for theirs.
+    """
     return COPIERS if sum(widths) >= MANY_COLUMNS else 2 * COPIERS
 
 

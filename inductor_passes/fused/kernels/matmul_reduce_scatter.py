@@ -1,10 +1,12 @@
-"""``inductor_passes::matmul_reduce_scatter``: partial products, summed over ranks, each rank's rows to it.
+"""``inductor_passes::matmul_reduce_scatter``: partial products, summed over ranks, each rank's rows
+to it.
 
-Two launches. The first computes tiles, those of the peers' rows before its own, and pushes each to the
-rank that owns its rows as soon as it is done, counting up a flag there. The second waits for the count of
-every rank and adds the parts in the order of ranks, in float32, at the speed of memory. Parts travel in
-the type of the result. The first waits for nothing, so the second's waits always end: with the sum at the end of
-the first, its programs could keep a peer's library from multiprocessors that it waits for in turn.
+Two launches. The first computes tiles, those of the peers' rows before its own, and pushes each to
+the rank that owns its rows as soon as it is done, counting up a flag there. The second waits for
+the count of every rank and adds the parts in the order of ranks, in float32, at the speed of
+memory. Parts travel in the type of the result. The first waits for nothing, so the second's waits
+always end: with the sum at the end of the first, its programs could keep a peer's library from
+multiprocessors that it waits for in turn.
 """
 
 from __future__ import annotations
@@ -105,9 +107,11 @@ def launch_matmul_reduce_scatter(
     block: int = BLOCK,
     descriptors: bool = False,
 ) -> torch.Tensor:
-    """Run both kernels. ``a`` contiguous ``[rows, K]``, ``b`` ``[K, N]``; those of virtual ranks stacked.
+    """Run both kernels. ``a`` contiguous ``[rows, K]``, ``b`` ``[K, N]``; those of virtual ranks
+    stacked.
 
-    ``descriptors`` moves operands by the tensor memory accelerator: for what ``tma.can_describe`` accepts.
+    ``descriptors`` moves operands by the tensor memory accelerator: for what ``tma.can_describe``
+    accepts.
     """
     m, n = a.shape[0] // workspace.world, b.shape[1]
     out = a.new_empty(m, n)
@@ -167,7 +171,9 @@ def add_parts(
     warps: int = 4,
     per_processor: int = 7,
 ) -> None:
-    """Run the second kernel: each rank's part of ``out``, once ``tiles`` tiles of every rank have come."""
+    """Run the second kernel: each rank's part of ``out``, once ``tiles`` tiles of every rank
+    have come.
+    """
     ranks, world = workspace.local_ranks, workspace.world
     programs = min(per_processor * workspace.programs, MOST_PROGRAMS)
     reduce_parts_kernel[(programs, ranks)](
@@ -190,10 +196,11 @@ def add_parts(
 def matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, reduce_op: str, group_name: str, group_size: int
 ) -> torch.Tensor:
-    """``reduce_scatter(a @ b)`` along rows: ``a`` ``[rows, K]``, ``b`` ``[K, N]``, result ``[rows / group_size, N]``.
+    """``reduce_scatter(a @ b)`` along rows: ``a`` ``[rows, K]``, ``b`` ``[K, N]``, result ``[rows /
+    group_size, N]``.
 
-    ``reduce_op`` is ``sum`` or ``avg``. Raises KernelError for shapes that do not fit together. Where the kernels
-    cannot run, torch's own operations do.
+    ``reduce_op`` is ``sum`` or ``avg``. Raises KernelError for shapes that do not fit together.
+    Where the kernels cannot run, torch's own operations do.
     """
     _check(a, b, reduce_op, group_size)
     workspace = None

@@ -1,7 +1,8 @@
-"""Tiles of a product, each pushed to the rank that owns its rows: by threads' copies, or by descriptors.
+"""Tiles of a product, each pushed to the rank that owns its rows: by threads' copies, or by
+descriptors.
 
-A tile's flag is counted up when the next tile has been multiplied: its stores have arrived by then, and the
-fence before the flag waits for nothing. Nothing here waits for a peer.
+A tile's flag is counted up when the next tile has been multiplied: its stores have arrived by then,
+and the fence before the flag waits for nothing. Nothing here waits for a peer.
 """
 
 from __future__ import annotations

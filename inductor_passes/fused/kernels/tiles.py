@@ -1,8 +1,10 @@
-"""Compute the product of one tile, loaded by threads or by the tensor memory accelerator, and choose tile sizes.
+"""Compute the product of one tile, loaded by threads or by the tensor memory accelerator, and
+choose tile sizes.
 
-On Hopper and later the copy of a tile takes one instruction of one thread, and addresses no registers: on an
-H100 a product of large matrices runs at 0.97 of cuBLAS, and at 0.81 where threads copy (measured,
-``tools/bench/results/gpu.json``). What lies outside a matrix reads as zeros and is not written.
+On Hopper and later the copy of a tile takes one instruction of one thread, and addresses no
+registers: on an H100 a product of large matrices runs at 0.97 of cuBLAS, and at 0.81 where threads
+copy (measured, ``tools/bench/results/gpu.json``). What lies outside a matrix reads as zeros and is
+not written.
 """
 
 from __future__ import annotations
@@ -96,10 +98,12 @@ class Tiles:
 def tiles_for(dtype: torch.dtype, rows: int, capability: int, *, plain: bool = True) -> Tiles:
     """Tile sizes for ``rows`` rows of one rank. ``capability`` is 80, 90, 100 ...
 
-    ``plain`` says that there is no mask, bias or activation, which would spill beside the widest tile.
+    ``plain`` says that there is no mask, bias or activation, which would spill beside the widest
+    tile.
 
-    128 x 256 takes 147,456 bytes of shared memory with three stages of 64, and 196,608 with four, which an H100 has too
-    (227 KiB); an A100 has 164 KiB and no warp-group products, a capability of 8.6, 8.9 or 12.0 has 100 KiB.
+    128 x 256 takes 147,456 bytes of shared memory with three stages of 64, and 196,608 with four,
+    which an H100 has too (227 KiB); an A100 has 164 KiB and no warp-group products, a capability of
+    8.6, 8.9 or 12.0 has 100 KiB.
     """
     if dtype == torch.float32:
         return Tiles(64, 64, 32, warps=4, stages=3)
@@ -157,8 +161,8 @@ def described_product(
 ) -> tl.tensor:
     """``[BM, BN]`` in float32: rows from ``row`` on times columns from ``col`` on.
 
-    a is ``[.., .., rows, K]``, b ``[.., K, columns]``, or ``[.., columns, K]`` unless ``B_ROWS_LIE``; the first
-    indices choose the matrix.
+    a is ``[.., .., rows, K]``, b ``[.., K, columns]``, or ``[.., columns, K]`` unless
+    ``B_ROWS_LIE``; the first indices choose the matrix.
     """
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(tl.cdiv(K, BK)):
@@ -173,7 +177,8 @@ def described_product(
 
 @triton.jit
 def tile_of(t: tl.tensor, high: tl.tensor, wide: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
-    """Row and column of the ``t``-th tile of ``high`` by ``wide``: down ``GROUP`` rows, then one column on.
+    """Row and column of the ``t``-th tile of ``high`` by ``wide``: down ``GROUP`` rows, then one
+    column on.
 
     Tiles in flight then share rows and columns, which the cache holds.
     """
@@ -186,7 +191,9 @@ def tile_of(t: tl.tensor, high: tl.tensor, wide: tl.tensor, GROUP: tl.constexpr)
 
 @triton.jit
 def fence(zero: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
-    """Return 0, once bulk copies see what ordinary stores have written and this program has acquired."""
+    """Return 0, once bulk copies see what ordinary stores have written and this program has
+    acquired.
+    """
     if MODE == dev.REAL:
         zero = tl.inline_asm_elementwise(
             "fence.proxy.async.global; mov.b32 $0, $1;",
@@ -200,10 +207,11 @@ def fence(zero: tl.tensor, MODE: tl.constexpr) -> tl.tensor:
 
 
 def can_describe(capability: int, a: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
-    """Return whether descriptors can name ``a`` ``[.., K]`` and every weight ``[K, N]``, and results beside them.
+    """Return whether descriptors can name ``a`` ``[.., K]`` and every weight ``[K, N]``, and
+    results beside them.
 
-    By what all ranks of a program share, shapes and strides: ranks that choose tiles unlike each other count unlike
-    each other. Where a rank's tensors begin is its own: ``aligned``.
+    By what all ranks of a program share, shapes and strides: ranks that choose tiles unlike each
+    other count unlike each other. Where a rank's tensors begin is its own: ``aligned``.
     """
     if capability < LEAST_CAPABILITY or a.dtype not in (torch.bfloat16, torch.float16):
         return False
@@ -219,7 +227,9 @@ def can_describe(capability: int, a: torch.Tensor, weights: Sequence[torch.Tenso
 
 
 def aligned(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix, or a copy laid out alike where its first element is not where a descriptor can begin."""
+    """The matrix, or a copy laid out alike where its first element is not where a descriptor can
+    begin.
+    """
     if matrix.data_ptr() % ALIGNMENT == 0:
         return matrix
     whole = torch.contiguous_format
@@ -236,7 +246,9 @@ def describe(
 
 
 def describe_weight(weight: torch.Tensor, tiles: Tiles, *, stacked: int = 1) -> TensorDescriptor:
-    """A descriptor of ``stacked`` weights ``[K, N]`` one below the other, read along the stride that is 1."""
+    """A descriptor of ``stacked`` weights ``[K, N]`` one below the other, read along the stride
+    that is 1.
+    """
     k, n = weight.shape[0] // stacked, weight.shape[1]
     if rows_lie(weight):
         row = weight.stride(0)
@@ -263,8 +275,8 @@ def tma_tiles(rows: int, *, plain: bool = True) -> Tiles:
 def whole_tiles(rows: int, widths: Sequence[int], world: int, programs: int, tiles: Tiles) -> int:
     """How many tiles to multiply whole; those after them are multiplied in halves of their columns.
 
-    The last wave of whole tiles may leave most of the device idle, where halves would share it out. A half takes
-    more than half the time.
+    The last wave of whole tiles may leave most of the device idle, where halves would share it out.
+    A half takes more than half the time.
     """
     count = (
         world * triton.cdiv(rows, tiles.m) * sum(triton.cdiv(width, tiles.n) for width in widths)

@@ -1,7 +1,8 @@
-"""Memory that kernels of one family share between the ranks of one group, and errors of their waits.
+"""Memory that kernels of one family share between the ranks of one group, and errors of their
+waits.
 
-A workspace is one symmetric buffer a rank (see ``device.py`` for its layout), the addresses of all of
-them, and this process's own state: epochs, and the report of a wait that gave up.
+A workspace is one symmetric buffer a rank (see ``device.py`` for its layout), the addresses of all
+of them, and this process's own state: epochs, and the report of a wait that gave up.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ STATE_WORDS = int(device.STATE_WORDS.value)
 REPORT_WORDS = int(device.REPORT_WORDS.value)
 # Looks at a flag in a second, on one H100.
 LOOKS_PER_SECOND = 4_600_000
-# How long a wait lasts before it gives up, about: looks are counted, in a word. A rank may be late because it writes
-# a checkpoint. Another number of seconds: ``SECONDS_VARIABLE``, alike on all ranks.
+# How long a wait lasts before it gives up, about: looks are counted, in a word. A rank may be late
+# because it writes a checkpoint. Another number of seconds: ``SECONDS_VARIABLE``, alike on all
+# ranks.
 WAIT_SECONDS = 450.0
 ALIGNMENT = 16
-# Programs of one launch. All of them must be resident at once beside a communication library's kernels:
-# 128 programs of 512 threads fit on 64 multiprocessors of an H100.
+# Programs of one launch. All of them must be resident at once beside a communication library's
+# kernels: 128 programs of 512 threads fit on 64 multiprocessors of an H100.
 PROGRAMS = 128
 # A call that needs more is left to the communication library, which moves large messages as fast.
 MAX_CALL_BYTES = 1 << 30
@@ -39,11 +41,13 @@ class Workspace:
     """Symmetric memory of one kernel family on one group.
 
     ``buffers`` are uint8, one a rank, equal in size, mapped here. This process computes ranks
-    ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. All ranks use it in
-    the same order, as with a communicator; calls on several streams come one after the other.
+    ``rank`` to ``rank + local_ranks - 1``: one of them, except where ranks are virtual. All ranks
+    use it in the same order, as with a communicator; calls on several streams come one after the
+    other.
 
-    ``memory``, ``own_bytes(world)`` of uint8, holds what this process keeps on the device; without it, torch's
-    allocator gives it. While Inductor warms up for a CUDA graph, that would be memory of the graph.
+    ``memory``, ``own_bytes(world)`` of uint8, holds what this process keeps on the device; without
+    it, torch's allocator gives it. While Inductor warms up for a CUDA graph, that would be memory
+    of the graph.
     """
 
     def __init__(
@@ -103,7 +107,8 @@ class Workspace:
         return data // 2 // (2 * ALIGNMENT) * (2 * ALIGNMENT)
 
     def gathered(self, dtype: torch.dtype) -> tuple[torch.Tensor, int, int]:
-        """What this process's ranks have been sent, from the first one's first half on; strides of ranks and halves.
+        """What this process's ranks have been sent, from the first one's first half on; strides of
+        ranks and halves.
 
         In elements. Buffers of virtual ranks lie at equal distances.
         """
@@ -116,11 +121,14 @@ class Workspace:
         return first[FLAG_WORDS * 4 :].view(dtype), (apart // size) or 2 * half, half
 
     def serves(self, group: object) -> bool:
-        """Return whether it was made for this process group, and not for one that bore the name before."""
+        """Return whether it was made for this process group, and not for one that bore the name
+        before.
+        """
         return self._group is None or self._group() is group
 
     def after_earlier_calls(self) -> None:
-        """Make the current stream wait for the stream of the call before: calls side by side would share epochs.
+        """Make the current stream wait for the stream of the call before: calls side by side would
+        share epochs.
 
         A replayed CUDA graph is not known here: replay graphs of one group on one stream.
         """
@@ -137,7 +145,9 @@ class Workspace:
             stream.wait_stream(before)
 
     def raise_if_failed(self) -> None:
-        """Raise KernelError for a wait that gave up, in a kernel that has ended. Does not wait for any."""
+        """Raise KernelError for a wait that gave up, in a kernel that has ended. Does not wait
+        for any.
+        """
         for i, report in enumerate(self.reports.tolist()):
             failed, source, index, expected, seen = report[:5]
             if failed:
@@ -145,7 +155,9 @@ class Workspace:
 
 
 def spin_limit_told() -> int:
-    """Looks at a flag before a wait gives up. Raises KernelError for a number of seconds that is none."""
+    """Looks at a flag before a wait gives up. Raises KernelError for a number of seconds that is
+    none.
+    """
     told = os.environ.get(SECONDS_VARIABLE, "") or str(WAIT_SECONDS)
     try:
         looks = float(told) * LOOKS_PER_SECOND
@@ -201,7 +213,8 @@ def virtual_workspace(
     spin_limit: int | None = None,
     mode: int = device.REAL.value,
 ) -> Workspace:
-    """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be noticed.
+    """All ranks in this process, on one device: axis 1 of the grid. Data starts as NaN, to be
+    noticed.
 
     Launches are cooperative, so that one whose programs do not all fit on the device fails and does
     not hang: ``programs * world`` must fit.
@@ -235,9 +248,9 @@ def find_workspace(
 ) -> Workspace | None:
     """The group's workspace with room for ``data_bytes`` a call; None where the kernel cannot run.
 
-    Made on first use, and again when a call needs more: ranks meet then. All of them call alike, so all
-    make it or none does. Raises KernelError for a wait that gave up in an earlier call, and where a CUDA
-    graph capture would have to allocate.
+    Made on first use, and again when a call needs more: ranks meet then. All of them call alike, so
+    all make it or none does. Raises KernelError for a wait that gave up in an earlier call, and
+    where a CUDA graph capture would have to allocate.
     """
     if tensor.dtype not in DTYPES or tensor.numel() == 0 or data_bytes > MAX_CALL_BYTES:
         return None
@@ -283,7 +296,9 @@ def find_workspace(
 
 
 def raise_if_failed(*, wait: bool = True) -> None:
-    """Wait for the device, or not, then raise KernelError if a wait of any kernel has given up since the start."""
+    """Wait for the device, or not, then raise KernelError if a wait of any kernel has given up
+    since the start.
+    """
     if wait and torch.cuda.is_available():
         torch.cuda.synchronize()
     for workspace in (*_workspaces.values(), *(old for _, old in _replaced)):

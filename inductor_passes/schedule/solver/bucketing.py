@@ -1,8 +1,9 @@
-"""Merge collectives where the link saves more than copying costs, and let them wait for one another.
+"""Merge collectives where the link saves more than copying costs, and let them wait for one
+another.
 
-Where the floor of a launch is most of its time, as in rings over thousands of ranks, a channel that takes
-every launch as it comes is busy for longer than the step computes. Then launches whose results are not
-needed yet are held back until enough of them can go together.
+Where the floor of a launch is most of its time, as in rings over thousands of ranks, a channel that
+takes every launch as it comes is busy for longer than the step computes. Then launches whose
+results are not needed yet are held back until enough of them can go together.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Merger:
         for launch, behind in zip(tasks.launch, tasks.behind, strict=True):
             node = problem.nodes[launch]
             waits = sum(problem.nodes[i].launch is not None for i in behind)
-            # A bucket's waits become one: a launch with several waits, or whose wait is tied, stays alone.
+            # A bucket's waits become one: a launch with several waits, or whose wait is tied, stays
+            # alone.
             mergeable = launch >= 0 and node.op in MERGED_OPS and waits == 1
             self.key.append(node.merge_key if mergeable else None)
             copied = 1
@@ -72,7 +74,8 @@ WORTH = 0.25  # floors below this part of the busy time are not worth holding la
 
 
 def enough_for(tasks: Tasks, merger: Merger, busy_us: float) -> Enough:
-    """Per merge key, the payload (bytes) of buckets by which its channel is busy for about ``busy_us``.
+    """Per merge key, the payload (bytes) of buckets by which its channel is busy for about
+    ``busy_us``.
 
     Keys of channels that are busy for less, or with more than floors, are left out.
     """

@@ -19,9 +19,9 @@ from inductor_passes.simulate.execution import Program, execute, live_bytes
 class Judgement:
     """Times in microseconds.
 
-    ``exposed_by_launch``: exposed time of each launch that has any; a bucket's is its first member's.
-    ``start_us``, ``end_us``: by node id, on the channel for launches, on the compute stream else.
-    ``live_bytes``: by node id, what is alive while it runs.
+    ``exposed_by_launch``: exposed time of each launch that has any; a bucket's is its first
+    member's. ``start_us``, ``end_us``: by node id, on the channel for launches, on the compute
+    stream else. ``live_bytes``: by node id, what is alive while it runs.
     """
 
     makespan_us: float
@@ -87,18 +87,20 @@ def check_schedule(problem: Problem, schedule: Schedule) -> None:
             places = sorted(position[i] for i in ids)
             if places and places[-1] - places[0] != len(places) - 1:
                 raise ProblemError(f"The {what} of bucket {b} do not stand next to each other.")
-    # Members are neighbours and dependencies point backwards: a path between two of them would have to
-    # run through members alone.
+    # Members are neighbours and dependencies point backwards: a path between two of them would have
+    # to run through members alone.
     for i, b in owner.items():
         if any(owner.get(d) == b for d in nodes[i].deps):
             raise ProblemError(f"Launch {i} depends on another launch of its bucket.")
 
 
 class _Entries:
-    """A schedule as entries of a program: the nodes in order, and the copies into and out of buckets.
+    """A schedule as entries of a program: the nodes in order, and the copies into and out of
+    buckets.
 
-    ``runs_at``: node -> the entry at which it runs; all members of a bucket run at their first one's.
-    ``node_at``: the reverse, for nodes that run themselves; else -1. ``fresh``: bytes each entry brings to life.
+    ``runs_at``: node -> the entry at which it runs; all members of a bucket run at their first
+    one's. ``node_at``: the reverse, for nodes that run themselves; else -1. ``fresh``: bytes each
+    entry brings to life.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
@@ -206,7 +208,9 @@ NEGLIGIBLE_US = 1.0
 def explain_exposed(
     tasks: Tasks, schedule: Schedule, judged: Judgement, bound_us: float, cap_bytes: int
 ) -> tuple[Exposed, ...]:
-    """One entry per exposed launch, in the order of the problem's nodes. See ``Exposed`` for the reasons."""
+    """One entry per exposed launch, in the order of the problem's nodes. See ``Exposed`` for the
+    reasons.
+    """
     at_bound = judged.makespan_us <= bound_us * (1 + 1e-9)
     members = {bucket[0]: bucket for bucket in schedule.buckets}
     position = {i: p for p, i in enumerate(schedule.order)}

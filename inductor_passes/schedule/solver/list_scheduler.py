@@ -1,9 +1,10 @@
 """List scheduling with one compute stream, a channel per group, buckets, and a memory budget.
 
-Time runs forwards. Whenever the compute stream is free, the ready task of least latest start runs; before
-it starts, every channel that would fall idle under it is given its most urgent launches. Its parts: what
-becomes ready when (``arrivals.py``), which compute may run (``ready.py``), which launches queue where
-(``channels.py``), how far the program is (``progress.py``), and what has run when (``history.py``).
+Time runs forwards. Whenever the compute stream is free, the ready task of least latest start runs;
+before it starts, every channel that would fall idle under it is given its most urgent launches. Its
+parts: what becomes ready when (``arrivals.py``), which compute may run (``ready.py``), which
+launches queue where (``channels.py``), how far the program is (``progress.py``), and what has run
+when (``history.py``).
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ class Rules:
 
     Times are parts of the lower bound, so that a rule means the same on small and large graphs.
 
-    ``priority``: which backward run sets the latest starts: by "program" order, by longest "path" from
-    the start, or "mixed". ``window``: how many tasks ahead of the oldest compute still to do may run.
-    ``launch_ahead``: how far before its latest start a launch that waits for nothing may go.
-    ``compute_ahead``: up to which distance compute counts as urgent; beyond, it goes by program order, and
-    compute that waits for nothing, such as recomputation, is held back.
-    ``rise_ahead``: how far ahead memory is kept free for the program's own order.
-    ``merge``: weight of link time against copying when launches are merged; 0 never merges.
-    ``busy``: for which part of the lower bound a channel may be busy before launches that merging would help
-    wait for one another (``collect.py``); 0 never holds any back.
-    ``patience``: idle for a more urgent task that becomes ready within this part of the other one's time.
+    ``priority``: which backward run sets the latest starts: by "program" order, by longest "path"
+    from the start, or "mixed". ``window``: how many tasks ahead of the oldest compute still to do
+    may run. ``launch_ahead``: how far before its latest start a launch that waits for nothing may
+    go. ``compute_ahead``: up to which distance compute counts as urgent; beyond, it goes by program
+    order, and compute that waits for nothing, such as recomputation, is held back. ``rise_ahead``:
+    how far ahead memory is kept free for the program's own order. ``merge``: weight of link time
+    against copying when launches are merged; 0 never merges. ``busy``: for which part of the lower
+    bound a channel may be busy before launches that merging would help wait for one another
+    (``collect.py``); 0 never holds any back. ``patience``: idle for a more urgent task that becomes
+    ready within this part of the other one's time.
     """
 
     priority: str
@@ -60,10 +61,11 @@ class Rules:
     patience: float = 0.0
 
 
-# Chosen by greedy cover on backward graphs of Llama-3-8B and DeepSeek-V3 with their compute, links and
-# floors made faster and slower, which turns them compute bound or bound by one channel or another. The
-# third and fourth stay close to the program's order, for graphs without memory to spare. The last three
-# are for links whose floors are long, as those of thousands of ranks; where none is, they are left out.
+# Chosen by greedy cover on backward graphs of Llama-3-8B and DeepSeek-V3 with their compute, links
+# and floors made faster and slower, which turns them compute bound or bound by one channel or
+# another. The third and fourth stay close to the program's order, for graphs without memory to
+# spare. The last three are for links whose floors are long, as those of thousands of ranks; where
+# none is, they are left out.
 PORTFOLIO = (
     Rules("program", merge=1.0, patience=0.5),
     Rules("program", launch_ahead=0.005, rise_ahead=0.005, merge=0.3, patience=0.5),
@@ -87,8 +89,9 @@ PORTFOLIO = (
 class Channels:
     """One channel per group. ``free[c]``: when it is free (us).
 
-    Launches that have waited for something (bound) and those that could go at any time (loose) queue
-    apart. Those that have been launched from elsewhere (``done``) stay behind and are skipped.
+    Launches that have waited for something (bound) and those that could go at any time (loose)
+    queue apart. Those that have been launched from elsewhere (``done``) stay behind and are
+    skipped.
     """
 
     def __init__(self, tasks: Tasks, done: list[bool]) -> None:
@@ -136,9 +139,9 @@ class Channels:
 class Progress:
     """Which tasks are ``done``, and which compute is next.
 
-    ``frontier``: the first compute of the program that is not done. ``at_us``: latest start of the most
-    urgent compute that is not done and depends on something; the schedule is on time while its clock,
-    counted from the same origin, has not passed it. ``left``: how many tasks are not done.
+    ``frontier``: the first compute of the program that is not done. ``at_us``: latest start of the
+    most urgent compute that is not done and depends on something; the schedule is on time while its
+    clock, counted from the same origin, has not passed it. ``left``: how many tasks are not done.
     """
 
     def __init__(self, tasks: Tasks, latest: list[float]) -> None:
@@ -171,10 +174,11 @@ TRIED = 16  # tasks looked at for one that fits when memory is short
 
 
 class ReadyCompute:
-    """What the compute stream may run next. Numbers from ``tasks.count`` on are waits: they go first.
+    """What the compute stream may run next. Numbers from ``tasks.count`` on are waits: they go
+    first.
 
-    Compute more than ``window`` tasks beyond the frontier is kept back, and so is compute that waits for
-    nothing, such as recomputation, until its latest start is at most ``ahead_us`` away.
+    Compute more than ``window`` tasks beyond the frontier is kept back, and so is compute that
+    waits for nothing, such as recomputation, until its latest start is at most ``ahead_us`` away.
     """
 
     def __init__(
@@ -215,7 +219,8 @@ class ReadyCompute:
             self._offer(heappop(too_early)[1])
 
     def choose(self, fits: Callable[[int], bool]) -> int:
-        """The wait or the compute that should run, or -1: the most urgent, or else the oldest that fits.
+        """The wait or the compute that should run, or -1: the most urgent, or else the oldest that
+        fits.
 
         Running the program's oldest compute frees memory soonest.
         """
@@ -230,7 +235,9 @@ class ReadyCompute:
         return self._oldest(fits)
 
     def _oldest(self, fits: Callable[[int], bool]) -> int:
-        """Return the oldest that fits. Short of memory, the program's order is known to fit in the end."""
+        """Return the oldest that fits. Short of memory, the program's order is known to fit in
+        the end.
+        """
         chosen = -1
         passed: list[int] = []
         while self._by_age and chosen < 0 and len(passed) < TRIED:
@@ -295,12 +302,16 @@ class LiveMemory:
         return bool(self._tasks.kept[t] or self._tasks.kept_inside[t])
 
     def hold(self, size: int, beside: int = 0) -> None:
-        """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative: it dies."""
+        """The packed copy of a bucket comes to life, ``beside`` bytes of its members; negative:
+        it dies.
+        """
         self.live += size
         self.peak = max(self.peak, self.live + beside)
 
     def would_add(self, t: int) -> int:
-        """By how much the live bytes would grow if task t ran now; negative if they would shrink."""
+        """By how much the live bytes would grow if task t ran now; negative if they would
+        shrink.
+        """
         tasks = self._tasks
         dying = (v for v in tasks.uses[t] if self._users[v] == 1 and v not in tasks.kept[t])
         return tasks.alloc[t] + tasks.kept_inside[t] - sum(tasks.value_bytes[v] for v in dying)
@@ -328,7 +339,9 @@ class RiseAhead:
         self.peak = memory.peak
 
     def within(self, horizon_us: float) -> list[int]:
-        """Per task, the rise over the tasks that start within ``horizon_us`` of compute; 0 behind the last."""
+        """Per task, the rise over the tasks that start within ``horizon_us`` of compute; 0
+        behind the last.
+        """
         highest: deque[int] = deque()  # tasks of the horizon, later ones higher
         rises = [0] * (self._tasks.count + 1)
         for t in range(self._tasks.count - 1, -1, -1):
@@ -349,7 +362,9 @@ class Step(NamedTuple):
 
 
 def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
-    """The order of the nodes. A launch that no step waits for is waited for right before its first reader."""
+    """The order of the nodes. A launch that no step waits for is waited for right before its
+    first reader.
+    """
     nodes = tasks.problem.nodes
     order = list(tasks.at_start)
     buckets: list[tuple[int, ...]] = []
@@ -387,7 +402,8 @@ def expand(tasks: Tasks, steps: list[Step]) -> Schedule:
 class Draft:
     """A schedule over tasks: its steps, when each task ends, its makespan (us) and peak (bytes).
 
-    ``stalls``: per launch, how long the compute stream stood still for it. One that was given up has no end.
+    ``stalls``: per launch, how long the compute stream stood still for it. One that was given up
+    has no end.
     """
 
     steps: list[Step]
@@ -401,9 +417,9 @@ class Draft:
 class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
-    ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which launches
-    wait for one another (``collect.py``). ``worth_us``: a draft that will end later than that is given up.
-    ``tail``: per task, what must come after its end (us).
+    ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which
+    launches wait for one another (``collect.py``). ``worth_us``: a draft that will end later than
+    that is given up. ``tail``: per task, what must come after its end (us).
     """
 
     cap_bytes: int
@@ -417,8 +433,8 @@ class Limits:
 class History:
     """``now``: the clock of the compute stream (us). ``finish``: when each task has ended.
 
-    ``stalls``: per launch, how long the compute stream stood still for it. ``late``: by how much compute has
-    started after its latest start, at most.
+    ``stalls``: per launch, how long the compute stream stood still for it. ``late``: by how much
+    compute has started after its latest start, at most.
     """
 
     def __init__(self, tasks: Tasks, channels: Channels) -> None:
@@ -465,7 +481,9 @@ class History:
 
 
 class Arrivals:
-    """Tasks that wait for others, and waits (numbers from ``tasks.count`` on) that wait for their launches."""
+    """Tasks that wait for others, and waits (numbers from ``tasks.count`` on) that wait for
+    their launches.
+    """
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -512,7 +530,9 @@ class Arrivals:
 def list_schedule(
     tasks: Tasks, merger: Merger, latest: list[float], limits: Limits, rules: Rules
 ) -> Draft:
-    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller looks."""
+    """Schedule by ``latest`` starts (us, any origin). The peak may exceed the cap: the caller
+    looks.
+    """
     return _ListScheduler(tasks, merger, latest, limits, rules).run()
 
 
@@ -614,7 +634,9 @@ class _ListScheduler:
         return chosen
 
     def _fits(self, t: int) -> bool:
-        """Return whether ``t`` may run: what fits, or the program's next task if no launch in flight frees memory."""
+        """Return whether ``t`` may run: what fits, or the program's next task if no launch in
+        flight frees memory.
+        """
         return self.tasks.transient[t] <= self.room_for - self.memory.live or (
             t == self.progress.frontier and not self.memory.keeping
         )
@@ -622,7 +644,8 @@ class _ListScheduler:
     def _fill_channels(self, chosen: int) -> bool:
         """Launch on every channel that would fall idle before the compute stream is free again.
 
-        On one that ``chosen`` holds, only what is more urgent goes first: compute would wait for it.
+        On one that ``chosen`` holds, only what is more urgent goes first: compute would wait for
+        it.
         """
         history, free = self.history, self.channels.free
         if chosen >= self.tasks.count:
@@ -769,7 +792,9 @@ class _ListScheduler:
             self.arrivals.complete(t, self.history.now)
 
     def _relieve_memory(self) -> None:
-        """Above the limit, launch what frees memory; a launch frees its input however long it queues."""
+        """Above the limit, launch what frees memory; a launch frees its input however long it
+        queues.
+        """
         self.channels.add(self.collector.release())
         for t in self.channels.bound():
             if self.memory.live <= self.room_for:

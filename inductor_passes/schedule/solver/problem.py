@@ -1,15 +1,17 @@
-"""A schedule problem: a training graph reduced to numbers, its checks, and the schedule that answers it.
+"""A schedule problem: a training graph reduced to numbers, its checks, and the schedule that
+answers it.
 
-Plain data, no torch: what runs where, for how long, what depends on what, and how much memory each value
-holds. ``json_format.py`` reads and writes both as JSON.
+Plain data, no torch: what runs where, for how long, what depends on what, and how much memory each
+value holds. ``json_format.py`` reads and writes both as JSON.
 
-The rules of execution: one compute stream, in schedule order. One channel per process group, first in,
-first out, in schedule order. A launch starts when all compute before it has finished and its channel is
-free; it occupies no compute time. A wait blocks the compute stream until its launch has finished. While
-a channel is busy, compute takes ``compute_stretch`` times as long. A collective that returns when it is
-done starts like a launch, and blocks the compute stream like a wait for itself.
-Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch of the summed
-payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on the compute stream.
+The rules of execution: one compute stream, in schedule order. One channel per process group, first
+in, first out, in schedule order. A launch starts when all compute before it has finished and its
+channel is free; it occupies no compute time. A wait blocks the compute stream until its launch has
+finished. While a channel is busy, compute takes ``compute_stretch`` times as long. A collective
+that returns when it is done starts like a launch, and blocks the compute stream like a wait for
+itself. Launches of equal ``merge_key``, none reachable from another, may share a bucket: one launch
+of the summed payload, packed before it and, for gathers and all-to-alls, unpacked at its wait, on
+the compute stream.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ LinkTable = tuple[tuple[float, float], ...]
 class Node:
     """One entry of the program; its id is its place in ``Problem.nodes``.
 
-    ``kind``: one of ``KINDS``. ``deps``: ids that must come before it.
-    ``us``: microseconds on the compute stream; 0 for launches, waits and views.
-    ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait.
-    ``alias``: id whose memory the value shares, or None.
-    ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this rank's
-    input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it is a collective
-    that returns when it is done; it holds the compute stream and that group's channel for ``us``.
-    ``launch``: of a wait, the launch it waits for; None for a value launched outside the graph.
+    ``kind``: one of ``KINDS``. ``deps``: ids that must come before it. ``us``: microseconds on the
+    compute stream; 0 for launches, waits and views. ``bytes``: fresh memory that its value holds on
+    this rank; 0 for a view or a wait. ``alias``: id whose memory the value shares, or None.
+    ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this
+    rank's input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it is
+    a collective that returns when it is done; it holds the compute stream and that group's channel
+    for ``us``. ``launch``: of a wait, the launch it waits for; None for a value launched outside
+    the graph.
     """
 
     name: str
@@ -73,11 +75,11 @@ class Node:
 class Problem:
     """``nodes`` in program order, so that each stands behind its dependencies.
 
-    ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the first
-    point being the floor. An operation without a table of its own takes the first of its group's, by name.
-    ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes written.
-    ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes beside a
-    collective; at least 1.
+    ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the
+    first point being the floor. An operation without a table of its own takes the first of its
+    group's, by name. ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read
+    plus bytes written. ``group_size``: ranks of each group. ``compute_stretch``: how many times as
+    long compute takes beside a collective; at least 1.
     """
 
     name: str
@@ -93,7 +95,9 @@ class Problem:
         return tables.get(op) or tables[min(tables)]
 
     def link_us(self, group: str, op: str, payload_bytes: int) -> float:
-        """Time of one launch of ``payload_bytes`` (this rank's input) on the channel of ``group``."""
+        """Time of one launch of ``payload_bytes`` (this rank's input) on the channel of
+        ``group``.
+        """
         return link_us_at(self.link_table(group, op), payload_bytes / MIB)
 
     def launch_us(self, launch: int) -> float:
@@ -149,10 +153,10 @@ class Exposed:
     """A collective that is not hidden, and why.
 
     ``launch``: node id, the first of a bucket. ``us``: how long the compute stream waits for it.
-    ``reason``: "data" (it starts as soon as what it depends on has finished), "channel" (its channel was
-    busy with others from then on), "memory cap" (its result would not have fitted any earlier), "at the
-    bound" (no schedule is shorter, whatever this collective does), or "order" (none of these: it could
-    have started earlier, but no better schedule was found).
+    ``reason``: "data" (it starts as soon as what it depends on has finished), "channel" (its
+    channel was busy with others from then on), "memory cap" (its result would not have fitted any
+    earlier), "at the bound" (no schedule is shorter, whatever this collective does), or "order"
+    (none of these: it could have started earlier, but no better schedule was found).
     """
 
     launch: int
@@ -164,10 +168,10 @@ class Exposed:
 class Solution:
     """An order and buckets, and what they are worth.
 
-    Times in microseconds. ``bound_us``: no schedule is shorter (``bound.py``). ``own_bound_us``: the
-    same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``.
-    ``cap_bytes``: the memory cap that was asked for. ``peak_bytes`` exceeds it only if the program's own
-    order does and nothing leaner was found; then it is the least found. ``strategy``: what found it.
+    Times in microseconds. ``bound_us``: no schedule is shorter (``bound.py``). ``own_bound_us``:
+    the same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``. ``cap_bytes``:
+    the memory cap that was asked for. ``peak_bytes`` exceeds it only if the program's own order
+    does and nothing leaner was found; then it is the least found. ``strategy``: what found it.
     """
 
     order: tuple[int, ...]
@@ -185,7 +189,9 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """Most that the makespan may be above the best possible one, as a share of the bound; 0 where it is best."""
+        """Most that the makespan may be above the best possible one, as a share of the bound; 0
+        where it is best.
+        """
         return self.makespan_us / self.bound_us - 1 if self.bound_us > 0 else 0.0
 
     @property
@@ -203,7 +209,9 @@ _LEAST_MIB = 1e-9  # a thousandth of a byte; with less, slopes would leave the r
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise ``ProblemError`` unless every rule of ``problem.py`` holds. Linear in nodes and edges."""
+    """Raise ``ProblemError`` unless every rule of ``problem.py`` holds. Linear in nodes and
+    edges.
+    """
     _check_tables(problem)
     for i, node in enumerate(problem.nodes):
         _check_references(problem, i, node)

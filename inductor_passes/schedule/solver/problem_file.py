@@ -1,8 +1,9 @@
 """Schedule problems and schedules as JSON, plain or gzipped.
 
-A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to their
-kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
-``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids], "buckets": [[launch ids], ...]}``.
+A problem is an object with ``name``, ``nodes`` (objects with the keys of ``Node`` that apply to
+their kind), ``links`` ({group: {op: [[payload_MiB, microseconds], ...]}}), ``copy_bytes_per_us``,
+``group_size`` and, if it is not 1, ``compute_stretch``. A schedule is ``{"order": [node ids],
+"buckets": [[launch ids], ...]}``.
 """
 
 from __future__ import annotations

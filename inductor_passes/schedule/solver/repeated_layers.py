@@ -1,7 +1,8 @@
-"""Find equal layers, and make a problem with a few of them that a solver tries in a fraction of the time.
+"""Find equal layers, and make a problem with a few of them that a solver tries in a fraction of the
+time.
 
-Whoever folds a program numbers its nodes, equal where they are alike, and leaves out what repeats: ``split/price.py``
-does so with a graph, ``folded.py`` with a schedule problem.
+Whoever folds a program numbers its nodes, equal where they are alike, and leaves out what repeats:
+``split/price.py`` does so with a graph, ``folded.py`` with a schedule problem.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ ALIKE = 2  # stretches whose counts of layers differ by no more lose equally man
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """``layers`` periods of ``period`` nodes each, from place ``start`` on; ``gone`` of them, behind the ``first``, are left out."""
+    """``layers`` periods of ``period`` nodes each, from place ``start`` on; ``gone`` of them,
+    behind the ``first``, are left out.
+    """
 
     start: int
     period: int
@@ -40,9 +43,11 @@ class Stretch:
         return range(start, start + self.gone * self.period)
 
     def stand_in(self, place: int, before: int) -> int:
-        """The place of a node that is kept, looks like the one at ``place``, and stands above place ``before``.
+        """The place of a node that is kept, looks like the one at ``place``, and stands above place
+        ``before``.
 
-        It is the one that the reader would have if the first layer behind the gap were the next after the last before it.
+        It is the one that the reader would have if the first layer behind the gap were the next
+        after the last before it.
         """
         step = self.gone * self.period
         middle = self.start + (self.first * self.period + step // 2)
@@ -53,7 +58,9 @@ class Stretch:
 
 
 def stretches(numbers: Sequence[int]) -> Iterator[Stretch]:
-    """Yield stretches of at least ``LEAST`` periods that share no place, by the most frequent periods first."""
+    """Yield stretches of at least ``LEAST`` periods that share no place, by the most frequent
+    periods first.
+    """
     last: dict[tuple[int, ...], int] = {}
     distances: Counter[int] = Counter()
     for i in range(len(numbers) - WINDOW + 1):
@@ -91,9 +98,11 @@ def _periodic(numbers: Sequence[int], period: int, taken: Collection[int]) -> It
 
 
 def left_out(found: Sequence[Stretch], first: int, last: int) -> list[Stretch]:
-    """Return the stretches, each with how many of its layers are left out: all but ``first`` and ``last`` ones.
+    """Return the stretches, each with how many of its layers are left out: all but ``first`` and
+    ``last`` ones.
 
-    Stretches of about equally many layers, as a forward and its backward, lose equally many, so that layers meet.
+    Stretches of about equally many layers, as a forward and its backward, lose equally many, so
+    that layers meet.
     """
     made: list[Stretch] = []
     for stretch in sorted(found, key=lambda s: s.layers):
@@ -110,10 +119,11 @@ LARGEST = 0.15  # of the problem: a larger one saves less than a search on the w
 
 
 def folded(problem: Problem) -> Problem | None:
-    """Return the problem without the middle of its equal layers; None where it would hardly be smaller.
+    """Return the problem without the middle of its equal layers; None where it would hardly be
+    smaller.
 
-    A node that is kept and depends on one that is gone depends on its like in another layer. What follows
-    for the folded problem is a hint for the whole, and no more.
+    A node that is kept and depends on one that is gone depends on its like in another layer. What
+    follows for the folded problem is a hint for the whole, and no more.
     """
     nodes = problem.nodes
     ids = [i for i, node in enumerate(nodes) if node.kind != "input"]
@@ -125,7 +135,9 @@ def folded(problem: Problem) -> Problem | None:
 
 
 def looks(nodes: Sequence[Node], ids: Sequence[int]) -> list[int]:
-    """Return a number for each of the nodes ``ids``: equal where nodes cost the same, with the same close by."""
+    """Return a number for each of the nodes ``ids``: equal where nodes cost the same, with the
+    same close by.
+    """
     numbers: dict[object, int] = {}
     place = {i: at for at, i in enumerate(ids)}
     found = []

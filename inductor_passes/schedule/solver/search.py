@@ -1,4 +1,5 @@
-"""Search a portfolio of candidate schedules: every rule once, then better latest starts from the best.
+"""Search a portfolio of candidate schedules: every rule once, then better latest starts from the
+best.
 
 Scheduling forwards by latest start, then backwards by latest finish, and again, is the
 forward-backward improvement of project scheduling (Li and Willis, European Journal of Operational
@@ -31,8 +32,8 @@ def latest_starts(tasks: Tasks, finish: Sequence[float], link_us: Sequence[float
     """Per task, the latest start (us) in a schedule that ends when the backward run does.
 
     The backward run lets the task with the largest ``finish`` go first; any increasing measure of
-    progress will do. One machine for compute and one per group, on which a launch takes ``link_us``; no
-    buckets, no memory. n log n.
+    progress will do. One machine for compute and one per group, on which a launch takes
+    ``link_us``; no buckets, no memory. n log n.
     """
     duration = [us + link for us, link in zip(tasks.us, link_us, strict=True)]
     names = {name: m for m, name in enumerate(dict.fromkeys(tasks.group))}
@@ -93,7 +94,9 @@ URGE = 2.0  # by how much of the time lost a launch moves ahead
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A draft and what led to it: latest starts by ``rules``, then better ones, each ``how`` of the draft before."""
+    """A draft and what led to it: latest starts by ``rules``, then better ones, each ``how`` of
+    the draft before.
+    """
 
     draft: Draft
     latest: list[float]
@@ -114,9 +117,9 @@ class Search:
         least: Certificate | None = None,
         busy_scale_us: float | None = None,
     ) -> None:
-        """``kept``: how many of the best drafts are asked for; one that cannot be among them is given up.
-        ``busy_scale_us``: what channels are busy for is part of that time, where not of ``scale_us``.
-        ``least``: no draft is shorter; the search ends with one that is as short.
+        """``kept``: how many of the best drafts are asked for; one that cannot be among them is
+        given up. ``busy_scale_us``: what channels are busy for is part of that time, where not of
+        ``scale_us``. ``least``: no draft is shorter; the search ends with one that is as short.
         """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
@@ -132,7 +135,9 @@ class Search:
         self.found: list[Found] = []
 
     def run(self) -> None:
-        """Fill ``found``: a few drafts more where launches are held back, the same number otherwise."""
+        """Fill ``found``: a few drafts more where launches are held back, the same number
+        otherwise.
+        """
         for rules in PORTFOLIO:
             if self._is_done():
                 return
@@ -148,7 +153,9 @@ class Search:
                 self._better(found, how, worth_us=self._worth_us())
 
     def follow(self, ways: Iterable[Found]) -> None:
-        """Fill ``found`` by what led to the best drafts of a problem that is alike; as ``run`` does if none of them fits."""
+        """Fill ``found`` by what led to the best drafts of a problem that is alike; as ``run``
+        does if none of them fits.
+        """
         left = WAYS
         for way in ways:
             if self._is_done() or not left:
@@ -177,7 +184,9 @@ class Search:
         return best[-1].makespan_us * (1 + ROUNDING)
 
     def _slim(self) -> None:
-        """Try again, with less memory, the shortest drafts that missed the cap but beat all within it."""
+        """Try again, with less memory, the shortest drafts that missed the cap but beat all
+        within it.
+        """
         best = self.best(1)[0].draft.makespan_us
         over = [f for f in self.found if f.draft.peak_bytes > self.cap_bytes]
         # Drafts of one length are most often the same.
@@ -276,11 +285,12 @@ def rehearse(
 ) -> list[Found]:
     """Search on ``few``, a problem folded, and return what led to its drafts, best first.
 
-    In front stands the best of those that keep to the cap on the whole even if they take more memory with each layer.
-    ``shrunk``: how many times as many nodes the whole has.
+    In front stands the best of those that keep to the cap on the whole even if they take more
+    memory with each layer. ``shrunk``: how many times as many nodes the whole has.
 
-    ``extra_bytes``: above the peak of the program's own order. ``scale_us``: of the whole, so that a rule that
-    looks some time ahead looks as far; how busy a channel may be is part of the few layers' own time.
+    ``extra_bytes``: above the peak of the program's own order. ``scale_us``: of the whole, so that
+    a rule that looks some time ahead looks as far; how busy a channel may be is part of the few
+    layers' own time.
     """
     tasks = Tasks(few)
     least = own_bound(tasks)

@@ -28,8 +28,8 @@ def hoist_and_sink(problem: Problem) -> Schedule:
     """
     nodes = problem.nodes
     count = len(nodes)
-    # Compute stands at its number, a launch half behind what it needs, a wait a quarter behind what is
-    # in front of its first user; no wait moves up, so that a launch may rely on its place.
+    # Compute stands at its number, a launch half behind what it needs, a wait a quarter behind what
+    # is in front of its first user; no wait moves up, so that a launch may rely on its place.
     behind = list(range(count))
     blocked: dict[str, int] = {}  # by group, behind what its last collective that blocks stands
     for i, node in enumerate(nodes):
@@ -63,9 +63,9 @@ def solve(
 ) -> Solution:
     """Order and bucket a well-formed problem (``check_problem``).
 
-    The cap on peak memory is the program order's peak plus the larger of the two extras; they may be
-    negative. If nothing found fits, the leanest schedule found is returned. The result depends on the
-    arguments alone: no clock, no hash order, so that all ranks agree.
+    The cap on peak memory is the program order's peak plus the larger of the two extras; they may
+    be negative. If nothing found fits, the leanest schedule found is returned. The result depends
+    on the arguments alone: no clock, no hash order, so that all ranks agree.
     """
     original = judge(problem, program_order(problem))
     extra = max(int(extra_memory_ratio * original.peak_bytes), extra_memory_bytes)
@@ -127,7 +127,9 @@ def solve_once(
     extra_memory_bytes: int = 2**30,
     bucket: bool = True,
 ) -> Solution:
-    """Return what ``solve`` returns, at once where this process has solved an equal problem with equal arguments."""
+    """Return what ``solve`` returns, at once where this process has solved an equal problem with
+    equal arguments.
+    """
     key = (digest(problem), extra_memory_ratio, extra_memory_bytes, bucket)
     if key not in _known:
         _known[key] = solve(

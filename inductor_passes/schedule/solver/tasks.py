@@ -1,13 +1,13 @@
 """Contract a problem to the tasks that a scheduler moves, with what each holds in memory.
 
-Four kinds of node never profit from standing apart: views and waits join what they view or wait for;
-cheap compute that waits for nothing and has one reader (the cast of a parameter in front of its gather)
-joins that reader; chains of compute join while they are short; inputs and views of inputs stand first.
-Each join contracts edges into a group with no other way in, or out of one with no other way out, so that
-no cycle can appear.
+Four kinds of node never profit from standing apart: views and waits join what they view or wait
+for; cheap compute that waits for nothing and has one reader (the cast of a parameter in front of
+its gather) joins that reader; chains of compute join while they are short; inputs and views of
+inputs stand first. Each join contracts edges into a group with no other way in, or out of one with
+no other way out, so that no cycle can appear.
 
-A task is compute, or one launch with the cheap compute that only it needs. Expanding a sequence of tasks
-gives an order of the nodes (``expand.py``).
+A task is compute, or one launch with the cheap compute that only it needs. Expanding a sequence of
+tasks gives an order of the nodes (``expand.py``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _views(problem: Problem) -> list[int]:
     for i, node in enumerate(problem.nodes):
         deps: Iterable[int] = node.deps
         if node.launch is not None:
-            # What the launch reads may be named to be kept until then; the launch is behind it anyway.
+            # What the launch reads may be named to be kept until then; the launch is behind it
+            # anyway.
             deps = {*node.deps, node.launch} - set(problem.nodes[node.launch].deps)
         before = {group[d] for d in deps} - {AT_START}
         if node.kind == "input" or (not before and costs_nothing(problem, i)):
@@ -104,16 +105,16 @@ def _follow(into: dict[int, int], g: int) -> int:
 class Tasks:
     """The tasks of a problem, as parallel lists indexed by task number.
 
-    Tasks are numbered in an order they can run in, which follows the program.
-    ``at_start``: nodes that stand in front of all tasks. ``before[t]``: node ids that run on the compute
-    stream in task t, in order; for a launch, ahead of it. ``launch[t]``: node id of its launch, or -1.
+    Tasks are numbered in an order they can run in, which follows the program. ``at_start``: nodes
+    that stand in front of all tasks. ``before[t]``: node ids that run on the compute stream in task
+    t, in order; for a launch, ahead of it. ``launch[t]``: node id of its launch, or -1.
     ``behind[t]``: of a launch, its waits and views of them. ``us[t]``: compute time.
-    ``link_us[t]``: time of the launch alone. ``blocks[t]``: the group whose channel its compute holds, or "".
-    ``preds[t]``, ``succs[t]``: tasks.
-    ``alloc[t]``: bytes that outlive the task. ``transient[t]``: most bytes above what was live before.
-    ``uses[t]``: values it makes or reads; ``kept[t]``: of a launch, those of them that its wait names and that
-    so live until then, and ``kept_inside[t]``, bytes of such values that no other task holds.
-    ``value_bytes[v]``, ``value_users[v]``: bytes of value v, and how many tasks hold it.
+    ``link_us[t]``: time of the launch alone. ``blocks[t]``: the group whose channel its compute
+    holds, or "". ``preds[t]``, ``succs[t]``: tasks. ``alloc[t]``: bytes that outlive the task.
+    ``transient[t]``: most bytes above what was live before. ``uses[t]``: values it makes or reads;
+    ``kept[t]``: of a launch, those of them that its wait names and that so live until then, and
+    ``kept_inside[t]``, bytes of such values that no other task holds. ``value_bytes[v]``,
+    ``value_users[v]``: bytes of value v, and how many tasks hold it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -145,7 +146,8 @@ class Tasks:
         self.blocks = ["".join(groups) for groups in held]  # it is a task of its own, with views
         self._link()
         self._account()
-        # Compute that waits for no launch and no bound compute; and the first compute that needs each task.
+        # Compute that waits for no launch and no bound compute; and the first compute that needs
+        # each task.
         self.floating: list[bool] = []
         for t, before in enumerate(self.preds):
             self.floating.append(self.launch[t] < 0 and all(self.floating[p] for p in before))

@@ -49,7 +49,9 @@ ADDING = dense.ADDING | indexing.ADDING
 
 
 def rule_of(target: object) -> Rule:
-    """Return the rule of an operator. Raises EndsError if there is none, for random and for writing ones."""
+    """Return the rule of an operator. Raises EndsError if there is none, for random and for
+    writing ones.
+    """
     _may_be_cut(target)
     if target in RULES:
         return RULES[target]
@@ -72,7 +74,8 @@ def step_of(
     parts: int,
     whole: Collection[fx.Node] = (),
 ) -> InParts:
-    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError with the reason.
+    """Return how a node is computed in parts, whose inputs lie as ``places`` says. Raises EndsError
+    with the reason.
 
     ``whole``: keys by which tokens are sorted and counted whole.
     """

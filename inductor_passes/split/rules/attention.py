@@ -1,8 +1,10 @@
-"""Fused attention: sequences of a batch stay apart; of one sequence, each part of the queries sees the keys that it may see.
+"""Fused attention: sequences of a batch stay apart; of one sequence, each part of the queries sees
+the keys that it may see.
 
-Under a causal mask part ``i`` sees keys up to its own: those of the parts before it all, of its own the causal ones. The two
-results are put together by the sums of exponentials that the kernel returns beside them, as attention over a ring of ranks
-does (Liu et al., Ring Attention, 2023). Gradients of keys and values are sums over the parts that see them.
+Under a causal mask part ``i`` sees keys up to its own: those of the parts before it all, of its own
+the causal ones. The two results are put together by the sums of exponentials that the kernel
+returns beside them, as attention over a ring of ranks does (Liu et al., Ring Attention, 2023).
+Gradients of keys and values are sums over the parts that see them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def attention(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
-    """Attend in a part of the batch, or for a part of the queries. A mask that all sequences share is read whole."""
+    """Attend in a part of the batch, or for a part of the queries. A mask that all sequences
+    share is read whole.
+    """
     if argument(node, "dropout_p"):
         raise EndsError("it draws random numbers")
     found = set(places.values())
@@ -60,7 +64,9 @@ def _by_queries(node: fx.Node) -> InParts:
 
 
 def _seen(causal: bool, i: int, parts: int) -> Iterator[tuple[int, int, bool]]:
-    """Which keys the queries of part ``i`` see: the first part, the one behind the last, and whether causally."""
+    """Which keys the queries of part ``i`` see: the first part, the one behind the last, and
+    whether causally.
+    """
     if not causal:
         yield 0, parts, False
         return
@@ -99,7 +105,9 @@ def _attended(made: Maker) -> list[tuple[fx.Node, ...]]:
 
 
 def _logaddexp(made: Maker, one: fx.Node, other: fx.Node) -> fx.Node:
-    """The logarithm of both exponentials together, of operators that need no decomposition: it is too late for one."""
+    """The logarithm of both exponentials together, of operators that need no decomposition: it
+    is too late for one.
+    """
     most = made.emit(aten.maximum.default, (one, other))
     one, other = (
         made.emit(aten.exp.default, (made.emit(aten.sub.Tensor, (each, most)),))

@@ -1,4 +1,6 @@
-"""Counts of tokens: how many of a part have each expert, what ranks tell each other of that, and the sizes made of it."""
+"""Counts of tokens: how many of a part have each expert, what ranks tell each other of that, and
+the sizes made of it.
+"""
 
 from __future__ import annotations
 
@@ -331,7 +333,9 @@ def size_of(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def condition(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Check for each part what was checked of the whole: that counts are none below zero, at most so many, or all rows."""
+    """Check for each part what was checked of the whole: that counts are none below zero, at
+    most so many, or all rows.
+    """
     size, other = node.args
     place = places.get(size) if isinstance(size, fx.Node) else None
     checks = all(user.target is aten._assert_scalar.default for user in node.users)
@@ -352,7 +356,9 @@ def condition(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _both(node: fx.Node, place: Addends, places: Places) -> InParts:
-    """Check for each part that two sizes are one number of rows, or that one counts some of those of the other."""
+    """Check for each part that two sizes are one number of rows, or that one counts some of
+    those of the other.
+    """
     size, other = node.args
     assert isinstance(size, fx.Node) and isinstance(other, fx.Node)
     their = places.get(other)

@@ -49,7 +49,9 @@ def is_elementwise(target: object) -> bool:
 
 
 def elementwise(node: fx.Node, places: Mapping[fx.Node, Place], parts: int) -> InParts:
-    """Align inputs from the right; of those that are not broadcast along the parts, each part reads its own."""
+    """Align inputs from the right; of those that are not broadcast along the parts, each part
+    reads its own.
+    """
     rank = len(shape_of(node))
     cuts = {
         place.moved(rank - len(shape_of(source)))

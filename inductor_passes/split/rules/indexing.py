@@ -76,7 +76,9 @@ def gather(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def index(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Look up by one tensor of places along one dimension: parts lie along the look-ups, or along another dimension."""
+    """Look up by one tensor of places along one dimension: parts lie along the look-ups, or
+    along another dimension.
+    """
     at, by = _looked_up_by(node)
     source = source_of(node)
     cut = places.get(by)
@@ -90,7 +92,9 @@ def index(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def index_put(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Put or add values at places along one dimension: what is added at the places of a part adds to what parts before it made."""
+    """Put or add values at places along one dimension: what is added at the places of a part
+    adds to what parts before it made.
+    """
     if (mask := _mask(node)) is not None:
         return _put_where(node, mask, places)
     at, by = _looked_up_by(node)
@@ -134,7 +138,9 @@ def _put_where(node: fx.Node, mask: fx.Node, places: Places) -> InParts:
 
 
 def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Add values where a mask says so, at places along the first dimension: those of a part to what parts before it made."""
+    """Add values where a mask says so, at places along the first dimension: those of a part to
+    what parts before it made.
+    """
     into, mask, values = source_of(node), argument(node, "mask"), argument(node, "values")
     at, by = _looked_up_by(node)
     assert isinstance(mask, fx.Node) and isinstance(values, fx.Node)
@@ -152,7 +158,9 @@ def masked_add(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def scatter_add(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Add along one dimension: in parts of it, one after another, or as ``gather`` along another."""
+    """Add along one dimension: in parts of it, one after another, or as ``gather`` along
+    another.
+    """
     into, by, values = source_of(node), argument(node, "index"), argument(node, "src")
     assert isinstance(by, fx.Node) and isinstance(values, fx.Node)
     cuts = {places.get(by), places.get(values)} - {None}
@@ -188,7 +196,9 @@ def _looked_up_by(node: fx.Node) -> tuple[int, fx.Node]:
 
 
 def _behind(cut: Cut, at: int, by: fx.Node) -> Cut:
-    """Return where a dimension of a table lies once dimension ``at`` has given way to those of the look-ups."""
+    """Return where a dimension of a table lies once dimension ``at`` has given way to those of
+    the look-ups.
+    """
     return cut if cut.dim < at else cut.moved(len(shape_of(by)) - 1)
 
 

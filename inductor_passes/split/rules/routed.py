@@ -1,4 +1,6 @@
-"""Operators that keep rows apart, on rows in a part's own order: each row of the whole is computed in the part that has it."""
+"""Operators that keep rows apart, on rows in a part's own order: each row of the whole is
+computed in the part that has it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def lying(node: fx.Node, place: object) -> Routed:
 
 
 def settled(node: fx.Node, place: Routed) -> Cut | Routed:
-    """Return the place of a result: rows in the order of the whole are an ordinary cut, if the size of it is known."""
+    """Return the place of a result: rows in the order of the whole are an ordinary cut, if the
+    size of it is known.
+    """
     rows = place.rows
     known = isinstance(rows, Base) and extents(node)[place.dim] == rows.size
     if known and place.points is None and isinstance(rows, Base):
@@ -69,7 +73,9 @@ def agreed(several: Iterable[Rows]) -> Rows:
 
 
 def sliced(node: fx.Node, dim: int, rows: Rows) -> Cut:
-    """Return in which parts a whole value is read beside rows: of those in its order, or all equal."""
+    """Return in which parts a whole value is read beside rows: of those in its order, or all
+    equal.
+    """
     base = count_of(rows) if filled_with(node) is not None else rows
     if not isinstance(base, Base) or extents(node)[dim] != base.size:
         raise EndsError("it reads a whole value row by row, in an order that parts do not share")
@@ -111,7 +117,9 @@ def elementwise_rows(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
-    """Return what a number of places is: of several rows of one token the token, or which of its rows."""
+    """Return what a number of places is: of several rows of one token the token, or which of its
+    rows.
+    """
     by = node.args[1] if len(node.args) > 1 else None
     rows = place.points
     if isinstance(rows, Base) and isinstance(by, int) and by > 0:
@@ -128,7 +136,9 @@ def _computed_places(node: fx.Node, place: Routed, parts: int) -> Routed:
 
 
 def reshape_rows(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Keep the rows as a dimension; those in the order of the whole may be viewed in any way that keeps parts apart."""
+    """Keep the rows as a dimension; those in the order of the whole may be viewed in any way
+    that keeps parts apart.
+    """
     source = source_of(node)
     if source not in places:
         raise EndsError("its value is whole, its sizes are those of a part")
@@ -200,7 +210,9 @@ def filled_anew(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _sized(node: fx.Node, sizes: object, places: Places) -> tuple[int, Routed, fx.Node]:
-    """Return the dimension whose size is the number of a part's rows, how the result lies, and the size."""
+    """Return the dimension whose size is the number of a part's rows, how the result lies, and
+    the size.
+    """
     assert isinstance(sizes, (list, tuple))
     found = [(dim, size) for dim, size in enumerate(sizes) if size in places]
     if len(found) != 1:

@@ -1,7 +1,8 @@
 """Route tokens in chunks: sorted by expert, exchanged between ranks, and put back.
 
-Rows that were sorted by keys are exchanged by part only if sizes are counts of these keys (``counting.py``): then a part
-sends each rank those of its rows that the whole would have sent there.
+Rows that were sorted by keys are exchanged by part only if sizes are counts of these keys
+(``counting.py``): then a part sends each rank those of its rows that the whole would have sent
+there.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def argsort(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _seen(table: fx.Node, at: int, points: Rows, places: Places) -> tuple[Any, Routed]:
-    """Return how a part reads the rows at which places point, and what they are. Raises EndsError if the table has others."""
+    """Return how a part reads the rows at which places point, and what they are. Raises
+    EndsError if the table has others.
+    """
     if table in places:
         place = lying(table, places[table])
         if place.dim != at:
@@ -94,7 +97,9 @@ def _seen(table: fx.Node, at: int, points: Rows, places: Places) -> tuple[Any, R
 
 
 def _looked_up(node: fx.Node) -> tuple[fx.Node, int, fx.Node, int]:
-    """Return a look-up's table, the dimension that is looked up in, by what, and how many dimensions that takes the place of it."""
+    """Return a look-up's table, the dimension that is looked up in, by what, and how many
+    dimensions that takes the place of it.
+    """
     table = source_of(node)
     if node.target is aten.embedding.default:
         by, at, rank = argument(node, "indices"), 0, None
@@ -114,7 +119,9 @@ def _looked_up(node: fx.Node) -> tuple[fx.Node, int, fx.Node, int]:
 
 
 def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Take the rows of a part, in the order that places say; or look up row by row in a table that is whole."""
+    """Take the rows of a part, in the order that places say; or look up row by row in a table
+    that is whole.
+    """
     table, at, by, rank = _looked_up(node)
     picks = node.target is aten.gather.default  # elementwise along all other dimensions
     if by not in places:
@@ -141,7 +148,9 @@ def look_up(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _renamed(labels: KeyCounts | None, table: fx.Node) -> KeyCounts | None:
-    """Return of which counts labels are once a table has renamed them: of the same, or of those that all ranks have in one place."""
+    """Return of which counts labels are once a table has renamed them: of the same, or of those
+    that all ranks have in one place.
+    """
     names = constant(table) if labels is not None and not labels.every else None
     if labels is None or names is None or len(names) != labels.groups:
         return None
@@ -164,7 +173,9 @@ def _picked(node: fx.Node, table: fx.Node, order: Routed, places: Places) -> InP
 
 
 def _put_at(node: fx.Node) -> tuple[int, fx.Node, fx.Node, bool, bool]:
-    """Return along which dimension is put, at what places, which values, whether they are added, and whether each element has a place."""
+    """Return along which dimension is put, at what places, which values, whether they are added,
+    and whether each element has a place.
+    """
     rank = len(extents(source_of(node)))
     if node.target in (aten.index_put.default, aten._unsafe_index_put.default):
         indices = argument(node, "indices")
@@ -296,7 +307,8 @@ SORTS = (aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort
 def step_by_token(
     node: fx.Node, places: Places, parts: int, whole: Collection[fx.Node]
 ) -> InParts | None:
-    """Return how a node is computed that reads routed values or counts, or makes them; None: as if they were whole.
+    """Return how a node is computed that reads routed values or counts, or makes them; None: as if
+    they were whole.
 
     ``whole``: keys that are sorted and counted whole. Raises EndsError with the reason.
     """

@@ -1,11 +1,13 @@
 """Rows of routed values: a part has them in an order of its own, and brings them back by itself.
 
-Sorted by expert, the rows of a part are no stretch of the sorted whole, and no join makes the whole of them. But each row
-of the whole is one row of one part, and values with equal ``Rows`` hold the same row at the same place, in a part as in
-the whole. So what works row by row, on any of them, works in parts, until rows are put where they came from.
+Sorted by expert, the rows of a part are no stretch of the sorted whole, and no join makes the whole
+of them. But each row of the whole is one row of one part, and values with equal ``Rows`` hold the
+same row at the same place, in a part as in the whole. So what works row by row, on any of them,
+works in parts, until rows are put where they came from.
 
-Of that, two things have to follow from the graph alone: where an index points (``Routed.points``), and that the sizes by
-which rows are exchanged are counts of the keys by which they were sorted (``KeyCounts``).
+Of that, two things have to follow from the graph alone: where an index points (``Routed.points``),
+and that the sizes by which rows are exchanged are counts of the keys by which they were sorted
+(``KeyCounts``).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """Rows of ``of``, sorted by ``keys``, which is a value with a key for each; equal keys are sorted alike.
+    """Rows of ``of``, sorted by ``keys``, which is a value with a key for each; equal keys are
+    sorted alike.
 
     ``by``: how many there are of each key, where the keys say what other counts count.
     """
@@ -38,7 +41,9 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Rows that the ranks of a group sent here, by rank, each rank's in the order of ``of`` there."""
+    """Rows that the ranks of a group sent here, by rank, each rank's in the order of ``of``
+    there.
+    """
 
     of: Sorted
     group: str
@@ -73,7 +78,9 @@ def count_of(rows: Rows) -> Number:
 
 
 def keys_behind(rows: Rows | None) -> fx.Node | None:
-    """Return the keys of the first sort that led to rows; None for those in the order of the whole."""
+    """Return the keys of the first sort that led to rows; None for those in the order of the
+    whole.
+    """
     found = None
     while rows is not None and not isinstance(rows, Base):
         if isinstance(rows, Sorted):
@@ -89,9 +96,9 @@ def keys_behind(rows: Rows | None) -> fx.Node | None:
 class Routed:
     """A value whose dimension ``dim`` is rows in a part's own order.
 
-    ``points``: its numbers are places in these rows, of the part in a part. ``permutes``: each of them once. ``by``: keys
-    of a sort that rows in the order of the whole went through, and whose symbols are in its sizes. ``labels``: its numbers
-    say of which run of these counts a row is.
+    ``points``: its numbers are places in these rows, of the part in a part. ``permutes``: each of
+    them once. ``by``: keys of a sort that rows in the order of the whole went through, and whose
+    symbols are in its sizes. ``labels``: its numbers say of which run of these counts a row is.
     """
 
     dim: int
@@ -124,10 +131,12 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """How many rows of ``of`` have keys of each of ``groups`` equal runs of keys, in order; or of those numbered ``at``.
+    """How many rows of ``of`` have keys of each of ``groups`` equal runs of keys, in order; or of
+    those numbered ``at``.
 
-    With a ``group`` each of its ranks sent the counts of an equal share of the runs, in order of the ranks. ``every``: of all
-    ranks' runs those are counted together that have the same number in a share; there are ``groups`` of them.
+    With a ``group`` each of its ranks sent the counts of an equal share of the runs, in order of
+    the ranks. ``every``: of all ranks' runs those are counted together that have the same number in
+    a share; there are ``groups`` of them.
     """
 
     keys: fx.Node
@@ -139,7 +148,9 @@ class KeyCounts:
 
     @property
     def rows(self) -> Sorted | Exchanged:
-        """The rows that are counted, in the order in which they lie behind each other run by run."""
+        """The rows that are counted, in the order in which they lie behind each other run by
+        run.
+        """
         here = Sorted(self.keys, self.of)
         return Exchanged(here, self.group) if self.group else here
 
@@ -163,9 +174,9 @@ class KeyCounts:
 class Addends:
     """Whole numbers of which each part has an addend; the value is the sum of all.
 
-    ``counts``: what they count, where that is known; ``ends``: what they count with all before it; ``total``: of which rows
-    a size is the number, where it is one.
-    ``joins``: whether there is a sum that others may read; if not, they read the addend of a part. ``by``: keys of the sort
+    ``counts``: what they count, where that is known; ``ends``: what they count with all before it;
+    ``total``: of which rows a size is the number, where it is one. ``joins``: whether there is a
+    sum that others may read; if not, they read the addend of a part. ``by``: keys of the sort
     behind it.
     """
 

@@ -1,12 +1,13 @@
 """The form of a rule: how a value lies in chunks, and how a node is computed in them.
 
-A rank that follows may have other rows than the one that planned, or sizes that are symbols. Of ``n`` rows part ``i``
-of ``k`` has those from ``n * i // k`` to ``n * (i + 1) // k``: the same on every rank with as many rows, and ``n / k`` each
-where ``k`` divides ``n``.
+A rank that follows may have other rows than the one that planned, or sizes that are symbols. Of
+``n`` rows part ``i`` of ``k`` has those from ``n * i // k`` to ``n * (i + 1) // k``: the same on
+every rank with as many rows, and ``n / k`` each where ``k`` divides ``n``.
 
-The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a shard (``Cut``),
-whole (no place), or was a partial sum, whose parts are added where it is made (``SUM``). Of routed tokens a part has
-rows in an order of its own, and addends of what is counted (``rows.py``).
+The words are those of sharding, on a mesh dimension whose ranks run one after another: a value is a
+shard (``Cut``), whole (no place), or was a partial sum, whose parts are added where it is made
+(``SUM``). Of routed tokens a part has rows in an order of its own, and addends of what is counted
+(``rows.py``).
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def quotient(size: Size, by: Size) -> Size | None:
 
 
 def has_pieces(dim: int, outer: int, shape: Sequence[Size], parts: int) -> bool:
-    """Return whether a dimension of ``outer`` blocks has ``parts`` parts in each, none of them empty."""
+    """Return whether a dimension of ``outer`` blocks has ``parts`` parts in each, none of them
+    empty.
+    """
     rows = quotient(shape[dim], outer) if 0 <= dim < len(shape) else None
     if rows is None:
         return False
@@ -87,7 +90,8 @@ def is_broadcast(size: Size) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Dimension ``dim`` is [outer, parts, inner]: each of ``outer`` blocks holds a piece of every part, in order.
+    """Dimension ``dim`` is [outer, parts, inner]: each of ``outer`` blocks holds a piece of every
+    part, in order.
 
     ``outer`` is 1 where the parts are consecutive; gathered values hold a block for each rank.
     """
@@ -112,19 +116,23 @@ class SizeOf(Protocol):
     """What finds a size of the part that a part reads of an input."""
 
     def __call__(self, source: fx.Node, dim: int, by: int = 1, times: int = 1) -> object:
-        """The size of dimension ``dim``, times ``times``, divided by ``by``: a number, or a node that makes it."""
+        """The size of dimension ``dim``, times ``times``, divided by ``by``: a number, or a node
+        that makes it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class InParts:
     """How one node is computed in parts.
 
-    ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole. ``reads``: inputs
-    that a part reads a part of; the others it reads whole. ``args``: arguments with the sizes of a part, where they
-    are not as they were, or what makes them of sizes of what a part reads. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the parts' mean is
-    wanted, not the sum. ``make``: makes the results of all parts itself, where they are not of the same operators.
-    ``rows``: how many rows each part has where its sizes do not say so; that is checked when it runs. ``once``: the value
-    is whole, and the first part shows all that it takes of its inputs (``out`` is ``SUM``).
+    ``out``: how its value lies then, or ``SUM``: parts are added, in order, and the value is whole.
+    ``reads``: inputs that a part reads a part of; the others it reads whole. ``args``: arguments
+    with the sizes of a part, where they are not as they were, or what makes them of sizes of what a
+    part reads. ``plus``: what adds two parts of a ``SUM``, elementwise. ``mean``: of which the
+    parts' mean is wanted, not the sum. ``make``: makes the results of all parts itself, where they
+    are not of the same operators. ``rows``: how many rows each part has where its sizes do not say
+    so; that is checked when it runs. ``once``: the value is whole, and the first part shows all
+    that it takes of its inputs (``out`` is ``SUM``).
     """
 
     out: Place | Literal["sum"]
@@ -138,7 +146,9 @@ class InParts:
 
 
 class Maker(Protocol):
-    """What ``InParts.make`` has: the node, the number of parts, parts of what the node reads, and new nodes."""
+    """What ``InParts.make`` has: the node, the number of parts, parts of what the node reads,
+    and new nodes.
+    """
 
     node: fx.Node
     count: int
@@ -168,7 +178,9 @@ def sizes(node: object) -> tuple[int, ...]:
 
 
 def shape_of(node: object) -> Shape:
-    """Return the local shape of a node, in which symbols may stand where a plan is followed. Raises EndsError as ``sizes``."""
+    """Return the local shape of a node, in which symbols may stand where a plan is followed.
+    Raises EndsError as ``sizes``.
+    """
     found = tensor(node)
     if found is None:
         raise EndsError("it is not one tensor")
@@ -230,13 +242,17 @@ def dims_of(node: fx.Node, rank: int, name: str = "dim", default: object = None)
 
 
 def keeps_apart(cut: Cut, dims: list[int]) -> None:
-    """Raise EndsError if an operator mixes what lies along ``dims``, and the parts lie along one of them."""
+    """Raise EndsError if an operator mixes what lies along ``dims``, and the parts lie along one
+    of them.
+    """
     if cut.dim in dims:
         raise EndsError(f"it mixes what the parts hold ({cut})")
 
 
 def extents(node: object) -> tuple[Any, ...]:
-    """Return the local shape of a node, symbols as expressions. Raises EndsError unless it is a tensor."""
+    """Return the local shape of a node, symbols as expressions. Raises EndsError unless it is a
+    tensor.
+    """
     found = tensor(node)
     if found is None:
         raise EndsError("it is not one tensor")
@@ -259,7 +275,9 @@ _SHOWN = (
 
 
 def filled_with(node: object) -> object:
-    """Return the number that all elements of a value are; None if they are not all one that is known."""
+    """Return the number that all elements of a value are; None if they are not all one that is
+    known.
+    """
     while isinstance(node, fx.Node) and node.target in _SHOWN:
         node = node.args[0]
     if not isinstance(node, fx.Node):

@@ -1,4 +1,6 @@
-"""Rows of one expert behind each other: runs of a sorted value, as many rows as are counted, and what is computed run by run."""
+"""Rows of one expert behind each other: runs of a sorted value, as many rows as are counted, and
+what is computed run by run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Places = Mapping[fx.Node, Place]
 
 
 def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Cut rows into runs of keys, of as many rows as are counted; or cut along another dimension."""
+    """Cut rows into runs of keys, of as many rows as are counted; or cut along another
+    dimension.
+    """
     source, sizes = source_of(node), node.args[1]
     place = lying(source, places[source])
     (at,) = dims_of(node, len(extents(source)), default=0)
@@ -47,7 +51,9 @@ def taken_apart(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def runs_between(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Take runs of keys, by where counts say that they begin and end; or a piece along another dimension."""
+    """Take runs of keys, by where counts say that they begin and end; or a piece along another
+    dimension.
+    """
     source = source_of(node)
     start, end = argument(node, "start"), argument(node, "end")
     if not isinstance(start, fx.Node) and not isinstance(end, fx.Node):
@@ -100,7 +106,9 @@ def put_together(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def grouped_product(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Multiply rows by the weights of their run of keys; or make the gradients of these, which are sums over the parts."""
+    """Multiply rows by the weights of their run of keys; or make the gradients of these, which
+    are sums over the parts.
+    """
     a, b, ends = node.args[0], argument(node, "mat2"), argument(node, "offs")
     assert isinstance(a, fx.Node) and isinstance(b, fx.Node)
     told = places.get(ends) if isinstance(ends, fx.Node) else None

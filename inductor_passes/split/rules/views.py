@@ -37,7 +37,9 @@ Places = Mapping[fx.Node, Place]
 
 
 def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Find the dimension in which parts lie at the same flat distance as before, which no view changes."""
+    """Find the dimension in which parts lie at the same flat distance as before, which no view
+    changes.
+    """
     source, cut = cut_of(node, places)
     before, after = shape_of(source), shape_of(node)
     if known(before) and known(after) and has_equal(cut, before, parts):
@@ -54,7 +56,9 @@ def reshape(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def _rows_kept(cut: Cut, before: Shape, after: Shape) -> Cut:
-    """Return how parts, which may be unequal, lie in a view that takes no row of theirs apart and puts none together."""
+    """Return how parts, which may be unequal, lie in a view that takes no row of theirs apart
+    and puts none together.
+    """
     rows, row = quotient(before[cut.dim], cut.outer), volume(before[cut.dim + 1 :])
     for dim in range(len(after)):
         outer = None if rows is None else quotient(after[dim], rows)
@@ -169,7 +173,9 @@ def put(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def split(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Cut along another dimension, or into just the blocks of which each holds a piece of every part."""
+    """Cut along another dimension, or into just the blocks of which each holds a piece of every
+    part.
+    """
     source, cut = cut_of(node, places)
     (at,) = dims_of(node, len(shape_of(source)), default=0)
     count = len(node.meta["val"])
@@ -199,7 +205,9 @@ def pick(node: fx.Node, places: Places, parts: int) -> InParts:
 
 
 def cat(node: fx.Node, places: Places, parts: int) -> InParts:
-    """Join along another dimension, or pieces of equal size, of which each is then a block with all parts."""
+    """Join along another dimension, or pieces of equal size, of which each is then a block with
+    all parts.
+    """
     joined = node.args[0]
     assert isinstance(joined, (list, tuple))
     sources = [source for source in joined if isinstance(source, fx.Node)]

@@ -1,4 +1,6 @@
-"""verify() called by every one of several gloo ranks; exits with 1 if one of them saw something else."""
+"""verify() called by every one of several gloo ranks; exits with 1 if one of them saw something
+else.
+"""
 
 import copy
 

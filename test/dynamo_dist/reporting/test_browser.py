@@ -1,4 +1,6 @@
-"""The page in a headless browser: no complaint, no network, zoom, search, light and dark pictures."""
+"""The page in a headless browser: no complaint, no network, zoom, search, light and dark
+pictures.
+"""
 
 import os
 import re

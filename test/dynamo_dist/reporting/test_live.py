@@ -1,4 +1,6 @@
-"""The report that is kept up to date while a process compiles has breaks, recompiles and plans too."""
+"""The report that is kept up to date while a process compiles has breaks, recompiles and plans
+too.
+"""
 
 import pytest
 import torch

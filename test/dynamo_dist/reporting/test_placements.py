@@ -60,7 +60,9 @@ def test_forward_and_backward_have_their_own(mesh):
 
 
 def test_what_the_user_annotates_is_left_as_it_is(mesh):
-    """Also on what redistributing traces, in the forward and on what torch hands to the backward."""
+    """Also on what redistributing traces, in the forward and on what torch hands to the
+    backward.
+    """
     local = torch.ones(8, 8, requires_grad=True)
     staged = {"stage": 0}
 

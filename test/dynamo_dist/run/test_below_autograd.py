@@ -1,4 +1,6 @@
-"""Compiled graphs skip autograd's kernels of the operators that they call, unless somebody else's may do more."""
+"""Compiled graphs skip autograd's kernels of the operators that they call, unless somebody
+else's may do more.
+"""
 
 import sys
 from types import SimpleNamespace

@@ -1,4 +1,6 @@
-"""Meshes in the keys of torch's caches: the same text in every process of a rank, and another for what differs."""
+"""Meshes in the keys of torch's caches: the same text in every process of a rank, and another
+for what differs.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Views that a graph returns beside detached aliases of their base: they keep their gradients, and share memory as in eager mode."""
+"""Views that a graph returns beside detached aliases of their base: they keep their gradients,
+and share memory as in eager mode.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ PROGRAMS = {
 
 
 def returned(run, x):
-    """What the program returns of its argument, without values: gradients, layout, and who shares memory with whom."""
+    """What the program returns of its argument, without values: gradients, layout, and who
+    shares memory with whom.
+    """
     found = run(x)
     return [
         (

@@ -1,4 +1,6 @@
-"""Gradients of gradients that are asked for outside: refused through compiled graphs on DTensors, and nowhere else."""
+"""Gradients of gradients that are asked for outside: refused through compiled graphs on
+DTensors, and nowhere else.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""A process that forks after a compile: the child compiles with threads of its own, and leaves the job's store alone."""
+"""A process that forks after a compile: the child compiles with threads of its own, and leaves
+the job's store alone.
+"""
 
 import os
 import time

@@ -19,7 +19,9 @@ from dynamo_dist.torch_compat import aot_runtime, dynamo_guards
 
 @pytest.fixture
 def compiles(enabled, monkeypatch):
-    """``compiles(fn)``: ``fn`` compiled as our backend does up to Inductor, and its compiles so far."""
+    """``compiles(fn)``: ``fn`` compiled as our backend does up to Inductor, and its compiles so
+    far.
+    """
     guards = []
 
     def backend(graph, inputs):

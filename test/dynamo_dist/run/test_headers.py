@@ -1,4 +1,6 @@
-"""No header is compiled for the first few libraries of a host that has none; for any other as in upstream."""
+"""No header is compiled for the first few libraries of a host that has none; for any other as in
+upstream.
+"""
 
 import pytest
 from torch._inductor import codecache

@@ -1,4 +1,6 @@
-"""C++ kernels of a module are built together, found again each by itself, and built as by torch where that fails."""
+"""C++ kernels of a module are built together, found again each by itself, and built as by torch
+where that fails.
+"""
 
 import itertools
 import logging

@@ -24,7 +24,8 @@ def signs(*shape):
 X, Y = drawn(6, 5), drawn(6, 7)[:, :5].contiguous()
 IMAGE, FILTERS, BIAS = drawn(4, 4, 8, 8), drawn(8, 4, 3, 3), drawn(8)
 
-# name -> function, its tensors, and layouts to try them in: one placement a tensor on a mesh of four.
+# name -> function, its tensors, and layouts to try them in: one placement a tensor on a mesh of
+# four.
 PROGRAMS = {
     **{
         f"{loss.__name__} {reduction}": (

@@ -1,4 +1,6 @@
-"""Losses and convolutions on real gloo ranks against one device; exits with 1 if a rank saw a difference."""
+"""Losses and convolutions on real gloo ranks against one device; exits with 1 if a rank saw a
+difference.
+"""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Collectives of c10d on DTensors: never a result that is dropped, never one that is not the whole's."""
+"""Collectives of c10d on DTensors: never a result that is dropped, never one that is not the
+whole's.
+"""
 
 import pytest
 import torch
@@ -19,13 +21,17 @@ X = torch.arange(8.0).view(4, 2)
 
 @pytest.fixture
 def beside(grid):
-    """The mesh of one dimension, and the group along the other; all four ranks are in this process."""
+    """The mesh of one dimension, and the group along the other; all four ranks are in this
+    process.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     return mesh["dp"], mesh["tp"].get_group()
 
 
 def held(mesh, placement):
-    """A DTensor of which ranks 0 and 2 hold the halves, or the summands, and 1 and 3 those of another."""
+    """A DTensor of which ranks 0 and 2 hold the halves, or the summands, and 1 and 3 those of
+    another.
+    """
     local = split(X, init_device_mesh("cpu", (2, 2)), [placement, Replicate()])._local_tensor
     return DTensor.from_local(
         local, mesh, [placement], run_check=False, shape=X.shape, stride=X.stride()
@@ -108,7 +114,9 @@ def test_other_collectives_are_refused(ranks, name, call):
 
 
 def test_gradients_summed_over_the_group_beside_by_a_hook(beside):
-    """As plans do for a norm between sharded layers, whose gradient is a part of the sum on each rank."""
+    """As plans do for a norm between sharded layers, whose gradient is a part of the sum on each
+    rank.
+    """
     mesh, group = beside
     weight = torch.nn.Parameter(held(mesh, Shard(0)))
     weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))

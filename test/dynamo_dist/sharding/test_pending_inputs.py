@@ -1,4 +1,6 @@
-"""What is pending, changed in place: in eager mode, and where it is an input of a compiled graph."""
+"""What is pending, changed in place: in eager mode, and where it is an input of a compiled
+graph.
+"""
 
 import pytest
 import torch
@@ -107,7 +109,9 @@ def test_a_norm_in_parts_cannot_become_negative(ranks, patch):
 
 
 def test_one_that_is_trained_stays_in_parts():
-    """AOTAutograd copies such an input first: the copy is pending too, or the whole would come back as a part."""
+    """AOTAutograd copies such an input first: the copy is pending too, or the whole would come
+    back as a part.
+    """
 
     def step(pending):
         scaled = pending * 3

@@ -1,4 +1,6 @@
-"""Losses, convolutions and the rest: on all ranks what one device computes, forward and backward."""
+"""Losses, convolutions and the rest: on all ranks what one device computes, forward and
+backward.
+"""
 
 import itertools
 import runpy

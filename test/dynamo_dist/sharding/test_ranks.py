@@ -1,4 +1,6 @@
-"""Losses, convolutions and the rest on four real gloo ranks, where a collective that is lost shows."""
+"""Losses, convolutions and the rest on four real gloo ranks, where a collective that is lost
+shows.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""register_rows: another's operator in three lines, and what is made of them: shards, prices, keys of caches."""
+"""register_rows: another's operator in three lines, and what is made of them: shards, prices,
+keys of caches.
+"""
 
 import importlib
 import sys

@@ -1,4 +1,6 @@
-"""Strided shards, as weights under tensor and data parallelism have them: what treats each element alone stays."""
+"""Strided shards, as weights under tensor and data parallelism have them: what treats each
+element alone stays.
+"""
 
 import pytest
 import torch

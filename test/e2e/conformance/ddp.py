@@ -73,7 +73,9 @@ def batch_norm(side: Side):
 
 @program("ddp")
 def buffer_read_by_forward(side: Side):
-    """A buffer that training reads is the first rank's before a forward, and each rank's own behind it."""
+    """A buffer that training reads is the first rank's before a forward, and each rank's own
+    behind it.
+    """
     train(side, Centred, ddp())
 
 
@@ -142,7 +144,9 @@ def accumulate(side, net, wrap, calls, zero=True, call_eagerly=()):
 
 @program("ddp")
 def no_sync(side: Side):
-    """Gradients within `no_sync()` are this rank's own; the last backward averages all that was accumulated, once."""
+    """Gradients within `no_sync()` are this rank's own; the last backward averages all that was
+    accumulated, once.
+    """
     accumulate(side, Net, ddp(), "local local local sync")
 
 
@@ -357,7 +361,9 @@ def parameter_hook(side: Side):
 
 @program("ddp")
 def parameter_hook_on_one_rank(side: Side):
-    """A hook that watches gradients on the first rank alone, put there after some steps, and taken away again."""
+    """A hook that watches gradients on the first rank alone, put there after some steps, and
+    taken away again.
+    """
     model, call, optimizer = side.make(Net, ddp())
     seen = []
     for i in side.steps():

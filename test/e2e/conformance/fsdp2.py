@@ -109,7 +109,9 @@ def accumulate(side, wrap, settle=synchronize, calls=3, net=Net, call_eagerly=()
 
 @program("fsdp2")
 def synchronized_last(side: Side):
-    """`set_requires_gradient_sync(False)`: `.grad` stays as it is, and the last backward reduces all, once."""
+    """`set_requires_gradient_sync(False)`: `.grad` stays as it is, and the last backward reduces
+    all, once.
+    """
     accumulate(side, sharded())
 
 
@@ -242,7 +244,9 @@ def parameter_hook(side: Side):
 
 @program("fsdp2")
 def parameter_hook_synchronized_last(side: Side):
-    """`register_hook` on a parameter whose gradient waits: not called either, not even with None."""
+    """`register_hook` on a parameter whose gradient waits: not called either, not even with
+    None.
+    """
 
     def wrap(model):
         model = sharded()(model)

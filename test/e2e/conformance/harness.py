@@ -1,7 +1,9 @@
-"""What DDP and FSDP2 do, as programs: each runs in eager mode, compiled whole and with compiled blocks, and is compared.
+"""What DDP and FSDP2 do, as programs: each runs in eager mode, compiled whole and with compiled
+blocks, and is compared.
 
-A program is a function of a ``Side``, which it calls once for each of the three. It trains as users write it; the side keeps
-gradients after each backward, and at the end parameters, buffers and what the last step launched.
+A program is a function of a ``Side``, which it calls once for each of the three. It trains as users
+write it; the side keeps gradients after each backward, and at the end parameters, buffers and what
+the last step launched.
 """
 
 import contextlib
@@ -26,7 +28,9 @@ VARIANTS = [(optimizer, ranks) for optimizer in ("sgd", "adamw") for ranks in ("
 
 @dataclass(frozen=True)
 class Program:
-    """``eager``: words of the reason why the wrapper stays in eager mode; "" if its forward is in a graph."""
+    """``eager``: words of the reason why the wrapper stays in eager mode; "" if its forward is
+    in a graph.
+    """
 
     run: Callable[["Side"], None]
     wrapper: str
@@ -169,7 +173,9 @@ def train(side, net, wrap, loss=lambda out: out.square().mean()):
 
 
 def make_new_code(number):
-    """Give the shared models code of its own: what one program leaves to Python stays there for the job."""
+    """Give the shared models code of its own: what one program leaves to Python stays there for
+    the job.
+    """
     for cls in (Net, Block):
         for name in {"forward", "features"} & vars(cls).keys():
             function = vars(cls)[name]
@@ -182,7 +188,9 @@ def make_new_code(number):
 
 
 def compare(name, optimizer, ranks):
-    """Run a program on three sides; raise what differs. Returns the reasons why its forward was not in a graph."""
+    """Run a program on three sides; raise what differs. Returns the reasons why its forward was
+    not in a graph.
+    """
     found = PROGRAMS[name]
     sides, reasons = [], {}
     for how in ("eager", "whole", *(("blocks",) if found.blocks else ())):

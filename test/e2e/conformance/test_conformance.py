@@ -1,4 +1,6 @@
-"""What DDP and FSDP2 are documented to do, on two real ranks: compiled whole and by blocks as in eager mode."""
+"""What DDP and FSDP2 are documented to do, on two real ranks: compiled whole and by blocks as in
+eager mode.
+"""
 
 import re
 from pathlib import Path

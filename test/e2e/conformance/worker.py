@@ -1,4 +1,6 @@
-"""One rank of ``test_conformance.py``: programs as ``name-optimizer-ranks``; what each said goes to ``<rank>.json``."""
+"""One rank of ``test_conformance.py``: programs as ``name-optimizer-ranks``; what each said goes
+to ``<rank>.json``.
+"""
 
 import datetime
 import gc

@@ -1,4 +1,6 @@
-"""Gradients of several backward passes under FSDP2: those that are reduced later, in both modes and orders."""
+"""Gradients of several backward passes under FSDP2: those that are reduced later, in both modes
+and orders.
+"""
 
 import functools
 

@@ -1,6 +1,8 @@
-"""Trainings of wrapped modules: each program twice from equal weights, as FSDP2 or DDP run it and compiled.
+"""Trainings of wrapped modules: each program twice from equal weights, as FSDP2 or DDP run it and
+compiled.
 
-Compiled means the whole way up to the graph passes; the graphs then run as they are, so that a program takes seconds.
+Compiled means the whole way up to the graph passes; the graphs then run as they are, so that a
+program takes seconds.
 """
 
 import contextlib
@@ -24,7 +26,9 @@ PROGRAMS = {2: {}, 4: {}}
 
 
 def program(ranks, sweep=False):
-    """Register a function that trains, under its name, for so many ranks; ``sweep``: others show most of it too."""
+    """Register a function that trains, under its name, for so many ranks; ``sweep``: others show
+    most of it too.
+    """
 
     def register(function):
         PROGRAMS[ranks][function.__name__] = function
@@ -52,7 +56,9 @@ def adamw(params):
 
 
 class Side:
-    """One of two trainings: ``eager`` is what is called of the model, ``compiled`` the same compiled if this side is."""
+    """One of two trainings: ``eager`` is what is called of the model, ``compiled`` the same
+    compiled if this side is.
+    """
 
     def __init__(self, model, eager, is_compiled):
         self.model, self.eager, self.is_compiled = model, eager, is_compiled
@@ -91,7 +97,9 @@ def plain(side, x, step):
 
 
 def micro_batches(settle, calls):
-    """A step of several backward passes. ``calls``: "e" is eager, "c" compiled; before each, ``settle(model, is_last)``."""
+    """A step of several backward passes. ``calls``: "e" is eager, "c" compiled; before each,
+    ``settle(model, is_last)``.
+    """
 
     def step(side, x, i):
         side.optimizer.zero_grad()
@@ -131,7 +139,9 @@ KINDS = {
 
 
 class Launches(TorchDispatchMode):
-    """Launches that run inside, by kind, and their bytes: of what is gathered, or of what is reduced."""
+    """Launches that run inside, by kind, and their bytes: of what is gathered, or of what is
+    reduced.
+    """
 
     def __init__(self):
         super().__init__()
@@ -192,10 +202,12 @@ def compiled(function, **options):
 
 
 class Pair:
-    """A model as its wrapper runs it and one compiled, for one training or, one after the other, for more.
+    """A model as its wrapper runs it and one compiled, for one training or, one after the other,
+    for more.
 
-    ``calls(model)``: what is called, and compiled, of the model. ``unequal``: ranks have batches of different lengths;
-    those that share a ``data_rank`` have equal ones. ``graphs``: how many are compiled at most, by all its trainings.
+    ``calls(model)``: what is called, and compiled, of the model. ``unequal``: ranks have batches of
+    different lengths; those that share a ``data_rank`` have equal ones. ``graphs``: how many are
+    compiled at most, by all its trainings.
     """
 
     def __init__(
@@ -230,7 +242,8 @@ class Pair:
     ):
         """Train twice from the start; compare losses, weights, graphs, launches and bytes.
 
-        ``mixed``: the steps that run in eager mode on both sides. ``merged``: launches are no more than eager mode's, by kind.
+        ``mixed``: the steps that run in eager mode on both sides. ``merged``: launches are no more
+        than eager mode's, by kind.
         """
         counters = torch._dynamo.utils.counters
         results = []
@@ -280,7 +293,9 @@ def train(
 
 
 def train_with_breaks(wrap, base, steps, rows=4, before=lambda model, step: None):
-    """Train some steps from ``base`` in eager mode, then without ``fullgraph``: the weights are the same."""
+    """Train some steps from ``base`` in eager mode, then without ``fullgraph``: the weights are
+    the same.
+    """
     found = []
     for is_compiled in (False, True):
         model = wrap(copy.deepcopy(base))

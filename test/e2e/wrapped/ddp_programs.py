@@ -1,4 +1,6 @@
-"""``DistributedDataParallel`` and both functions named ``replicate``, beside themselves in eager mode."""
+"""``DistributedDataParallel`` and both functions named ``replicate``, beside themselves in eager
+mode.
+"""
 
 import functools
 

@@ -1,9 +1,11 @@
-"""Peak of live memory in a step of FSDP2, eager and compiled, by shape of the model and number of ranks.
+"""Peak of live memory in a step of FSDP2, eager and compiled, by shape of the model and number of
+ranks.
 
-The group is a fake one, which keeps no reference to what it is given: real ones drop theirs when a thread
-gets to it, so that peaks differ from run to run, in eager mode too.
+The group is a fake one, which keeps no reference to what it is given: real ones drop theirs when a
+thread gets to it, so that peaks differ from run to run, in eager mode too.
 
-    python memory_worker.py blocks|linears     prints a line for each model, and fails where compiled takes more
+    python memory_worker.py blocks|linears prints a line for each model, and fails where compiled
+    takes more
 """
 
 import copy

@@ -1,4 +1,6 @@
-"""Small models of the programs: few parameters, because each is traced with its gather and its reduction."""
+"""Small models of the programs: few parameters, because each is traced with its gather and its
+reduction.
+"""
 
 import torch.nn.functional as F
 from torch import nn
@@ -38,5 +40,7 @@ class Recomputes(Net):
 
 
 def uneven():
-    """Five rows are 3 and 2, or 2, 2, 1 and none; of three the last of four ranks has none either."""
+    """Five rows are 3 and 2, or 2, 2, 1 and none; of three the last of four ranks has none
+    either.
+    """
     return Net(lambda: Block(5), out=3)

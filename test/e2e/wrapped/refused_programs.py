@@ -1,4 +1,6 @@
-"""What cannot be in a graph, or is wrong: said with why and fix, before any launch; without ``fullgraph`` as in eager mode."""
+"""What cannot be in a graph, or is wrong: said with why and fix, before any launch; without
+``fullgraph`` as in eager mode.
+"""
 
 import contextlib
 import logging
@@ -17,7 +19,9 @@ from dynamo_dist.tracing import fsdp2
 
 
 def refused(model, *said, around=False):
-    """``fullgraph=True`` says all this and launches nothing, unless hooks of the root run ``around`` its graph."""
+    """``fullgraph=True`` says all this and launches nothing, unless hooks of the root run
+    ``around`` its graph.
+    """
     torch._dynamo.reset()  # a forward given up without ``fullgraph`` is not tried again
     function = torch.compile(model, backend="dynamo_dist", fullgraph=True)
     with Launches() as launches, pytest.raises(Exception) as error:
@@ -102,7 +106,9 @@ def a_loss_that_is_no_scalar():
 
 @program(2)
 def an_optimizer_made_before_sharding():
-    """As in eager mode it holds parameters that nobody trains; the first compiled forward warns of it, before any launch."""
+    """As in eager mode it holds parameters that nobody trains; the first compiled forward warns
+    of it, before any launch.
+    """
     model = Net()
     optimizer = sgd(model.parameters())
     model = sharded()(model)

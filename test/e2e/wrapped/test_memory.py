@@ -11,6 +11,8 @@ WORKER = Path(__file__).with_name("memory_worker.py")
 
 @pytest.mark.parametrize("nets", ["linears", pytest.param("blocks", marks=pytest.mark.sweep)])
 def test_memory(nets):
-    """Parameters that are freed behind forward are so in a graph: with default options its peak is 1.05 times eager mode's, at most."""
+    """Parameters that are freed behind forward are so in a graph: with default options its peak
+    is 1.05 times eager mode's, at most.
+    """
     done = forked.run_script(WORKER, nets, timeout=600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -1,4 +1,6 @@
-"""Modules of FSDP2 and DDP as they are, on real ranks: trained in one graph as in eager mode, or refused with a reason."""
+"""Modules of FSDP2 and DDP as they are, on real ranks: trained in one graph as in eager mode, or
+refused with a reason.
+"""
 
 import re
 from pathlib import Path

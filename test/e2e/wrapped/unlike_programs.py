@@ -1,4 +1,6 @@
-"""Ranks that are unlike each other inside a wrapped forward: one way for all, or an error on the one that leaves it."""
+"""Ranks that are unlike each other inside a wrapped forward: one way for all, or an error on the
+one that leaves it.
+"""
 
 import os
 import time
@@ -16,7 +18,9 @@ from dynamo_dist.settings import agreement_seconds
 
 
 class Logging(nn.Module):
-    """A block that prints inside its forward, on some ranks, from some time on: there its graph breaks."""
+    """A block that prints inside its forward, on some ranks, from some time on: there its graph
+    breaks.
+    """
 
     def __init__(self):
         super().__init__()
@@ -76,7 +80,9 @@ def one_rank_logs_under_ddp():
 
 @program(2)
 def one_rank_logs_where_ddp_launches_nothing():
-    """Such a break leaves no rank waiting for a vote of this one, though Dynamo may skip the frame ever after."""
+    """Such a break leaves no rank waiting for a vote of this one, though Dynamo may skip the
+    frame ever after.
+    """
     for quiet in (lambda _: torch.no_grad(), lambda model: model.no_sync()):
         for goes_on in (False, True):
             torch._dynamo.reset()
@@ -93,7 +99,9 @@ def one_rank_logs_where_ddp_launches_nothing():
 
 @program(2)
 def one_rank_logs_in_evaluation_after_training():
-    """What has trained in one graph may train in eager mode next: no rank takes that for a break."""
+    """What has trained in one graph may train in eager mode next: no rank takes that for a
+    break.
+    """
     torch._dynamo.reset()
     began = time.monotonic()
     model = DistributedDataParallel(Model())
@@ -109,7 +117,9 @@ def one_rank_logs_in_evaluation_after_training():
 
 @program(2)
 def one_rank_logs_between_blocks():
-    """Graphs of the ranks end at different places: none waits for the other where the other does not come."""
+    """Graphs of the ranks end at different places: none waits for the other where the other does
+    not come.
+    """
     torch._dynamo.reset()
     began = time.monotonic()
     model = Model()
@@ -134,7 +144,9 @@ def all_ranks_log_later():
 
 @program(2, sweep=True)
 def one_rank_logs_later():
-    """It is told, before it launches anything; the other is then at the mercy of gloo's time-out."""
+    """It is told, before it launches anything; the other is then at the mercy of gloo's
+    time-out.
+    """
     torch._dynamo.reset()
     os.environ["DYNAMO_DIST_AGREEMENT_SECONDS"] = "3"
     model = by_fsdp2(Model())

@@ -49,7 +49,9 @@ def a_loss_of_two_forwards():
 
 @program(2)
 def a_loss_that_reads_what_the_forward_reads():
-    """A root's parameters stay unsharded until backward; in the third step the loss alone has a gradient."""
+    """A root's parameters stay unsharded until backward; in the third step the loss alone has a
+    gradient.
+    """
 
     def step(side, x, i):
         side.optimizer.zero_grad()
@@ -180,7 +182,8 @@ def recurrent():
         return fully_shard(model, mesh=line())
 
     with torch._dynamo.config.patch(allow_rnn=True):
-        # Eager calls put other tensors in the list of weights that torch keeps, which upstream guards.
+        # Eager calls put other tensors in the list of weights that torch keeps, which upstream
+        # guards.
         train(wrap, Recurrent, mixed=MIXED, graphs=2)
 
 

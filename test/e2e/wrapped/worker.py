@@ -1,4 +1,6 @@
-"""One rank of ``test_wrapped.py``: programs by name; what each said goes to ``<rank>.json`` in the first argument."""
+"""One rank of ``test_wrapped.py``: programs by name; what each said goes to ``<rank>.json`` in
+the first argument.
+"""
 
 import datetime
 import gc

@@ -1,8 +1,10 @@
-"""A job in miniature: ranks that compile and launch, a store, and a scheduler that may interleave them in any way.
+"""A job in miniature: ranks that compile and launch, a store, and a scheduler that may interleave
+them in any way.
 
-The ranks run the shipped protocol (``inductor_passes.ranks``). Everything around it is modelled: codes with launches and
-dependencies, graphs cut by breaks on some ranks, plans that depend on what a rank holds, groups whose launches match by
-order. A store operation, a launch and a wait are a step each; the scheduler chooses who takes the next one.
+The ranks run the shipped protocol (``inductor_passes.ranks``). Everything around it is modelled:
+codes with launches and dependencies, graphs cut by breaks on some ranks, plans that depend on what
+a rank holds, groups whose launches match by order. A store operation, a launch and a wait are a
+step each; the scheduler chooses who takes the next one.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from inductor_passes.ranks.store import Await, ReadAll, Swap, Write
 class Code:
     """A function of the program, the same on all ranks.
 
-    ``launches``: (what, role) in program order. ``needs``: (later, earlier) pairs of launches of which
-    the later cannot go first. ``backward``: launches of its backward graph, if it trains.
+    ``launches``: (what, role) in program order. ``needs``: (later, earlier) pairs of launches of
+    which the later cannot go first. ``backward``: launches of its backward graph, if it trains.
     """
 
     name: str
@@ -53,10 +55,12 @@ def line_of(code, launch, backward=False):
 class Call:
     """One call of a code on one rank.
 
-    ``cuts``: where graph breaks part it on this rank, by launch number. ``holds``: what this rank holds: another number is
-    another graph of the same code, with another plan of its own. ``launches``: instead of the code's, on a rank whose
-    program does not match; None for one that it has not. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in a loop
-    leaves it to Python; what of it calls functions that are compiled by themselves then is ``inner``.
+    ``cuts``: where graph breaks part it on this rank, by launch number. ``holds``: what this rank
+    holds: another number is another graph of the same code, with another plan of its own.
+    ``launches``: instead of the code's, on a rank whose program does not match; None for one that
+    it has not. ``stiff``: its graph can launch in the program's order alone. ``python``: a break in
+    a loop leaves it to Python; what of it calls functions that are compiled by themselves then is
+    ``inner``.
     """
 
     code: Code
@@ -71,7 +75,9 @@ class Call:
 
 @dataclass
 class Job:
-    """``groups[role]``: the groups, as tuples of ranks, that launches of this role go to. ``steps[rank]``: its calls."""
+    """``groups[role]``: the groups, as tuples of ranks, that launches of this role go to.
+    ``steps[rank]``: its calls.
+    """
 
     ranks: int
     groups: tuple
@@ -112,7 +118,9 @@ class Result:
 
 
 class Offer:
-    """What a rank's graph would launch alone, which depends on what the rank holds, and what it can."""
+    """What a rank's graph would launch alone, which depends on what the rank holds, and what it
+    can.
+    """
 
     def __init__(self, stream, needs, holds, stiff):
         self.stream, self.needs, self.holds, self.stiff = stream, needs, holds, stiff
@@ -205,7 +213,8 @@ class Rank:
         if (yield from steps):
             self.model.bump(self.number)
         for i, (what, role) in enumerate(launches):
-            # Of whatever function it is called, it has the lines of what is compiled, and no others.
+            # Of whatever function it is called, it has the lines of what is compiled, and no
+            # others.
             if i in call.inner and (group := self._group(role)) is not None:
                 own, name = (Launch(what, 0, (f"{what}:1",)),), Group(f"role{role}", group)
                 callers = frozenset((line_of(call.code, i),))
@@ -384,7 +393,9 @@ class Model:
 
 
 def draw(rng, *, lonely=False):
-    """A job whose ranks match in eager mode. ``lonely``: a rank alone may meet a break after the job has run."""
+    """A job whose ranks match in eager mode. ``lonely``: a rank alone may meet a break after the
+    job has run.
+    """
     ranks = rng.choice((2, 2, 3, 4))
     everyone = tuple(range(ranks))
     roles = [(everyone,)]
@@ -392,8 +403,9 @@ def draw(rng, *, lonely=False):
         roles = [((0, 1), (2, 3)), ((0, 2), (1, 3))] + roles * rng.choice((0, 1))
     elif ranks > 2 and rng.random() < 0.3:
         roles.append(((0, 1),))
-    # A rank outside of a group that others use has another stream for the whole function, which may be that of
-    # a part for them: then a plan settled for the part is not given up in time, and an error says so.
+    # A rank outside of a group that others use has another stream for the whole function, which may
+    # be that of a part for them: then a plan settled for the part is not given up in time, and an
+    # error says so.
     alike = all(sum(map(len, groups)) == ranks for groups in roles)
     codes = []
     for name in "fgh"[: rng.choice((1, 1, 2, 3))]:
@@ -415,8 +427,8 @@ def draw(rng, *, lonely=False):
         count = len(code.launches)
         return tuple(sorted(rng.sample(range(count + 1), rng.choice((1, 1, 2)) if count else 1)))
 
-    # Ranks may launch the same at two places of the program, say by the length of their batch: where no graph
-    # break comes in, and all ranks have been at both.
+    # Ranks may launch the same at two places of the program, say by the length of their batch:
+    # where no graph break comes in, and all ranks have been at both.
     twins = rng.random() < 0.2
     alone = rng.choice(((), ("all_gather f32",), ("all_gather f32", "all_reduce sum f32")))
     calls = {r: [] for r in everyone}

@@ -1,4 +1,6 @@
-"""Of ranks with one key one compiles, the others wait for it: not for one that died, and not for a store that fails."""
+"""Of ranks with one key one compiles, the others wait for it: not for one that died, and not for
+a store that fails.
+"""
 
 import threading
 import time
@@ -195,7 +197,9 @@ def test_no_thread_beats_after_the_end():
 
 
 class Compiling:
-    """A rank that compiles on a thread of its own: ``in_one`` function, or in one after the other."""
+    """A rank that compiles on a thread of its own: ``in_one`` function, or in one after the
+    other.
+    """
 
     def __init__(self, store, key, rank=0, in_one=True):
         self._store, self._key, self._rank, self._in_one = store, key, rank, in_one

@@ -1,4 +1,6 @@
-"""Ranks that settle on cutting joint graphs: both halves follow, and what gives one up gives up all three."""
+"""Ranks that settle on cutting joint graphs: both halves follow, and what gives one up gives up
+all three.
+"""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +32,9 @@ BACKWARD = dataclasses.replace(FORWARD, backward=True)
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Decides on each rank's streams in turn, all ranks at once: (stream, plan), ... of rank 0 and of rank 1."""
+    """Decides on each rank's streams in turn, all ranks at once: (stream, plan), ... of rank 0
+    and of rank 1.
+    """
     decision.forget()
     monkeypatch.setenv(decision.SECONDS, "5")
     monkeypatch.setattr(c10d_compat, "real_groups", lambda: {"0": (0, 1)})

@@ -1,4 +1,6 @@
-"""The protocol in every job that is drawn, under every interleaving that is tried; and each of its rules is needed."""
+"""The protocol in every job that is drawn, under every interleaving that is tried; and each of
+its rules is needed.
+"""
 
 import collections
 import importlib.util
@@ -29,7 +31,9 @@ def drawn(seed, **options):
 
 
 def faults(seed, lonely=False):
-    """What must never be, in one interleaving of one job: other bits, a stall, an error that is none."""
+    """What must never be, in one interleaving of one job: other bits, a stall, an error that is
+    none.
+    """
     job = drawn(seed, lonely=lonely)
     try:
         result = model.explore(job, f"order {seed}")
@@ -108,7 +112,9 @@ SAMPLED = 150
 
 
 def systematic(job, preemptions=2):
-    """Interleavings with so few switches from a rank that could go on: ``SAMPLED`` pairs of places or a few more."""
+    """Interleavings with so few switches from a rank that could go on: ``SAMPLED`` pairs of
+    places or a few more.
+    """
     lengths = []
 
     def run(switches):
@@ -168,7 +174,9 @@ def test_operations_a_rank_and_graph_are_few():
 
 
 def by_itself(rank, stream, offer):
-    """What came before: each rank plans for what it holds, and ranks compare each graph's launches, by its number."""
+    """What came before: each rank plans for what it holds, and ranks compare each graph's
+    launches, by its number.
+    """
     plan = offer.plan()
     rank.graphs = getattr(rank, "graphs", 0) + 1
     key = f"graph {rank.graphs}"
@@ -186,7 +194,9 @@ def by_itself(rank, stream, offer):
 
 
 def test_ranks_that_plan_for_themselves_are_found_out():
-    """Length buckets in turns, and a rank that compiles again alone; drawn jobs meet all ways to fail."""
+    """Length buckets in turns, and a rank that compiles again alone; drawn jobs meet all ways to
+    fail.
+    """
     code = Code("f", ((GATHER, 0), ("all_gather f64", 0), (SUM, 0), (GATHER, 0)))
     one, other = Call(code), Call(code, holds=1)
     for calls in ((one, other, one), (one, other, other)), ((one, other), (one, one)):

@@ -1,4 +1,6 @@
-"""What a process does where ranks cannot settle, what its code carries, and when a plan no longer holds."""
+"""What a process does where ranks cannot settle, what its code carries, and when a plan no
+longer holds.
+"""
 
 import dataclasses
 import json
@@ -393,7 +395,9 @@ def test_graphs_with_ragged_shards_agree_on_a_plan(monkeypatch):
 
 
 def test_graphs_that_read_other_types_agree_apart(monkeypatch):
-    """A function in float32, then under autocast: what it gathers is the same, and not what passes make of it."""
+    """A function in float32, then under autocast: what it gathers is the same, and not what
+    passes make of it.
+    """
     asked = []
 
     class Job:

@@ -1,4 +1,6 @@
-"""Equal graphs of ranks of a mesh are written the same, and share a key unless something may ask for the rank."""
+"""Equal graphs of ranks of a mesh are written the same, and share a key unless something may ask
+for the rank.
+"""
 
 import pytest
 import torch

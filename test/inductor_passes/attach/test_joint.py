@@ -1,4 +1,6 @@
-"""Joint graphs cut before AOTAutograd makes forward and backward of them: what is saved stays in parts."""
+"""Joint graphs cut before AOTAutograd makes forward and backward of them: what is saved stays in
+parts.
+"""
 
 import pytest
 import torch

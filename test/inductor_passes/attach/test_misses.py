@@ -1,4 +1,6 @@
-"""Each graph says which cache it came from, or what of its key has changed since it was compiled last."""
+"""Each graph says which cache it came from, or what of its key has changed since it was compiled
+last.
+"""
 
 import logging
 
@@ -25,7 +27,9 @@ def step(x):
 
 
 def looked_up(rows=8, **options):
-    """Compile as a new process does, but for the fresh cache folder that all compiles of a test share."""
+    """Compile as a new process does, but for the fresh cache folder that all compiles of a test
+    share.
+    """
     torch._dynamo.reset()
     with fake_group(4), torch.no_grad(), recorder.records_of_block() as records:
         torch.compile(step, backend=compile_with_passes, options=options, dynamic=False)(

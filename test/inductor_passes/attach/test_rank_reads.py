@@ -1,4 +1,6 @@
-"""Who asks for the rank while a graph is traced is noticed; where it makes no difference, it is not."""
+"""Who asks for the rank while a graph is traced is noticed; where it makes no difference, it is
+not.
+"""
 
 import contextlib
 import os

@@ -31,7 +31,9 @@ class Job:
 
 @pytest.fixture
 def phases(monkeypatch):
-    """The phases that Inductor compiled, in a job with another rank; its backward graphs do not compile at first."""
+    """The phases that Inductor compiled, in a job with another rank; its backward graphs do not
+    compile at first.
+    """
     monkeypatch.setattr(decision, "current", Job)
     monkeypatch.setattr(c10d, "real_groups", lambda: {"0": (0, 1)})
     found = []

@@ -1,4 +1,6 @@
-"""One compile for ranks with one key: through a common folder or the store, and by each where neither has it whole."""
+"""One compile for ranks with one key: through a common folder or the store, and by each where
+neither has it whole.
+"""
 
 import threading
 import time
@@ -31,7 +33,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def both(compiles, store=None, key=KEY):
-    """What rank 1 gets that comes while rank 0, which runs ``compiles``, has a key: may it be there, and of whom."""
+    """What rank 1 gets that comes while rank 0, which runs ``compiles``, has a key: may it be
+    there, and of whom.
+    """
     store = store or dist.HashStore()
     first, second = SharedLowering(store, 0), SharedLowering(store, 1)
     assert not first.missed(key)
@@ -93,7 +97,9 @@ def test_a_compile_that_fails_leaves_the_others_to_themselves():
 
 
 def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
-    """What rank 0 calls "3" is another group of rank 1's, or none: in the graphs of both it has one name."""
+    """What rank 0 calls "3" is another group of rank 1's, or none: in the graphs of both it has
+    one name.
+    """
     voted = []
     rank_0, rank_1 = {"3": "second"}, {"second": "7"}
     monkeypatch.setattr(c10d, "_common", rank_0)
@@ -118,7 +124,9 @@ def test_a_rank_of_another_row_votes_for_its_own_group(monkeypatch):
 def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compiles_for_itself(
     monkeypatch,
 ):
-    """Rank 0's row keeps the program's order and asks for no plan; rank 1's row has settled on one before."""
+    """Rank 0's row keeps the program's order and asks for no plan; rank 1's row has settled on
+    one before.
+    """
     monkeypatch.setattr(compile_once, "VERDICT_S", 0.05)
     monkeypatch.setattr(c10d, "real_group_ranks", {"3": (1, 3)}.get)
     store, plan = dist.HashStore(), "[[[1], 0], [[0], 0]]"
@@ -139,7 +147,9 @@ def test_a_row_that_has_settled_otherwise_than_that_of_the_compiling_rank_compil
 
 @pytest.fixture
 def apart(monkeypatch):
-    """The rank that compiles, in the main thread, has the entries that are written; the other has none of them."""
+    """The rank that compiles, in the main thread, has the entries that are written; the other
+    has none of them.
+    """
     monkeypatch.setattr(shared_compile, "is_here", lambda mark: False)
     newest = caches.newest_entry
 

@@ -1,4 +1,6 @@
-"""The cost model of a graph is made once, whoever asks it: key, passes, simulation, report, pinning."""
+"""The cost model of a graph is made once, whoever asks it: key, passes, simulation, report,
+pinning.
+"""
 
 import collections
 import contextlib
@@ -50,5 +52,6 @@ def test_one_graph_one_model(made):
         # Torch 2.11 cannot run a graph that is pinned without lowering it.
         with contextlib.suppress(NotImplementedError):
             compiled(torch.ones(512, 512), torch.ones(64, 512), torch.ones(64, 512))
-    # Analysed: the program's graph, the schedule on trial, and the graph that is left. Pinning asks the last.
+    # Analysed: the program's graph, the schedule on trial, and the graph that is left. Pinning asks
+    # the last.
     assert made == {"models": 1, "machines": 1, "problems": 1, "analyses": 3}

@@ -1,4 +1,6 @@
-"""Ranks with one program: who traces ahead, who waits for whom, and that nobody waits for one that waits."""
+"""Ranks with one program: who traces ahead, who waits for whom, and that nobody waits for one
+that waits.
+"""
 
 import threading
 from types import SimpleNamespace
@@ -89,7 +91,9 @@ def test_only_the_first_graph_is_asked_for(store):
 
 
 def test_who_waits_for_another_lets_those_go_that_wait_for_it(store, joint):
-    """Else they would answer for its launches alone, and the one that compiles for all needs theirs."""
+    """Else they would answer for its launches alone, and the one that compiles for all needs
+    theirs.
+    """
     first, second = sharing(store, 0, "first"), sharing(store, 1, "second")
     for each in (first, second):
         each.missed(ENTRIES)

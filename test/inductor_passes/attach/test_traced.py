@@ -1,4 +1,6 @@
-"""The digest of a traced graph: one for ranks whose graphs make equal code, another for all others."""
+"""The digest of a traced graph: one for ranks whose graphs make equal code, another for all
+others.
+"""
 
 import copy
 import operator

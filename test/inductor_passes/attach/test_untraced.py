@@ -1,4 +1,6 @@
-"""Programs before AOTAutograd's trace: of which of them one rank may speak for the others, and what tells them apart."""
+"""Programs before AOTAutograd's trace: of which of them one rank may speak for the others, and
+what tells them apart.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Forward and backward graphs of tensor-parallel DTensor programs, as passes get them: what is fused, and to what."""
+"""Forward and backward graphs of tensor-parallel DTensor programs, as passes get them: what is
+fused, and to what.
+"""
 
 import copy
 

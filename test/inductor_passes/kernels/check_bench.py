@@ -1,7 +1,9 @@
-"""The measurements of ``tools/bench/gpu.py`` with this process in a GPU's place: what they call, and in which order.
+"""The measurements of ``tools/bench/gpu.py`` with this process in a GPU's place: what they call,
+and in which order.
 
-Times mean nothing here. Numbers do: the emulated link sets flags, the kernel waits for them, errors are found.
-By hand: TRITON_INTERPRET=1 PYTHONPATH=tools/bench pytest test/inductor_passes/kernels/check_bench.py
+Times mean nothing here. Numbers do: the emulated link sets flags, the kernel waits for them, errors
+are found. By hand: TRITON_INTERPRET=1 PYTHONPATH=tools/bench pytest
+test/inductor_passes/kernels/check_bench.py
 """
 
 import contextlib

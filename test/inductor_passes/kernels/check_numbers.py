@@ -1,4 +1,5 @@
-"""Every kernel in Triton's interpreter against its eager reference; ``test_interpreted.py`` runs this.
+"""Every kernel in Triton's interpreter against its eager reference; ``test_interpreted.py`` runs
+this.
 
 By hand: TRITON_INTERPRET=1 pytest test/inductor_passes/kernels/check_numbers.py
 """
@@ -89,8 +90,8 @@ def test_quantised_norm(layer, two_shot):
         )
     wanted = terms.of(x[:3] + x[3:])
     assert y.dtype == torch.float8_e4m3fn
-    # Three bits of mantissa: steps of one eighth. The interpreter halves a number whose mantissa rounds
-    # up to the next power of two, one in a few dozen; a device does not.
+    # Three bits of mantissa: steps of one eighth. The interpreter halves a number whose mantissa
+    # rounds up to the next power of two, one in a few dozen; a device does not.
     near = torch.isclose(y[:3].float() * scale[:3], wanted[0], rtol=0.13, atol=0.02)
     assert near.float().mean() > 0.95
 

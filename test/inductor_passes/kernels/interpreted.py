@@ -1,9 +1,11 @@
-"""Run the programs of one launch as if at once, in Triton's interpreter, in an order drawn by a seed.
+"""Run the programs of one launch as if at once, in Triton's interpreter, in an order drawn by a
+seed.
 
-The interpreter runs the programs of a grid one after the other: one that waits for another would wait
-for ever. Under ``Schedule`` each program is a thread, one of which runs at a time, and every look at a
-flag and every signal is a point where another may go on. Ranks are an axis of the grid, so this is the
-protocol itself under random arrival orders; a wait that nobody ends gives up as it would on a device.
+The interpreter runs the programs of a grid one after the other: one that waits for another would
+wait for ever. Under ``Schedule`` each program is a thread, one of which runs at a time, and every
+look at a flag and every signal is a point where another may go on. Ranks are an axis of the grid,
+so this is the protocol itself under random arrival orders; a wait that nobody ends gives up as it
+would on a device.
 """
 
 import random
@@ -18,7 +20,9 @@ HOOKS = ("load_flag", "load_flags", "signal", "signal_add", "signal_all")
 
 
 class Schedule:
-    """A context manager: inside, launches interleave. ``plant`` maps a helper's name to its stand-in."""
+    """A context manager: inside, launches interleave. ``plant`` maps a helper's name to its
+    stand-in.
+    """
 
     def __init__(self, seed=0, plant=None):
         self.random = random.Random(seed)
@@ -120,7 +124,9 @@ class _Collected:
 
 
 def workspace(family, world, programs=2, data_bytes=1 << 15, mode=1, spin_limit=2000):
-    """Virtual ranks on the CPU, data poisoned with NaN; ``mode`` 1 is the interpreter's, 2 checks."""
+    """Virtual ranks on the CPU, data poisoned with NaN; ``mode`` 1 is the interpreter's, 2
+    checks.
+    """
     return virtual_workspace(
         family, world, data_bytes, "cpu", programs=programs, spin_limit=spin_limit, mode=mode
     )

@@ -1,4 +1,5 @@
-"""One rank as a process of its own: real spinning on memory shared with the other ranks, in the interpreter.
+"""One rank as a process of its own: real spinning on memory shared with the other ranks, in the
+interpreter.
 
 usage: rank_worker.py FOLDER RANK WORLD [dies]
 Each rank's buffer is a file in FOLDER that all map. Prints one line of JSON.

@@ -1,4 +1,6 @@
-"""Compiled graphs where fused kernels can run: failed waits are raised, operators are there for cached code."""
+"""Compiled graphs where fused kernels can run: failed waits are raised, operators are there for
+cached code.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Runs the proofs that need Triton's interpreter: chosen by an environment variable before triton is imported."""
+"""Runs the proofs that need Triton's interpreter: chosen by an environment variable before
+triton is imported.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,6 @@
-"""The kernels compiled ahead of time: the gate on what came out, the committed table, a planted fault."""
+"""The kernels compiled ahead of time: the gate on what came out, the committed table, a planted
+fault.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -22,7 +24,8 @@ sys.path.append(str(ROOT / "tools" / "bench"))
 from machine_code import ahead, builds, hoisting  # noqa: E402 - tools are no package
 
 RESULTS = ROOT / "tools/bench/results"
-# All are compiled for Hopper; for the others those whose code differs most. The table holds all of them.
+# All are compiled for Hopper; for the others those whose code differs most. The table holds all of
+# them.
 ELSEWHERE = (
     "all_gather_matmul 1 weight",
     "matmul_reduce_scatter push",
@@ -86,7 +89,9 @@ def flat_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PROGRAMS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Planted: one loop over tiles and K, with the wait inside, as fast kernels are often written."""
+    """Planted: one loop over tiles and K, with the wait inside, as fast kernels are often
+    written.
+    """
     wide = tl.cdiv(N, BN)
     steps = tl.cdiv(K, BK)
     program = tl.program_id(0)

@@ -193,7 +193,8 @@ def test_a_workspace_grows_and_keeps_what_a_graph_may_have_recorded(symmetric, m
     second = spaces.find_workspace("all_reduce", t(4), "0", 1025)
     assert second is not first
     assert second.half_bytes == 2 * first.half_bytes == 2048
-    # Nothing on the device comes from torch's allocator, which may be lending a CUDA graph's memory.
+    # Nothing on the device comes from torch's allocator, which may be lending a CUDA graph's
+    # memory.
     for space in (first, second):
         kept = space.buffers[0].untyped_storage().data_ptr()
         assert {t.untyped_storage().data_ptr() for t in (space.peers, space.state)} == {kept}

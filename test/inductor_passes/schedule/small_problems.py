@@ -133,7 +133,9 @@ def _bucketings(of):
 
 
 def peak_of_values(fresh_bytes, uses):
-    """Most bytes alive at once; ``uses[i]``: entries whose bytes must still be there while i runs."""
+    """Most bytes alive at once; ``uses[i]``: entries whose bytes must still be there while i
+    runs.
+    """
     last = list(range(len(fresh_bytes)))
     for i, used in enumerate(uses):
         for owner in used:

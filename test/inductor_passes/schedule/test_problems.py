@@ -56,7 +56,9 @@ def in_order(problem, order, link_us):
 
 
 def launches_first(problem):
-    """Another valid order: each launch as soon as its dependencies have run, waits where they were."""
+    """Another valid order: each launch as soon as its dependencies have run, waits where they
+    were.
+    """
     nodes = problem["nodes"]
     early, ready = {}, {}
     for number, node in enumerate(nodes):

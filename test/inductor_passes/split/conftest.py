@@ -13,7 +13,9 @@ from cutting import RANKS, cut_behind, same, whole_numbers
 
 @pytest.fixture
 def in_parts():
-    """``in_parts(fn, *shapes)``: what was cut, how it lies, and the region; the same numbers on every rank."""
+    """``in_parts(fn, *shapes)``: what was cut, how it lies, and the region; the same numbers on
+    every rank.
+    """
 
     def check(
         fn, *shapes, parts=2, dim=0, outer=1, tolerance=0.0, dtype=torch.float64, inputs=None

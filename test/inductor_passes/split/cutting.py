@@ -1,4 +1,6 @@
-"""Graphs cut and uncut, on all ranks, with small whole numbers in floats, so that every sum is exact."""
+"""Graphs cut and uncut, on all ranks, with small whole numbers in floats, so that every sum is
+exact.
+"""
 
 import copy
 import operator

@@ -1,4 +1,6 @@
-"""Equal layers once: what is left out, that shapes still agree, and that the choice is that of the whole graph."""
+"""Equal layers once: what is left out, that shapes still agree, and that the choice is that of
+the whole graph.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Ranks that settle on one plan: it names each part, and another rank's graph is cut as it says, or not at all."""
+"""Ranks that settle on one plan: it names each part, and another rank's graph is cut as it says,
+or not at all.
+"""
 
 import pytest
 import torch

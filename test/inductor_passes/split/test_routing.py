@@ -1,4 +1,6 @@
-"""Tokens that are sorted, counted, exchanged and put back in parts: each rule against the uncut graph, bit by bit."""
+"""Tokens that are sorted, counted, exchanged and put back in parts: each rule against the uncut
+graph, bit by bit.
+"""
 
 from types import SimpleNamespace
 
@@ -354,7 +356,8 @@ def mean(x):
     return back(t, t.came - t.came.mean(0))
 
 
-# Programs whose tokens cannot be exchanged in parts: what is at fault, and the operator that says so.
+# Programs whose tokens cannot be exchanged in parts: what is at fault, and the operator that says
+# so.
 ENDS = [
     (capacity, "cumsum", "mixes what the parts hold"),
     (returned, "sort", "it is returned"),

@@ -1,4 +1,6 @@
-"""Each rule against the uncut graph: where the parts of a result lie, and that they have its numbers, bit by bit."""
+"""Each rule against the uncut graph: where the parts of a result lie, and that they have its
+numbers, bit by bit.
+"""
 
 import operator
 
@@ -54,7 +56,8 @@ def both(launched):
     return [wait(each) for each in launched]
 
 
-# What is computed on a value cut along a dimension, and how its result lies: operator, function, shapes, dim, place.
+# What is computed on a value cut along a dimension, and how its result lies: operator, function,
+# shapes, dim, place.
 CASES = [
     (aten.view.default, lambda x: aten.view.default(x, [24, 8]), [X], 0, Cut(0)),
     (aten.view.default, lambda x: aten.view.default(x, [24, 8]), [X], 1, Cut(0, 4)),
@@ -183,7 +186,9 @@ def test_parts_have_the_numbers(in_parts, target, fn, shapes, dim, place, parts)
 
 
 def test_what_parts_add_needs_no_decomposition():
-    """A graph is cut when Inductor has decomposed it: what it would still decompose it refuses then."""
+    """A graph is cut when Inductor has decomposed it: what it would still decompose it refuses
+    then.
+    """
     made = set()
     with fake_group(2):
         for _, fn, shapes, dim, _ in CASES:
@@ -247,7 +252,9 @@ def test_parts_that_are_not_equal_end_a_region(in_parts):
 
 
 def test_a_part_of_a_part_is_read_in_slices(in_parts):
-    """A value in two blocks: gathered, cut in three there, and what stands beside it is read alike."""
+    """A value in two blocks: gathered, cut in three there, and what stands beside it is read
+    alike.
+    """
 
     def program(x, y):
         return wait(c10d.all_gather_into_tensor(x, 2, "0")) * y

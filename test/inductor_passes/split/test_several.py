@@ -1,4 +1,6 @@
-"""Several regions in one graph: where they begin, in how many parts each is, and what ranks share of them."""
+"""Several regions in one graph: where they begin, in how many parts each is, and what ranks
+share of them.
+"""
 
 import dataclasses
 
@@ -197,7 +199,9 @@ class Trained(torch.autograd.Function):
 
 
 def test_halves_of_a_joint_graph_are_cut_in_their_own_parts():
-    """Forward pays in four parts; launches of the backward are so dear to start that it pays in none."""
+    """Forward pays in four parts; launches of the backward are so dear to start that it pays in
+    none.
+    """
 
     class DearBackward(ByRows):
         def launch_us(self, launch):

@@ -68,7 +68,9 @@ def backend_named(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def flex_attention_anywhere() -> Iterator[None]:
-    """Gradients of ``flex_attention`` on the CPU too, where its operator has none but the graph that is traced."""
+    """Gradients of ``flex_attention`` on the CPU too, where its operator has none but the graph
+    that is traced.
+    """
     from torch.nn.attention import flex_attention as module
 
     upstream = module._validate_device

@@ -1,4 +1,6 @@
-"""The programs of ``test/corpus``, by its own referee: on a fake group of 8 ranks, through Inductor's lowering, on 8 gloo ranks."""
+"""The programs of ``test/corpus``, by its own referee: on a fake group of 8 ranks, through
+Inductor's lowering, on 8 gloo ranks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ ENDS = {
 }
 # The rank whose programs run; a graph of another rank than the first holds other branches.
 RANKS = {"corpus": 0, "lowering": 0, "lowering-rank-1": 1}
-# Families whose plain tensors differ from one gloo rank to another; elsewhere they stand for replicated values.
+# Families whose plain tensors differ from one gloo rank to another; elsewhere they stand for
+# replicated values.
 SPREAD = {"c10d_sync", "async", "act", "funcol", "dist_nn", "pg", "exp", "issues"}
 # What gloo leaves in the buffers of other ranks than the destination is undefined.
 DESTINATION_ONLY = {"reduce", "dnf_reduce"}
@@ -107,7 +110,9 @@ def mesh_of(part: str, name: str) -> tuple[int, ...]:
 
 
 def on_rank(part: str, name: str, side: str, rank: int) -> End:
-    """A compiled program gives what eager mode gives on this gloo rank. What eager mode cannot is no program for ranks."""
+    """A compiled program gives what eager mode gives on this gloo rank. What eager mode cannot
+    is no program for ranks.
+    """
     referee, cases, spread = _on_gloo(side, rank)
     case = cases[name]
     spread.add(rank) if case["family"] in SPREAD else spread.clear()
@@ -133,7 +138,9 @@ def on_rank(part: str, name: str, side: str, rank: int) -> End:
 
 @functools.cache
 def _on_gloo(side: str, rank: int) -> tuple[Any, dict[str, Any], set[int]]:
-    """The referee, the programs, and the set that holds the rank while plain tensors differ by it."""
+    """The referee, the programs, and the set that holds the rank while plain tensors differ by
+    it.
+    """
     sys.path.insert(0, str(CORPUS))
     common: Any = importlib.import_module("common")
     plain, spread = common.T, set[int]()

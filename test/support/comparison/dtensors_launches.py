@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-# Of threads, a group gets the DTensor itself, and what torch keeps for a process is kept for all of them.
+# Of threads, a group gets the DTensor itself, and what torch keeps for a process is kept for all of
+# them.
 GLOO = ("gloo",)
 
 
@@ -52,7 +53,8 @@ def _exchanged(x, group):
     return out
 
 
-# What is launched on each rank's part, how the parts make a DTensor, and what a rank gets of all parts.
+# What is launched on each rank's part, how the parts make a DTensor, and what a rank gets of all
+# parts.
 COLLECTIVES = {
     "all_reduce_of_replicas": (_all_reduced, Replicate(), lambda parts, rank: sum(parts)),
     "all_reduce_of_shards": (_all_reduced, Shard(0), lambda parts, rank: sum(parts)),

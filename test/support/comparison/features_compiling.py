@@ -1,4 +1,6 @@
-"""What else a user asks of torch.compile: sizes that vary, breaks, regions, stances, threads, classes of one's own."""
+"""What else a user asks of torch.compile: sizes that vary, breaks, regions, stances, threads,
+classes of one's own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Exports: strict and not, with and without sizes that vary, of plain and of parallel modules; ahead of time."""
+"""Exports: strict and not, with and without sizes that vary, of plain and of parallel modules;
+ahead of time.
+"""
 
 from __future__ import annotations
 

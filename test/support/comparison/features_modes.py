@@ -1,4 +1,6 @@
-"""Modes of torch's dispatch: those of users, fake tensors, counters, inference, devices, determinism."""
+"""Modes of torch's dispatch: those of users, fake tensors, counters, inference, devices,
+determinism.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""torch.func: vmap, forward and reverse derivatives, functional calls; alone, compiled, and over what is compiled."""
+"""torch.func: vmap, forward and reverse derivatives, functional calls; alone, compiled, and over
+what is compiled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rows of docs/dtensor-in-graphs.md: is a program one graph, with eager mode's numbers on every rank?"""
+"""Rows of docs/dtensor-in-graphs.md: is a program one graph, with eager mode's numbers on every
+rank?
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def mesh_of(part: str, name: str) -> tuple[int, ...]:
 
 
 def on_rank(part: str, name: str, side: str, rank: int) -> End:
-    """Run a row in eager mode without the plugin, or with it where it raises so, and compiled; compare on this rank."""
+    """Run a row in eager mode without the plugin, or with it where it raises so, and compiled;
+    compare on this rank.
+    """
     import dynamo_dist
 
     row = known()[name]
@@ -110,7 +114,9 @@ def _compiled(row: Row, side: str, function: Any) -> Any:
 
 
 def _whole(value: DTensor) -> torch.Tensor:
-    """The full tensor; this rank's part where ranks hold others than a shape says, or are told other shapes."""
+    """The full tensor; this rank's part where ranks hold others than a shape says, or are told
+    other shapes.
+    """
     local = value._local_tensor
     if hasattr(local, "whole"):
         return local.whole()  # type: ignore[no-any-return]
@@ -125,7 +131,9 @@ def _is_as_chunk(value: DTensor) -> bool:
 
 
 def _gathered(out: Any) -> list[Any]:
-    """Leaves of what a call gave, each with its class; a DTensor is made whole once, for its numbers and its gradient."""
+    """Leaves of what a call gave, each with its class; a DTensor is made whole once, for its
+    numbers and its gradient.
+    """
     found: list[Any] = []
     for each in pytree.tree_leaves(out):
         if isinstance(each, DTensor):

@@ -1,7 +1,7 @@
 """Records of programs on disk: a run resumes, and its parts add up.
 
-Upstream's records hold for a version of torch, ours for the last commit that changed a package. Both hold for
-the programs as they are: a digest of their sources is in the name of a file.
+Upstream's records hold for a version of torch, ours for the last commit that changed a package.
+Both hold for the programs as they are: a digest of their sources is in the name of a file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def add_figures(path: Path, result: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """The last commit that changed a package; with changes that are not committed, a digest of them too."""
+    """The last commit that changed a package; with changes that are not committed, a digest of
+    them too.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

@@ -172,7 +172,9 @@ def pairs(name: str, way: str, mesh: Any) -> Any:
 
 
 def build(name: str) -> Any:
-    """A model of this type with two layers, the same numbers each time. Raises Unfit if there is none."""
+    """A model of this type with two layers, the same numbers each time. Raises Unfit if there is
+    none.
+    """
     if name not in _working:
         problem = ""
         for variant in VARIANTS:

@@ -1,4 +1,6 @@
-"""Every higher-order operator of torch's own database, forward and backward, by each way to compile."""
+"""Every higher-order operator of torch's own database, forward and backward, by each way to
+compile.
+"""
 
 from __future__ import annotations
 

@@ -53,10 +53,12 @@ class Verdict:
 
 
 def judge(upstream: End, ours: End, theirs: bool = False, explained: bool = False) -> Verdict:
-    """Never worse than upstream: ours may fail where upstream fails, and may never be wrong, hang or die.
+    """Never worse than upstream: ours may fail where upstream fails, and may never be wrong, hang
+    or die.
 
-    theirs: the programs are code of others, who may be wrong themselves; what is wrong in upstream is then
-    not held against ours. explained: ours may refuse or break a graph, but neither fail otherwise nor hang.
+    theirs: the programs are code of others, who may be wrong themselves; what is wrong in upstream
+    is then not held against ours. explained: ours may refuse or break a graph, but neither fail
+    otherwise nor hang.
     """
     if "unfit" in (upstream.status, ours.status) and upstream.status == ours.status:
         return Verdict("unfit", ours.why)
@@ -87,7 +89,8 @@ def end_of(error: BaseException) -> End:
 def compare(found: Any, expected: Any, what: str = "", relative: float | None = None) -> str:
     """What differs between two trees of tensors and values, or nothing.
 
-    Floats may be apart by ``relative`` of the largest value of the tensor: by default by a few roundings.
+    Floats may be apart by ``relative`` of the largest value of the tensor: by default by a few
+    roundings.
     """
     one, other = pytree.tree_leaves(found), pytree.tree_leaves(expected)
     if len(one) != len(other):

@@ -1,4 +1,6 @@
-"""Pages of docs/ that are written from results: ``dtensor-in-graphs.md``, and the tables of ``strategies.md``."""
+"""Pages of docs/ that are written from results: ``dtensor-in-graphs.md``, and the tables of
+``strategies.md``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Ends = Mapping[str, Mapping[str, End]]  # by side, then by program
 
 
 def write(part: str, ends: Ends) -> None:
-    """Write the page of a part, if it has one. Rows that did not run keep what the file of results says."""
+    """Write the page of a part, if it has one. Rows that did not run keep what the file of
+    results says.
+    """
     if part == "graphs":
         kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else {}
         kept |= rows_of(ends)

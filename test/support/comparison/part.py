@@ -18,12 +18,14 @@ Run = Callable[[str], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``module`` has ``names(part)`` and ``prepare(part, side)``, which returns what runs a program by its name.
+    """``module`` has ``names(part)`` and ``prepare(part, side)``, which returns what runs a program
+    by its name.
 
-    on_ranks: real ranks run the programs; ``module`` has ``mesh_of(part, name)`` and ``on_rank(part, name, side, rank)``.
-    quick: the names of the quick run. seconds: a program that takes longer is lost. lives: a process is
-    replaced after so many programs. theirs: the programs are code of others. explained: a program may fail where it
-    says what is not done, and not otherwise.
+    on_ranks: real ranks run the programs; ``module`` has ``mesh_of(part, name)`` and
+    ``on_rank(part, name, side, rank)``. quick: the names of the quick run. seconds: a program that
+    takes longer is lost. lives: a process is replaced after so many programs. theirs: the programs
+    are code of others. explained: a program may fail where it says what is not done, and not
+    otherwise.
     """
 
     name: str
@@ -45,7 +47,9 @@ class Part:
 
 
 def working(part: Part, side: str) -> Run:
-    """Called once in each process of ``workers.run``: the plugin on for ours, and never imported for upstream."""
+    """Called once in each process of ``workers.run``: the plugin on for ours, and never imported
+    for upstream.
+    """
     os.environ.setdefault("DYNAMO_DIST_AGREEMENT_SECONDS", "20")
     if not os.environ.get("PARITY_LOUD"):
         sys.stdout = sys.stderr = open(

@@ -1,12 +1,13 @@
-"""A program: a function that yields what was found and what is right, compiled in the way it is given.
+"""A program: a function that yields what was found and what is right, compiled in the way it is
+given.
 
     @feature()
     def checkpointed(given):
         run = lambda x: checkpoint(torch.sin, x, use_reentrant=False)
         yield trained(given.compiled(run), (4,)), trained(run, (4,))
 
-``feature`` is of torch without distribution; ``on_mesh`` runs on each rank of a mesh, and compares with one device.
-What has no reference yields None for it: then the other side is the reference.
+``feature`` is of torch without distribution; ``on_mesh`` runs on each rank of a mesh, and compares
+with one device. What has no reference yields None for it: then the other side is the reference.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ THEMES = {
     "features": "autograd compiling exporting modes modules subclasses transforms users".split(),
     "dtensors": "functions loops launches".split(),
 }
-# Ways to run: eager mode, up to AOTAutograd, through Inductor's lowering, the same with C++ ("code"), on gloo ranks.
+# Ways to run: eager mode, up to AOTAutograd, through Inductor's lowering, the same with C++
+# ("code"), on gloo ranks.
 EVERY = ("eager", "aot_eager", "lowered")
 
 
@@ -47,7 +49,9 @@ class Given:
         return {"lowered": inductor, "code": inductor}.get(self.way, "aot_eager")
 
     def compiled(self, function: Any, **options: Any) -> Any:
-        """As a user compiles: a feature in one graph, unless said otherwise; on a mesh if the way is to."""
+        """As a user compiles: a feature in one graph, unless said otherwise; on a mesh if the
+        way is to.
+        """
         if self.way in ("eager", "gloo"):
             return function
         one_graph = self.mesh is None or self.way == "one_graph"
@@ -64,7 +68,9 @@ class Program:
 
 
 def feature(*ways: str) -> Callable[[Any], Any]:
-    """Register under the function's name; by default for ``aot_eager`` and for Inductor's lowering."""
+    """Register under the function's name; by default for ``aot_eager`` and for Inductor's
+    lowering.
+    """
 
     def register(run: Any) -> Any:
         FEATURES[run.__name__] = Program(run, ways or ("aot_eager", "lowered"))
@@ -123,7 +129,9 @@ def trained(function: Callable[..., Any], *shapes: tuple[int, ...]) -> list[Any]
 
 
 def trained_module(module: torch.nn.Module, call: Callable[..., Any], *given: Any) -> list[Any]:
-    """The output of a call of ``module`` and the gradients of its parameters, which are set to None first."""
+    """The output of a call of ``module`` and the gradients of its parameters, which are set to
+    None first.
+    """
     module.zero_grad(set_to_none=True)
     torch.manual_seed(3)
     out = call(*given)

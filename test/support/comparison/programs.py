@@ -1,4 +1,6 @@
-"""Programs as parts: torch without distribution in this process, DTensors on ranks that are its threads."""
+"""Programs as parts: torch without distribution in this process, DTensors on ranks that are its
+threads.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def prepare(part: str, side: str) -> Callable[[str], End]:
 def on_all_ranks(
     sizes: tuple[int, ...], pairs: Callable[[int, Any], Pairs], relative: float | None = None
 ) -> End:
-    """What ``pairs(rank, mesh)`` yields on every rank, judged; the first rank's own fault, if any."""
+    """What ``pairs(rank, mesh)`` yields on every rank, judged; the first rank's own fault, if
+    any.
+    """
     from fuzzing._torch import without_timed_guards
     from fuzzing.group import on_ranks
     from fuzzing.turns import Hang

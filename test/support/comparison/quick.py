@@ -1,4 +1,6 @@
-"""The quick run, for CI: programs that have a fault of a kind that was met, or would show it first."""
+"""The quick run, for CI: programs that have a fault of a kind that was met, or would show it
+first.
+"""
 
 CORPUS = """get_rank pg_rank_arg all_reduce_intermediate all_gather_list reduce broadcast
 all_reduce_group_arg autograd_function_pg_global rc_pg_changes_ranks""".split()

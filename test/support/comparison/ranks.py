@@ -1,7 +1,9 @@
-"""Programs on real gloo ranks: jobs that run one behind the other, each of new processes behind a program that it did not survive.
+"""Programs on real gloo ranks: jobs that run one behind the other, each of new processes behind a
+program that it did not survive.
 
-This file is also the script of a rank: ``python ranks.py FOLDER PART SIDE SECONDS PROGRAM...``. A rank writes the end of each
-program to the folder, and leaves with status 3 after one that ranks ended otherwise than each other.
+This file is also the script of a rank: ``python ranks.py FOLDER PART SIDE SECONDS PROGRAM...``. A
+rank writes the end of each program to the folder, and leaves with status 3 after one that ranks
+ended otherwise than each other.
 """
 
 from __future__ import annotations

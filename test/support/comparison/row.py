@@ -28,11 +28,13 @@ SECTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One program. ``build(mesh, rank)`` gives a function and its arguments, or a list of those of several calls.
+    """One program. ``build(mesh, rank)`` gives a function and its arguments, or a list of those of
+    several calls.
 
-    ``ranks``: on how many; ``sizes`` of the mesh. ``trained``: a backward follows each call. ``backend``: "lowered"
-    through Inductor, "traced" up to AOTAutograd alone. ``truth``: "plugin" where torch's eager mode takes a rank's part
-    for the whole or hangs, "none" where it ends the process.
+    ``ranks``: on how many; ``sizes`` of the mesh. ``trained``: a backward follows each call.
+    ``backend``: "lowered" through Inductor, "traced" up to AOTAutograd alone. ``truth``: "plugin"
+    where torch's eager mode takes a rank's part for the whole or hangs, "none" where it ends the
+    process.
     """
 
     name: str

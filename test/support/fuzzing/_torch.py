@@ -21,7 +21,9 @@ BACKEND = "threaded"
 
 @contextlib.contextmanager
 def threads_as_ranks(create: Callable[..., Any]) -> Iterator[None]:
-    """Each thread in the block has its own groups, made by ``create(store, rank, size, timeout)``."""
+    """Each thread in the block has its own groups, made by ``create(store, rank, size,
+    timeout)``.
+    """
     plugins: Any = dist.Backend._plugins
     plugins[BACKEND.upper()] = plugins[BACKEND.upper()]._replace(creator_fn=create)
     _forget_meshes()
@@ -36,7 +38,9 @@ def threads_as_ranks(create: Callable[..., Any]) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Thread numbers are used again, and with them the meshes of an earlier run look like those of this one."""
+    """Thread numbers are used again, and with them the meshes of an earlier run look like those
+    of this one.
+    """
     _clear_sharding_prop_cache()
     clear_redistribute_planner_cache()
     cached: Any = _redistribute._gen_transform_infos
@@ -44,6 +48,8 @@ def _forget_meshes() -> None:
 
 
 def without_timed_guards() -> None:
-    """Dynamo measures how long the guards of each compile take, with caches flushed; nobody reads it here."""
+    """Dynamo measures how long the guards of each compile take, with caches flushed; nobody
+    reads it here.
+    """
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda *arguments: 0.0

@@ -1,4 +1,6 @@
-"""Programs of ``torch.distributed`` calls on plain tensors: in place, into lists, asynchronous, on several groups."""
+"""Programs of ``torch.distributed`` calls on plain tensors: in place, into lists, asynchronous,
+on several groups.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ WIDTH = 3
 
 
 def draw(seed: int) -> Program:
-    """Each rank has tensors [n, 3] of its own; n is 12, or 24 in the second call of a dynamic program."""
+    """Each rank has tensors [n, 3] of its own; n is 12, or 24 in the second call of a dynamic
+    program.
+    """
     choose = Random(seed)
     mesh = meshes(choose)
     draft = Draft(choose)
@@ -107,7 +111,9 @@ def _two_in_flight(draft: Draft, group: str) -> None:
 
 
 def _rooted(draft: Draft, group: str) -> None:
-    """To and from one rank. What a reduce leaves on other ranks is not defined, so it is not read."""
+    """To and from one rank. What a reduce leaves on other ranks is not defined, so it is not
+    read.
+    """
     own = draft.add("{0} * 1", [_value(draft)], None)
     root = f"{draft.choose.randrange(2)} % {{1}}.size()"
     kind = draft.choose.randrange(2)
@@ -147,7 +153,9 @@ def _write(draft: Draft, group: str) -> None:
 
 
 def _pair(draft: Draft, group: str) -> None:
-    """Neighbours exchange rows by ``isend`` and ``irecv``, whose works are waited for one by one."""
+    """Neighbours exchange rows by ``isend`` and ``irecv``, whose works are waited for one by
+    one.
+    """
     value = _value(draft)
     own = draft.add("{0} * 1", [value], None)
     size, rank = "dist.get_world_size()", "dist.get_rank()"

@@ -1,4 +1,6 @@
-"""What all kinds of random programs share: a pool of named values with their shapes, and settings."""
+"""What all kinds of random programs share: a pool of named values with their shapes, and
+settings.
+"""
 
 from __future__ import annotations
 
@@ -84,13 +86,17 @@ class Draft:
 
 
 def meshes(choose: Random, costly: bool = False) -> tuple[int, ...]:
-    """Sizes of a mesh, of one to three dimensions; of one mostly, where each dimension more is ``costly``."""
+    """Sizes of a mesh, of one to three dimensions; of one mostly, where each dimension more is
+    ``costly``.
+    """
     mesh = choose.choices(list(_MESHES), list(_MESHES.values()))[0]
     return mesh if not costly or choose.random() < 0.2 else (choose.choice((2, 2, 3, 4)),)
 
 
 def pass_options(choose: Random) -> dict[str, Any]:
-    """Options of the passes: all of them, one alone, some, or a mode; by the default's times or a machine's."""
+    """Options of the passes: all of them, one alone, some, or a mode; by the default's times or
+    a machine's.
+    """
     topology = choose.choice(({}, {}, {"topology": "cpu-gloo"}, {"topology": "h100x8"}))
     return {**_selection(choose), **topology}
 

@@ -1,4 +1,6 @@
-"""Programs on DTensors: random global shapes, even and uneven, placements, operators, views, writes."""
+"""Programs on DTensors: random global shapes, even and uneven, placements, operators, views,
+writes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Run a program on all ranks: in eager mode, compiled, and on one device; say whether they agree."""
+"""Run a program on all ranks: in eager mode, compiled, and on one device; say whether they
+agree.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ Seen = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``status``: ok, refused (eager mode raises), mismatch, crash, hang or break; ``why``: in words."""
+    """``status``: ok, refused (eager mode raises), mismatch, crash, hang or break; ``why``: in
+    words.
+    """
 
     status: str
     why: str = ""
@@ -182,7 +186,9 @@ def _observe(
     rows: int,
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
 ) -> Seen:
-    """Outputs, inputs as they are left, and gradients of one call, whole, as plain tensors by name."""
+    """Outputs, inputs as they are left, and gradients of one call, whole, as plain tensors by
+    name.
+    """
     inputs = {}
     for given in program.inputs:
         value = given.draw(program.seed, rank, rows)

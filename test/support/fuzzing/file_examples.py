@@ -1,7 +1,7 @@
 """A small valid file of every format that is read, and how it is read.
 
-A reader takes a path and gives ``(exit status, what it said)``: commands are run as a user runs them, what no command
-reads is read by its function.
+A reader takes a path and gives ``(exit status, what it said)``: commands are run as a user runs
+them, what no command reads is read by its function.
 """
 
 from __future__ import annotations

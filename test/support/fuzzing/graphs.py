@@ -1,4 +1,6 @@
-"""Programs of functional collectives, for the passes alone: what each rewrite looks for, and much beside it."""
+"""Programs of functional collectives, for the passes alone: what each rewrite looks for, and
+much beside it.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def _compute(draft: Draft, group: Group, rows: int) -> None:
 
 
 def _gather(draft: Draft, group: Group, rows: int) -> None:
-    """A gather of a part: of this rank's rows, a cast, a view; read whole, in part, cast, transposed."""
+    """A gather of a part: of this rank's rows, a cast, a view; read whole, in part, cast,
+    transposed.
+    """
     shape = (rows, WIDTH)
     given = draft.choose.random() < 0.5  # an input, which may be written to later
     value = draft.choose.choice(draft.inputs).name if given else draft.like(shape)
@@ -115,7 +119,9 @@ def _scatter(draft: Draft, group: Group, rows: int) -> None:
 
 
 def _reduce(draft: Draft, group: Group, rows: int) -> None:
-    """An all_reduce, whole, or of which a slice, a row or a sum is read, or which is expanded after."""
+    """An all_reduce, whole, or of which a slice, a row or a sum is read, or which is expanded
+    after.
+    """
     value = draft.like((rows, WIDTH))
     op = draft.choose.choice(("sum", "sum", "avg", "max"))
     given = draft.choose.choice(

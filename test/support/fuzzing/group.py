@@ -1,8 +1,9 @@
-"""A process group whose ranks are threads: data moves at the wait, and until then results are poison.
+"""A process group whose ranks are threads: data moves at the wait, and until then results are
+poison.
 
-A launch copies what it sends and spoils what it will write; the wait delivers. So a wait that is lost or
-comes too late changes numbers, which on real links it does only sometimes. Ranks that launch something
-else than their peers get an error that names both.
+A launch copies what it sends and spoils what it will write; the wait delivers. So a wait that is
+lost or comes too late changes numbers, which on real links it does only sometimes. Ranks that
+launch something else than their peers get an error that names both.
 """
 
 from __future__ import annotations
@@ -295,7 +296,9 @@ def _create(prefix_store: Any, rank: int, size: int, timeout: Any) -> TurnsGroup
 
 
 def on_ranks(size: int, body: Callable[[int], Any]) -> list[Any]:
-    """``body(rank)`` on ``size`` ranks, the default group initialised: results or exceptions, by rank."""
+    """``body(rank)`` on ``size`` ranks, the default group initialised: results or exceptions, by
+    rank.
+    """
     turns, store = Turns(size), dist.HashStore()
     Post.here = Post(turns)
 

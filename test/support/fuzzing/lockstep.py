@@ -1,7 +1,7 @@
 """Run the graphs of all ranks in this process, with true numbers: for tests of passes.
 
-Each rank has a graph of its own, so that a pass which decided differently on one of them is seen as what
-it would be on a machine: a hang, or a mix of collectives that do not match.
+Each rank has a graph of its own, so that a pass which decided differently on one of them is seen as
+what it would be on a machine: a hang, or a mix of collectives that do not match.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def run_in_lockstep(
 ) -> list[Any]:
     """Run the ranks' graphs in lockstep, and return what each rank's graph returns for its inputs.
 
-    ``graphs`` has a graph per rank, ``inputs`` its placeholders' values (local shapes), ``groups`` the
-    ranks of each group by name; the default is one group ``"0"`` of all. Knows all_gather, all_reduce,
-    reduce_scatter, all_to_all, broadcast and DTensor's shard_dim_alltoall. Raises LockstepError if ranks
-    of a group launch different collectives, and where they would hang.
+    ``graphs`` has a graph per rank, ``inputs`` its placeholders' values (local shapes), ``groups``
+    the ranks of each group by name; the default is one group ``"0"`` of all. Knows all_gather,
+    all_reduce, reduce_scatter, all_to_all, broadcast and DTensor's shard_dim_alltoall. Raises
+    LockstepError if ranks of a group launch different collectives, and where they would hang.
     """
     groups = groups or {"0": range(len(graphs))}
     ranks = [_run(graph, given) for graph, given in zip(graphs, inputs, strict=True)]
@@ -87,7 +87,9 @@ def _run(graph: fx.Graph, given: Sequence[Any]) -> _Rank:
 
 
 def _collective(calls: Sequence[tuple[fx.Node, tuple[Any, ...]]]) -> list[Any]:
-    """What each rank's launch returns; a coalesced one returns a tensor for each that it is given."""
+    """What each rank's launch returns; a coalesced one returns a tensor for each that it is
+    given.
+    """
     if not isinstance(calls[0][1][0], (list, tuple)):
         return _of_one(calls)
     if len({len(args[0]) for _, args in calls}) > 1:

@@ -31,7 +31,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def load(tensor: torch.Tensor, index: Value) -> torch.Tensor:
-    """Elements at ``index``; lowered 16-bit types compute in 32 bits. Masked lookups may leave the memory."""
+    """Elements at ``index``; lowered 16-bit types compute in 32 bits. Masked lookups may leave
+    the memory.
+    """
     flat = _flat(tensor)
     value = flat[torch.as_tensor(index).clamp(0, max(len(flat) - 1, 0))]
     return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
@@ -48,7 +50,9 @@ def store(
 
 
 def reduce(kind: str, dtype: torch.dtype, value: Value, shape: Sequence[int], dims: int) -> Any:
-    """``value`` over a loop of ``shape``, reduced over its last ``dims`` dimensions, which stay with size 1."""
+    """``value`` over a loop of ``shape``, reduced over its last ``dims`` dimensions, which stay
+    with size 1.
+    """
     outer = len(shape) - dims
 
     def rows(part: Value) -> torch.Tensor:

@@ -13,7 +13,9 @@ _HEAD = 2
 
 @dataclass
 class _Blocks:
-    """Blocks on values [batch, width]; ``ranks`` share a tensor-parallel layer, 1 without a plan."""
+    """Blocks on values [batch, width]; ``ranks`` share a tensor-parallel layer, 1 without a
+    plan.
+    """
 
     draft: Draft
     batch: int

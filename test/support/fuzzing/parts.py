@@ -1,7 +1,8 @@
-"""Programs for cutting into parts, drawn from a number: products, sums, norms, views, look-ups, tokens for
-experts and collectives, forward and backward.
+"""Programs for cutting into parts, drawn from a number: products, sums, norms, views, look-ups,
+tokens for experts and collectives, forward and backward.
 
-``exact`` ones keep to small whole numbers, of which every sum is exact in any order; the others take what numbers come.
+``exact`` ones keep to small whole numbers, of which every sum is exact in any order; the others
+take what numbers come.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class Reduced(torch.autograd.Function):
 
 
 def drawn(number: int, exact: bool) -> Program:
-    """The program of a number: some of its values, and in half of the programs gradients as well."""
+    """The program of a number: some of its values, and in half of the programs gradients as
+    well.
+    """
 
     def program(*inputs: Tensor) -> list[Tensor]:
         choose = random.Random(number)
@@ -108,7 +111,8 @@ class _Done(Exception):
 def halves(
     function: Callable[..., Tensor], dtype: torch.dtype, change: Callable[[fx.Graph], None]
 ) -> tuple[fx.Graph, fx.Graph]:
-    """Forward and backward graph as AOTAutograd makes them of the joint graph, once ``change`` was made to that.
+    """Forward and backward graph as AOTAutograd makes them of the joint graph, once ``change`` was
+    made to that.
 
     Nothing is run: a fake group brings no counts of tokens.
     """
@@ -137,7 +141,9 @@ def halves(
 def step_of(
     graphs: tuple[fx.Graph, fx.Graph], inputs: list[list[Tensor]], tangent: Tensor
 ) -> list[Tensor]:
-    """Result of the forward graph that is the function's, and of the backward graph, of all ranks."""
+    """Result of the forward graph that is the function's, and of the backward graph, of all
+    ranks.
+    """
     forward, backward = graphs
     made = run_in_lockstep([forward] * RANKS, inputs)
     names = [str(value) for value in forward.output_node().args[0]]  # type: ignore[union-attr]

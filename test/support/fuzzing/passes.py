@@ -1,4 +1,6 @@
-"""Run a program of functional collectives as traced, and after the passes under each set of options."""
+"""Run a program of functional collectives as traced, and after the passes under each set of
+options.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NAMES = {"c10d": torch.ops._c10d_functional, "wait": wait}
 
 
 def execute(program: Program) -> Verdict:
-    """The verdict on the passes: each rank's outputs and inputs after, against the graph as traced."""
+    """The verdict on the passes: each rank's outputs and inputs after, against the graph as
+    traced.
+    """
     with fake_group(program.ranks):
         try:
             graph, groups = traced(program)
@@ -57,7 +61,9 @@ def execute(program: Program) -> Verdict:
 
 
 def traced(program: Program) -> tuple[fx.Graph, dict[str, Group]]:
-    """The program's graph, with symbolic sizes if it is dynamic, and the ranks of its groups by name."""
+    """The program's graph, with symbolic sizes if it is dynamic, and the ranks of its groups by
+    name.
+    """
     mesh = init_device_mesh("cpu", program.mesh)
     names = [group.group_name for group in mesh.get_all_groups()]
     step = namespace(program, "graph", more={**NAMES, "GROUPS": names})["step"]

@@ -1,4 +1,6 @@
-"""A random program as data: it prints as Python, it can be cut down, and it draws its own inputs."""
+"""A random program as data: it prints as Python, it can be cut down, and it draws its own
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ ROWS = "n"  # in a shape: a size that is another one in the second call of a dyn
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """``placements`` as Python text, or "" for a plain tensor; ``spread``: each rank has other values.
+    """``placements`` as Python text, or "" for a plain tensor; ``spread``: each rank has other
+    values.
 
-    ``shape`` is global for a DTensor. ``dtype`` is a name in torch; integers are small and positive.
+    ``shape`` is global for a DTensor. ``dtype`` is a name in torch; integers are small and
+    positive.
     """
 
     name: str
@@ -45,10 +49,11 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One line: ``{0}``, ``{1}`` in ``text`` stand for ``operands``, names of inputs or earlier targets.
+    """One line: ``{0}``, ``{1}`` in ``text`` stand for ``operands``, names of inputs or earlier
+    targets.
 
-    ``target`` is empty for a line that works by its effect. ``whole`` is the same line on one device,
-    where it differs; None if there is none.
+    ``target`` is empty for a line that works by its effect. ``whole`` is the same line on one
+    device, where it differs; None if there is none.
     """
 
     target: str
@@ -64,7 +69,9 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A submodule: its constructor and the part of a tensor-parallel plan for it, as Python text."""
+    """A submodule: its constructor and the part of a tensor-parallel plan for it, as Python
+    text.
+    """
 
     name: str
     text: str
@@ -73,7 +80,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """``kind`` says how it is run (see ``execute``); ``mesh`` are its sizes; ``settings`` go to the compile."""
+    """``kind`` says how it is run (see ``execute``); ``mesh`` are its sizes; ``settings`` go to
+    the compile.
+    """
 
     kind: str
     seed: int
@@ -113,7 +122,9 @@ class Program:
         return all(statement.whole is not None for statement in self.statements)
 
     def source(self, whole: bool = False) -> str:
-        """``step(mesh, ...)``, or for a module ``build(mesh)`` besides; on one device with ``whole``."""
+        """``step(mesh, ...)``, or for a module ``build(mesh)`` besides; on one device with
+        ``whole``.
+        """
         names = ", ".join(given.name for given in self.inputs)
         body = [statement.line(whole) for statement in self.statements]
         body.append(f"return {', '.join(self.outputs)},")

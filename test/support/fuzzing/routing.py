@@ -42,7 +42,9 @@ def counted(keys: Tensor, choose: random.Random) -> Tensor:
 
 
 def routed(x: Tensor, w: Tensor, ranks: int, seed: int) -> Tensor:
-    """Each of the tokens of ``x`` [n, n] through ``TOP`` of ``EXPERTS`` experts of ``w`` [n, n], a share of them on each rank."""
+    """Each of the tokens of ``x`` [n, n] through ``TOP`` of ``EXPERTS`` experts of ``w`` [n, n],
+    a share of them on each rank.
+    """
     choose = random.Random(seed)
     n, each = len(x), EXPERTS // ranks
     chosen = (x.detach()[:, :TOP].long() % EXPERTS).abs()

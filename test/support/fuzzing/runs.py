@@ -24,7 +24,9 @@ def add(
     summed: Iterable[str],
     **more: Callable[[list[Run]], Any],
 ) -> None:
-    """Put a run into the file in place of one of the same key; sum up ``summed``, and make ``more`` of all runs."""
+    """Put a run into the file in place of one of the same key; sum up ``summed``, and make
+    ``more`` of all runs.
+    """
     record = json.loads(path.read_text()) if path.exists() else {"runs": []}
     others = [each for each in record["runs"] if key(each) != key(run)]
     runs = sorted([*others, run], key=lambda each: (int(each["seed"]), each["commit"]))

@@ -1,9 +1,10 @@
-"""Run one graph for all ranks on plain tensors, as late as a link may be: results arrive at the wait.
+"""Run one graph for all ranks on plain tensors, as late as a link may be: results arrive at the
+wait.
 
-Until its wait, what a launch writes is poison, and what it reads is read: a gather takes what its input
-holds when it is waited for, as a copy engine may. An all_reduce copies its input first, in eager mode and in
-Inductor's code. So a wait that is lost, a read before it and a write to what is still being sent all
-change numbers, here always and on a machine sometimes.
+Until its wait, what a launch writes is poison, and what it reads is read: a gather takes what its
+input holds when it is waited for, as a copy engine may. An all_reduce copies its input first, in
+eager mode and in Inductor's code. So a wait that is lost, a read before it and a write to what is
+still being sent all change numbers, here always and on a machine sometimes.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _launch(
     results: Values,
     coming: Coming,
 ) -> None:
-    """Put what the ranks of one group will get into ``results``, poisoned, and its arrival into ``coming``."""
+    """Put what the ranks of one group will get into ``results``, poisoned, and its arrival into
+    ``coming``.
+    """
     what, rest = kind(node), calls[0][1:]
     listed = isinstance(calls[0][0], list)
     sent = [calls[rank][0] if listed else [calls[rank][0]] for rank in members]

@@ -1,7 +1,8 @@
 """Ranks as threads that take turns: one runs until it must wait for another.
 
-So a compile never runs beside anything else (torch traces with flags of the whole process), every run
-of a program is the same run, and ranks that wait for each other are found at once, without a clock.
+So a compile never runs beside anything else (torch traces with flags of the whole process), every
+run of a program is the same run, and ranks that wait for each other are found at once, without a
+clock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ class Hang(Exception):
 
 
 class Turns:
-    """``size`` threads, one of which runs at a time. ``of_thread()`` is the number of the caller's."""
+    """``size`` threads, one of which runs at a time. ``of_thread()`` is the number of the
+    caller's.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -100,7 +100,9 @@ def _of_known_size(sizes: tuple[int, ...], dim: int) -> list[tuple[str, Shape]]:
 
 
 def write(draft: Draft, mesh_dims: int) -> None:
-    """In place on a fresh tensor, or on an input that needs no gradient; through a view now and then."""
+    """In place on a fresh tensor, or on an input that needs no gradient; through a view now and
+    then.
+    """
     value = draft.any()
     shape = draft.shapes[value]
     plain = [given.name for given in draft.inputs if not given.grad and given.shape == shape]
@@ -113,6 +115,7 @@ def write(draft: Draft, mesh_dims: int) -> None:
         own, whole = draft.add("{0} * 1", [value], shape), ""
     texts = _WRITES
     if shape and draft.choose.random() < 0.4:
-        # A part along a sharded dimension is a copy, in eager mode too: one device has another result.
+        # A part along a sharded dimension is a copy, in eager mode too: one device has another
+        # result.
         texts, whole = _WRITES_THROUGH + _WRITES_THROUGH_TWO * (len(shape) > 1), None
     draft.effect(draft.choose.choice(texts), [own, draft.like(shape)], whole)

@@ -1,7 +1,8 @@
-"""Inductor on the CPU without a C++ compiler: its own lowering, fusions, order and wrapper, kernels in Python.
+"""Inductor on the CPU without a C++ compiler: its own lowering, fusions, order and wrapper, kernels
+in Python.
 
-What is generated is a module as always, so that compile caches, the order of calls and the reuse of buffers are
-Inductor's own. Private names seen in torch 2.13.
+What is generated is a module as always, so that compile caches, the order of calls and the reuse of
+buffers are Inductor's own. Private names seen in torch 2.13.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def _text(value: Any) -> str:
 class PythonKernels(CppScheduling):
     """Inductor's scheduling for the CPU; a fused node becomes a Python function.
 
-    Its loops run one after another, so none may write over what a later one reads: no buffer is updated in place.
+    Its loops run one after another, so none may write over what a later one reads: no buffer is
+    updated in place.
     """
 
     backend_features = OrderedSet([common.BackendFeature.REDUCE_TO_SINGLE_ELEMENT])

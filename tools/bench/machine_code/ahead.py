@@ -1,8 +1,8 @@
 """Compile the kernels ahead of time, for a GPU that need not be here, and read what came out.
 
-What a test without a GPU can know of machine code: whether loads of gathered data stay behind their waits and
-stores before their signals, spills, registers, shared memory, tensor-core and vector instructions. ``gate``
-turns that into problems.
+What a test without a GPU can know of machine code: whether loads of gathered data stay behind their
+waits and stores before their signals, spills, registers, shared memory, tensor-core and vector
+instructions. ``gate`` turns that into problems.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TENSOR_CORES = re.compile(r"\b(HGMMA|HMMA|IMMA|UTCHMMA|UTCQMMA|UTCMMA)\b")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One kernel to compile: argument types (``*bf16``, ``i32`` ...), constants, and what it promises.
+    """One kernel to compile: argument types (``*bf16``, ``i32`` ...), constants, and what it
+    promises.
 
     ``aligned`` arguments are multiples of 16, as torch's allocations and good shapes are.
     """
@@ -46,7 +47,9 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a compiled kernel. ``narrow_loads`` are loads of 16 bits or fewer from global memory."""
+    """Facts of a compiled kernel. ``narrow_loads`` are loads of 16 bits or fewer from global
+    memory.
+    """
 
     name: str
     capability: int

@@ -1,9 +1,10 @@
-"""Checks for compiled code that loads what peers have sent before the wait for it, or signals before it has stored.
+"""Checks for compiled code that loads what peers have sent before the wait for it, or signals
+before it has stored.
 
-Two kinds of kernel wait. A product waits for each tile: its loop over tiles holds waits and loads, and
-Triton's pipeliner may start a copy an iteration early. A sum over ranks waits once or twice, and then reads
-what lies behind the addresses of its peers. For either, order is read from TTGIR, after the pipeliner, and
-from machine code.
+Two kinds of kernel wait. A product waits for each tile: its loop over tiles holds waits and loads,
+and Triton's pipeliner may start a copy an iteration early. A sum over ranks waits once or twice,
+and then reads what lies behind the addresses of its peers. For either, order is read from TTGIR,
+after the pipeliner, and from machine code.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ TILE_LOAD = re.compile(r"tt\.load .*tensor<\d+x\d+x")
 ROW_LOAD = re.compile(r"tt\.load (%\w+)\b.*tensor<")
 LOOP = re.compile(r"^\s*(?:%\S+ = )?scf\.(?:for|while)\b")
 ACQUIRE = re.compile(r"tt\.atomic_rmw .*acquire|inline_asm.*acquire")
-# One flag is read by a load; several by atomics, whose results are kept: those that signal drop theirs.
+# One flag is read by a load; several by atomics, whose results are kept: those that signal drop
+# theirs.
 ACQUIRING_READ = re.compile(r"\bLD\S*\.STRONG\.SYS\b|\bATOMG?\.E\.ADD\S*\.STRONG\.SYS PT, R\d")
 SIGNAL = re.compile(r"tt\.atomic_rmw .*\b(?:release|acq_rel)\b")
 STORE, BARRIER = re.compile(r"tt\.store (%\w+)\b.*tensor<"), re.compile(r"\b(?:gpu|ttg)\.barrier\b")
@@ -27,7 +29,9 @@ CARRIED = re.compile(r"(%\w+) = (%\w+)")
 
 
 def hoisted_load(ttgir: str, sass: str) -> str:
-    """Tell why a load of what peers have sent may run before its wait; "" if none may, or if nothing waits."""
+    """Tell why a load of what peers have sent may run before its wait; "" if none may, or if
+    nothing waits.
+    """
     lines, code = ttgir.splitlines(), sass.splitlines()
     acquires = [n for n, line in enumerate(lines) if ACQUIRE.search(line)]
     if not acquires:
@@ -41,8 +45,8 @@ def hoisted_load(ttgir: str, sass: str) -> str:
 def early_signal(ttgir: str) -> str:
     """Tell why a flag may be set before what it stands for is stored; "" if none may.
 
-    One thread sets the flag, and releases what it has written itself: a barrier must stand before it. And what
-    is stored at a peer, or for a peer, must have a signal behind it.
+    One thread sets the flag, and releases what it has written itself: a barrier must stand before
+    it. And what is stored at a peer, or for a peer, must have a signal behind it.
     """
     last = ""
     lines = ttgir.splitlines()
@@ -65,8 +69,9 @@ def early_signal(ttgir: str) -> str:
 def _hoisted_tile(lines: list[str], acquires: list[int], loads: list[int]) -> str:
     """The wait and the loads stand in one loop over tiles.
 
-    If that loop itself is pipelined, it carries copies from one iteration to the next: they were started
-    before the wait of the tile they belong to. Otherwise it is enough that the wait comes first in its body.
+    If that loop itself is pipelined, it carries copies from one iteration to the next: they were
+    started before the wait of the tile they belong to. Otherwise it is enough that the wait comes
+    first in its body.
     """
     if loads[0] < acquires[0]:
         return f"a tile is loaded before the first wait (TTGIR line {loads[0] + 1})"
@@ -126,7 +131,9 @@ def _copied_early(code: list[str]) -> str:
 
 
 def _read_early(code: list[str]) -> str:
-    """Before the first wait a rank copies its own input: as many loads as stores, and none beyond."""
+    """Before the first wait a rank copies its own input: as many loads as stores, and none
+    beyond.
+    """
     waits = [n for n, line in enumerate(code) if ACQUIRING_READ.search(line)]
     if not waits:
         return "machine code has no acquiring read"
@@ -142,7 +149,9 @@ def _read_early(code: list[str]) -> str:
 
 
 def _loops(lines: list[str]) -> list[tuple[int, int]]:
-    """First and last line of every loop; MLIR prints the end of a region at the indent of its op."""
+    """First and last line of every loop; MLIR prints the end of a region at the indent of its
+    op.
+    """
     found, unfinished = [], []
     for number, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())

@@ -1,4 +1,6 @@
-"""A script that knows nothing of us: one process, a class with an evil name, a recompile, a crash."""
+"""A script that knows nothing of us: one process, a class with an evil name, a recompile, a
+crash.
+"""
 
 import os
 import signal

@@ -44,7 +44,9 @@ def test_handlers_are_put_back():
 
 
 def launcher(code, *, tail=""):
-    """A process that runs ``code`` as we run a script, says its exit status, and then runs ``tail``."""
+    """A process that runs ``code`` as we run a script, says its exit status, and then runs
+    ``tail``.
+    """
     body = f"""
 import os, signal, sys, time
 from dynamo_dist.cli.explain import end_like, running

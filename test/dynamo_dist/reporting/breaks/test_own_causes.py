@@ -13,7 +13,9 @@ SOURCES = Path(dynamo_dist.__file__).parent
 
 
 def kinds():
-    """The first argument of each call of ``graph_break``, the fourth of ``traced_apart``; names looked up."""
+    """The first argument of each call of ``graph_break``, the fourth of ``traced_apart``; names
+    looked up.
+    """
     found = set()
     for path in SOURCES.rglob("*.py"):
         tree = ast.parse(path.read_text())

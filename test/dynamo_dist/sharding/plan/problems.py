@@ -34,7 +34,9 @@ def op(text, inputs, upstream, output, **more):
 
 
 def chain(length, upstream="R", source="S0"):
-    """A source, ``length`` pointwise steps that upstream runs on ``upstream``, and an output pinned to S0."""
+    """A source, ``length`` pointwise steps that upstream runs on ``upstream``, and an output
+    pinned to S0.
+    """
     steps = [op("aten.sin.default(*)", (Ref(-1),), [upstream], upstream)]
     steps += [op("aten.sin.default(*)", (Ref(i),), [upstream], upstream) for i in range(length - 1)]
     pin = Step(

@@ -1,4 +1,5 @@
-"""One rank of ``test_ranks.py``: programs in eager and with every placement re-solved, side by side.
+"""One rank of ``test_ranks.py``: programs in eager and with every placement re-solved, side by
+side.
 
 Double precision, so that what differs is a mistake. Four ranks.
 """

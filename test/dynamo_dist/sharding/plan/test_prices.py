@@ -1,4 +1,6 @@
-"""Everyone who asks what work takes gets the same answer: planner, scheduler, simulator, imports."""
+"""Everyone who asks what work takes gets the same answer: planner, scheduler, simulator,
+imports.
+"""
 
 import dataclasses
 

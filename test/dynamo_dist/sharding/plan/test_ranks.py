@@ -1,4 +1,6 @@
-"""The programs of ``ranks_worker.py`` on four real ranks: planned as in eager, values and gradients."""
+"""The programs of ``ranks_worker.py`` on four real ranks: planned as in eager, values and
+gradients.
+"""
 
 from pathlib import Path
 

@@ -43,7 +43,9 @@ def alone(make):
 
 
 def mixed(values, mesh):
-    """Plain ones are a tensor of its own on each rank: what is written to is written once a rank."""
+    """Plain ones are a tensor of its own on each rank: what is written to is written once a
+    rank.
+    """
     return [
         LocalTensor({rank: each.clone() for rank in range(mesh.size())})
         if at % 2
@@ -133,7 +135,9 @@ def test_compiled_it_gives_eagers_numbers(mesh, how):
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_one_list_of_weights_on_several_meshes(compiled):
-    """Experts have a mesh of their own; a list of them and of other weights is a list of each mesh."""
+    """Experts have a mesh of their own; a list of them and of other weights is a list of each
+    mesh.
+    """
 
     def stepped(**how):
         weights = [

@@ -1,4 +1,6 @@
-"""Lists whose entries lie alike are run on local tensors: the second time, and with torch's results."""
+"""Lists whose entries lie alike are run on local tensors: the second time, and with torch's
+results.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""The loss of labels of which ranks have unequally many that count: to ignore, or of classes with weights."""
+"""The loss of labels of which ranks have unequally many that count: to ignore, or of classes
+with weights.
+"""
 
 import itertools
 

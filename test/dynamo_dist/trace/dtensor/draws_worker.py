@@ -1,4 +1,6 @@
-"""Compiled dropout on real gloo ranks: replicas equal, again in the backward and in a checkpoint; exits with 1 if not."""
+"""Compiled dropout on real gloo ranks: replicas equal, again in the backward and in a
+checkpoint; exits with 1 if not.
+"""
 
 import torch
 import torch.distributed as dist

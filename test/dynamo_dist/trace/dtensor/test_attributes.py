@@ -1,4 +1,6 @@
-"""hasattr and getattr with a default answer as eager does, on inputs, parameters and intermediates."""
+"""hasattr and getattr with a default answer as eager does, on inputs, parameters and
+intermediates.
+"""
 
 import pytest
 import torch

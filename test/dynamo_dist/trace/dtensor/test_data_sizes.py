@@ -1,4 +1,6 @@
-"""DTensors as large as the data says: a break that names the operation, and eager mode's results around it."""
+"""DTensors as large as the data says: a break that names the operation, and eager mode's results
+around it.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Draws of DTensors on the CPU, compiled: the numbers that eager mode draws, which are torch's own."""
+"""Draws of DTensors on the CPU, compiled: the numbers that eager mode draws, which are torch's
+own.
+"""
 
 import pytest
 import torch
@@ -38,7 +40,9 @@ LAYOUTS = {"shards": [Shard(0), Shard(1)], "replicas": [Replicate(), Replicate()
 
 
 def on_a_rank(function, placements, backend=None, rank=2):
-    """Local result, local gradient and the generator's state afterwards; rows and columns are uneven."""
+    """Local result, local gradient and the generator's state afterwards; rows and columns are
+    uneven.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
     try:
         torch._dynamo.reset()

@@ -1,4 +1,6 @@
-"""Draws of DTensors on CUDA, in graphs of fake tensors: each shard at its own offset, drawn once."""
+"""Draws of DTensors on CUDA, in graphs of fake tensors: each shard at its own offset, drawn
+once.
+"""
 
 import operator
 
@@ -39,7 +41,9 @@ def tracker(monkeypatch):
 
 
 def draws(function, rank, shape, placements, local):
-    """Start and end of every draw in the graph of ``function`` on one of 8 ranks of a mesh of ``shape``."""
+    """Start and end of every draw in the graph of ``function`` on one of 8 ranks of a mesh of
+    ``shape``.
+    """
     found = []
 
     def show(graph, inputs):

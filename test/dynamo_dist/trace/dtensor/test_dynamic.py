@@ -82,7 +82,9 @@ def test_what_is_looked_up_in_sharded_rows_has_the_length_of_its_indices():
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_heads_stay_sharded_where_a_view_joins_them_with_the_batch(requires_grad):
-    """As attention by matrix products does: heads lie in the joined dimension once for each batch."""
+    """As attention by matrix products does: heads lie in the joined dimension once for each
+    batch.
+    """
 
     def joined(d):
         y = d.view(-1, d.shape[2], d.shape[3])

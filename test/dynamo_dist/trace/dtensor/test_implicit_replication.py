@@ -1,4 +1,6 @@
-"""``with implicit_replication():`` inside and around the compiled function: eager's result or eager's refusal."""
+"""``with implicit_replication():`` inside and around the compiled function: eager's result or
+eager's refusal.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Operators that make plain tensors inside, traced: no error where eager has none, and the same numbers."""
+"""Operators that make plain tensors inside, traced: no error where eager has none, and the same
+numbers.
+"""
 
 import logging
 

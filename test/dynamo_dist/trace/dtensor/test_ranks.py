@@ -1,4 +1,6 @@
-"""The programs of ``ranks_worker.py`` on four real ranks, where a collective that is lost changes values."""
+"""The programs of ``ranks_worker.py`` on four real ranks, where a collective that is lost
+changes values.
+"""
 
 from pathlib import Path
 

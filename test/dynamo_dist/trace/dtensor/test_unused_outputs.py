@@ -1,4 +1,6 @@
-"""Backward through some of a graph's DTensor outputs: the gradients are eager's, and nothing is sent for the rest."""
+"""Backward through some of a graph's DTensor outputs: the gradients are eager's, and nothing is
+sent for the rest.
+"""
 
 import pytest
 import torch

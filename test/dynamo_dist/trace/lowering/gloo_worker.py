@@ -1,4 +1,5 @@
-"""``gloo_worker.py FOLDER [BACKEND]``: one of four gloo ranks, which run every program, eager and compiled.
+"""``gloo_worker.py FOLDER [BACKEND]``: one of four gloo ranks, which run every program, eager and
+compiled.
 
 Each writes ``rank<r>.json``: program -> "" or what differs from eager.
 """

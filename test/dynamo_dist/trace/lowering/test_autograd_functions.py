@@ -1,4 +1,6 @@
-"""Tensor parallelism by hand: autograd functions that reduce in place, forward and backward, around views of values."""
+"""Tensor parallelism by hand: autograd functions that reduce in place, forward and backward,
+around views of values.
+"""
 
 import pytest
 import torch

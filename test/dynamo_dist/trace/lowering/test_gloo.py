@@ -1,4 +1,6 @@
-"""The programs of ``gloo_programs`` on four real ranks: on each, compiled gives what eager gives."""
+"""The programs of ``gloo_programs`` on four real ranks: on each, compiled gives what eager
+gives.
+"""
 
 import json
 from pathlib import Path

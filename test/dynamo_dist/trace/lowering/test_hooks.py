@@ -1,4 +1,6 @@
-"""Collectives in hooks of tensors: in the same graph, though nothing is known of a gradient's strides there."""
+"""Collectives in hooks of tensors: in the same graph, though nothing is known of a gradient's
+strides there.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,9 @@ def sent_from_the_root(grad):
 
 
 def may_write_to_its_gradient():
-    """Return whether this torch traces hooks that write to what they are given; from 2.15 on it breaks there."""
+    """Return whether this torch traces hooks that write to what they are given; from 2.15 on it
+    breaks there.
+    """
 
     def program(x):
         y = x.sin()

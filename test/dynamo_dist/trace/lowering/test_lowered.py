@@ -1,4 +1,6 @@
-"""Programs through Inductor's lowering, as each rank of two sees them: every launch after another one."""
+"""Programs through Inductor's lowering, as each rank of two sees them: every launch after
+another one.
+"""
 
 import pytest
 import torch

@@ -34,7 +34,9 @@ PROGRAMS = {
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_there_is_a_gradient(enabled, program, ranks):
-    """For each number of ranks: upstream counts arguments, of which these have as many as there are ranks."""
+    """For each number of ranks: upstream counts arguments, of which these have as many as there
+    are ranks.
+    """
     results = []
     with fake_mesh(ranks) as mesh:
         for wrap in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)):
@@ -47,7 +49,9 @@ def test_there_is_a_gradient(enabled, program, ranks):
 
 
 class Total(torch.autograd.Function):
-    """Any number of tensors, summed over the ranks; in the other style the context comes afterwards."""
+    """Any number of tensors, summed over the ranks; in the other style the context comes
+    afterwards.
+    """
 
     @staticmethod
     def forward(ctx, group, *tensors):

@@ -255,7 +255,9 @@ def test_a_work_from_outside_is_waited_for(mesh, enabled):
 
 
 def test_a_work_leaves_a_graph_that_is_not_the_whole_function(mesh, enabled):
-    """Dynamo then looks at every frame that runs until the function returns, those of the Work too."""
+    """Dynamo then looks at every frame that runs until the function returns, those of the Work
+    too.
+    """
 
     def launches(x, breaks):
         x = x.clone()

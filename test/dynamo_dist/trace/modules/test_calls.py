@@ -1,4 +1,6 @@
-"""The hooks of a compiled module stand in its graph; the states that FSDP2 keeps recompile nothing."""
+"""The hooks of a compiled module stand in its graph; the states that FSDP2 keeps recompile
+nothing.
+"""
 
 import functools
 
@@ -62,7 +64,9 @@ def in_place(model, compile):
 
 @pytest.mark.parametrize("how", [wrapped, in_place])
 def test_a_model_that_is_sharded_after_its_compile_is_one_graph(how):
-    """As accelerate does it: blocks, a list of modules, and last what ``torch.compile`` has returned."""
+    """As accelerate does it: blocks, a list of modules, and last what ``torch.compile`` has
+    returned.
+    """
     graphs = []
 
     def backend(graph, inputs):

@@ -1,4 +1,6 @@
-"""FSDP2 and DDP modules as they are, in one graph: gathers, averages, guards, and what stays as it was."""
+"""FSDP2 and DDP modules as they are, in one graph: gathers, averages, guards, and what stays as
+it was.
+"""
 
 import pytest
 import torch
@@ -96,7 +98,8 @@ def test_a_model_is_one_graph_each_way_and_stays_what_it_was(mesh):
     before = snapshot(model)
     function, graphs = compiled(model)
     function(torch.ones(2, 8)).sum().backward()
-    # 2 x 4, and 2 of the root: the tied one once. Backward needs the weights of blocks again, not biases.
+    # 2 x 4, and 2 of the root: the tied one once. Backward needs the weights of blocks again, not
+    # biases.
     assert graphs.counts[0] == {"all_gather_into_tensor": 10}
     assert graphs.counts[1] == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 10}
     assert snapshot(model) == before
@@ -200,7 +203,9 @@ def test_a_compiled_block_under_an_eager_root_is_left_to_the_root(mesh):
 
 
 def test_a_module_whose_compile_enables_the_plugin(mesh):
-    """``backend="dynamo_dist"`` enables where it is looked up, and that is within ``Module.compile``."""
+    """``backend="dynamo_dist"`` enables where it is looked up, and that is within
+    ``Module.compile``.
+    """
     model = sharded(Model(), mesh["tp"])
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

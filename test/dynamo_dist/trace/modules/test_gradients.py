@@ -1,4 +1,6 @@
-"""``torch.autograd.grad`` inside a compiled function: in its graph, or after a break that says why."""
+"""``torch.autograd.grad`` inside a compiled function: in its graph, or after a break that says
+why.
+"""
 
 import pytest
 import torch

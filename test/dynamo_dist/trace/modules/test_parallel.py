@@ -1,4 +1,6 @@
-"""What DDP and FSDP2 modules ask for and a graph cannot hold breaks with a fix, and the fixes work."""
+"""What DDP and FSDP2 modules ask for and a graph cannot hold breaks with a fix, and the fixes
+work.
+"""
 
 import pytest
 import torch

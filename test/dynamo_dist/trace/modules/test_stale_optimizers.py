@@ -1,4 +1,6 @@
-"""An optimizer made before ``fully_shard`` is named once; those made after it, or of others, are not."""
+"""An optimizer made before ``fully_shard`` is named once; those made after it, or of others, are
+not.
+"""
 
 import logging
 

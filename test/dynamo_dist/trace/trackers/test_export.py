@@ -1,4 +1,6 @@
-"""``torch.export`` of programs with meshes and placements: as upstream exports them, trackers or not."""
+"""``torch.export`` of programs with meshes and placements: as upstream exports them, trackers or
+not.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Placements inside compiled functions: text, hash, copies, and placements that leave the function."""
+"""Placements inside compiled functions: text, hash, copies, and placements that leave the
+function.
+"""
 
 import copy
 

@@ -1,4 +1,6 @@
-"""Process groups inside compiled functions: eager's values, and a guard for each value that is used."""
+"""Process groups inside compiled functions: eager's values, and a guard for each value that is
+used.
+"""
 
 import functools
 

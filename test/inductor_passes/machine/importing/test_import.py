@@ -1,4 +1,6 @@
-"""Measurements in, predictions out: what was measured counts, and bad files are refused in one line."""
+"""Measurements in, predictions out: what was measured counts, and bad files are refused in one
+line.
+"""
 
 import gzip
 import json

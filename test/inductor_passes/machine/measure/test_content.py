@@ -42,7 +42,9 @@ def on_one_host():
 
 
 def on_two_hosts():
-    """Four ranks: a step within a host takes 10 us and across 40; 2 GB/s within, a link of 0.5 GB/s a rank."""
+    """Four ranks: a step within a host takes 10 us and across 40; 2 GB/s within, a link of 0.5
+    GB/s a rank.
+    """
     tables = {}
     for shape, gather, reduce, rate in (
         (GroupShape(2, 1), 100.0, 110.0, 2e3),

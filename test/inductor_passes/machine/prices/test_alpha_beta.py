@@ -13,8 +13,8 @@ MB = 1_000_000
 ONE_NODE = GroupShape(4, 1)
 FOUR_NODES = GroupShape(16, 4)
 
-# Bus bandwidth in GB/s of all_reduce on eight GPUs, in place, by payload in KiB, as Azure published it:
-# github.com/Azure/AI-benchmarking-guide, ND_H100_v5_results.md and ND_H200_v5_results.md.
+# Bus bandwidth in GB/s of all_reduce on eight GPUs, in place, by payload in KiB, as Azure published
+# it: github.com/Azure/AI-benchmarking-guide, ND_H100_v5_results.md and ND_H200_v5_results.md.
 PUBLISHED = {
     "h100x8": {1: 0.07, 1024: 43.70, 4096: 128.73, 8192: 172.13, 16384: 234.45, 32768: 295.53,
                65536: 361.78, 262144: 423.38, 1048576: 466.35, 8388608: 478.87},
@@ -63,7 +63,8 @@ class TestFormulas(TestCase):
         )
 
     def test_several_nodes(self):
-        # Rings: 12 steps within nodes, 3 between, and each node's four links carry the hop together.
+        # Rings: 12 steps within nodes, 3 between, and each node's four links carry the hop
+        # together.
         self.assertEqual(self.us("all_gather", FOUR_NODES), 5 + 12 + 9 + 15 * 125)
         self.assertEqual(self.us("reduce_scatter", FOUR_NODES), 5 + 12 + 9 + 15 / 16 * 125)
         # All pairs at once: 12 of 16 parts leave the node through the rank's own link.
@@ -135,7 +136,8 @@ class TestAgainstPublished(TestCase):
                 predicted = collective_us(
                     "all_reduce", payload, GroupShape(8, 1), load_topology(name)
                 )
-                # 8 MiB and more within 6%; small ones are set by the host and differ between the two.
+                # 8 MiB and more within 6%; small ones are set by the host and differ between the
+                # two.
                 tolerance = 0.06 if kib >= 8192 else 0.2
                 with self.subTest(name=name, kib=kib):
                     self.assertLess(abs(predicted / measured - 1), tolerance)

@@ -55,7 +55,9 @@ class TestMatrixProducts(TestCase):
 
 
 class TestConvolutions(TestCase):
-    """Forward: 2 x batch x output positions x elements of the weight. Each gradient costs the same."""
+    """Forward: 2 x batch x output positions x elements of the weight. Each gradient costs the
+    same.
+    """
 
     def gradients(self, transposed=False, groups=1):
         def forward(x, weight):

@@ -11,7 +11,9 @@ N = 1024  # float32 elements: 4 KiB
 
 
 def traffic(fn, *shapes, **options):
-    """``name: bytes read + bytes written``, ``kernel`` where one starts; nodes that do nothing left out."""
+    """``name: bytes read + bytes written``, ``kernel`` where one starts; nodes that do nothing
+    left out.
+    """
     lines = []
     for node, moved in graph_traffic(trace(fn, *shapes, **options)).items():
         if moved.read_bytes or moved.write_bytes or moved.starts_kernel:

@@ -147,14 +147,18 @@ def sum_and_exchange(x, w):
 
 
 def test_another_kind_of_launch_is_not_merged():
-    """The rank that plans may send its sum by an exchange; sizes that are symbols keep another one from it."""
+    """The rank that plans may send its sum by an exchange; sizes that are symbols keep another
+    one from it.
+    """
     graph, _ = numbered(sum_and_exchange, 8, dynamic=True)
     with pytest.raises(CannotFollowError, match="all_to_all float32 and reduce_scatter sum"):
         run_passes(graph, follow=plan(((0, 1), "all_to_all float32")))
 
 
 def wide_and_narrow(x, w):
-    """Under autocast one weight is read in float32 and another in bfloat16, which is gathered so."""
+    """Under autocast one weight is read in float32 and another in bfloat16, which is gathered
+    so.
+    """
     narrow = torch.ops.prims.convert_element_type(gather(x - 1), torch.bfloat16)
     return gather(x * 3) @ w, narrow @ w.bfloat16()
 

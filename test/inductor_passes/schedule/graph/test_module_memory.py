@@ -1,4 +1,6 @@
-"""What FSDP2's runtime would hold of a graph's gathers: a module's at once and the next one's ahead."""
+"""What FSDP2's runtime would hold of a graph's gathers: a module's at once and the next one's
+ahead.
+"""
 
 import torch
 from torch import nn

@@ -40,7 +40,9 @@ def dear_starts():
 
 
 def schedulers():
-    """With buckets of everything, where sums may be added in another order; and keeping every bit."""
+    """With buckets of everything, where sums may be added in another order; and keeping every
+    bit.
+    """
     yield ScheduleGraph(dear_starts()), {}
     yield ScheduleGraph(dear_starts(), exact=True), {"rtol": 0, "atol": 0}
 
@@ -61,7 +63,9 @@ def inputs(graph):
 
 
 def keep_tensors(graph):
-    """Meshes are inputs, and kept for backward, but no node computes with one; gradients may be absent."""
+    """Meshes are inputs, and kept for backward, but no node computes with one; gradients may be
+    absent.
+    """
     output = graph.output_node()
     meshes = graph.find_nodes(op="placeholder")
     meshes = [node for node in meshes if not isinstance(node.meta["val"], torch.Tensor)]

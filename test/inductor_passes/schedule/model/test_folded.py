@@ -21,7 +21,9 @@ LINK = ((1.0, 90.0), (2.0, 115.0), (16.0, 400.0), (64.0, 1330.0), (256.0, 5000.0
 
 
 def layered(count):
-    """About ``count`` nodes: backward layers of 40, with gathered weights, products, gradients scattered, a second group."""
+    """About ``count`` nodes: backward layers of 40, with gathered weights, products, gradients
+    scattered, a second group.
+    """
     layers = max(1, count // 40)
     nodes = [Node(f"shard_{i}", "input") for i in range(layers * 4)]
     nodes.append(Node("gradient", "input"))

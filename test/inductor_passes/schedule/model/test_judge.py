@@ -10,7 +10,9 @@ from inductor_passes.schedule.solver.solve import solve
 
 
 def two_gathers(copy_bytes_per_us=1e12):
-    """Two gathers of 1 MiB that two products read: 0 input; 1, 2 and 3, 4 gathers; 5, 6 products."""
+    """Two gathers of 1 MiB that two products read: 0 input; 1, 2 and 3, 4 gathers; 5, 6
+    products.
+    """
     return problem(
         node_input(),
         launch(0, size=4 * MIB), wait(1),

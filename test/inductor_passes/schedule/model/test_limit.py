@@ -20,7 +20,9 @@ def test_no_order_is_shorter(problem):
 
 
 def in_parts(problem, parts):
-    """Everything in parts, each with its share of the work, and launches with the whole floor of their tables."""
+    """Everything in parts, each with its share of the work, and launches with the whole floor of
+    their tables.
+    """
     nodes = []
     for node in problem.nodes:
         for part in range(parts):

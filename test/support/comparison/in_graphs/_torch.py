@@ -30,7 +30,9 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def quick_lowering() -> Iterator[None]:
-    """Inductor calls torch's kernels where it would have C++ compiled, and keeps nothing on disk."""
+    """Inductor calls torch's kernels where it would have C++ compiled, and keeps nothing on
+    disk.
+    """
     with config.patch(
         fallback_by_default=True,
         fx_graph_cache=False,
@@ -80,7 +82,9 @@ SAID = re.compile(
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Return whether an error, or one behind it, says what to do: Dynamo's own kinds of break, and this project's."""
+    """Return whether an error, or one behind it, says what to do: Dynamo's own kinds of break,
+    and this project's.
+    """
     while error is not None:
         if isinstance(error, (exc.Unsupported, exc.UserError)):
             return True

@@ -260,7 +260,9 @@ def strided_factor_asked(mesh, rank):
 
 @row()
 def sizes_asked(mesh, rank):
-    """``nbytes``, ``element_size``, ``stride``, ``is_contiguous``, ``untyped_storage().nbytes()``."""
+    """``nbytes``, ``element_size``, ``stride``, ``is_contiguous``,
+    ``untyped_storage().nbytes()``.
+    """
 
     def f(x):
         told = (x.nbytes, x.element_size(), x.stride(), x.is_contiguous(), x.dtype, x.device.type)

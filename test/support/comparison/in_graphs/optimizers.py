@@ -55,7 +55,9 @@ def clip_grad_norm_over_meshes(mesh, rank):
 
 @row(2, 2, trained=False)
 def clip_each_mesh_apart(mesh, rank):
-    """The norm of each mesh's parameters apart, then one of both, then ``clip_grads_with_norm_``."""
+    """The norm of each mesh's parameters apart, then one of both, then
+    ``clip_grads_with_norm_``.
+    """
     params = [_grads(mesh["dp"], Shard(0)), _grads(mesh["tp"], Shard(1))]
 
     def f(one, other):
@@ -173,7 +175,9 @@ def loss_scaled(mesh, rank):
 
 @row(trained=False)
 def subclass_state_written(mesh, rank):
-    """An optimizer's state whose local tensor is a tensor subclass that keeps half of the bytes, written."""
+    """An optimizer's state whose local tensor is a tensor subclass that keeps half of the bytes,
+    written.
+    """
     p = laid_out(mesh, [Shard(0)], 6, 4, grad=False)
     kept = DTensor.from_local(Halved.of(p.to_local()), mesh, [Shard(0)], run_check=False)
 

@@ -68,7 +68,9 @@ class _Draws(TorchDispatchMode):
 
 
 def expected(sample: Sample, differentiable: bool, filled: bool = True) -> Expected | None:
-    """None if one device cannot compute it either. Not ``filled``: the memory is as it was found."""
+    """None if one device cannot compute it either. Not ``filled``: the memory is as it was
+    found.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -94,7 +96,9 @@ def expected(sample: Sample, differentiable: bool, filled: bool = True) -> Expec
 def check(
     sample: Sample, reference: Expected, mesh: DeviceMesh, layout: Layout, differentiable: bool
 ) -> Outcome:
-    """Run the call with its tensors laid out so, on all ranks of ``mesh``; names the operator to blame."""
+    """Run the call with its tensors laid out so, on all ranks of ``mesh``; names the operator to
+    blame.
+    """
     outcome = _check(sample, reference, mesh, layout, differentiable)
     if outcome.kind.startswith("wrong") and not _repeats(sample):
         # A library whose last bits depend on where its memory lies; ranks cannot be held to more.

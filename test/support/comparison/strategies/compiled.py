@@ -1,4 +1,6 @@
-"""Whether a call that eager answers can be compiled; on one rank, whose collectives move nothing."""
+"""Whether a call that eager answers can be compiled; on one rank, whose collectives move
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from dynamo_dist.numerics.ranks import local_shape_on
 
 
 def problem(sample: Sample, mesh: DeviceMesh, layout: Layout) -> str:
-    """The error of the compiled call where eager has none, or nothing. Graph breaks are no errors."""
+    """The error of the compiled call where eager has none, or nothing. Graph breaks are no
+    errors.
+    """
 
     def call() -> list[object]:
         placements = iter(layout)

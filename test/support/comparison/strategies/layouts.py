@@ -54,7 +54,9 @@ def options(tensor: torch.Tensor) -> list[Placement]:
 
 
 def _told(tensors: Sequence[torch.Tensor]) -> list[tuple[Placement, ...]]:
-    """On one mesh dimension: all sharded alike from the front or the back, or one alone sharded or partial."""
+    """On one mesh dimension: all sharded alike from the front or the back, or one alone sharded
+    or partial.
+    """
     everywhere = [options(t) for t in tensors]
     rest: list[Placement] = [Replicate() for _ in tensors]
     found = [tuple(rest)]

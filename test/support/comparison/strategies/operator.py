@@ -38,7 +38,9 @@ class Report:
 
 
 def sweep(name: str, op: Any, limit: int) -> Report:
-    """Check ``op`` on up to ``limit`` samples of each kind of sizes, and as many layouts of each."""
+    """Check ``op`` on up to ``limit`` samples of each kind of sizes, and as many layouts of
+    each.
+    """
     report = Report(name)
     counts: Counter[str] = Counter()
     compiled: list[Sample] = []

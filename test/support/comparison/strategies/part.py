@@ -1,4 +1,6 @@
-"""The sweep of DTensor's sharding strategies as a part: a program is an operator of torch's database."""
+"""The sweep of DTensor's sharding strategies as a part: a program is an operator of torch's
+database.
+"""
 
 from __future__ import annotations
 

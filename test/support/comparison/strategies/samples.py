@@ -1,4 +1,6 @@
-"""Programs to check: the entries of torch's operator database, with sizes that shard evenly or not."""
+"""Programs to check: the entries of torch's operator database, with sizes that shard evenly or
+not.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def set_sizes(sizes: dict[str, int]) -> None:
 
 
 def samples(op: Any, limit: int) -> list[Sample]:
-    """Up to ``limit`` samples of an entry in double precision if it can, first those unlike each other.
+    """Up to ``limit`` samples of an entry in double precision if it can, first those unlike each
+    other.
 
     Samples are alike when they differ in the sizes and values of tensors alone: one with another
     reduction, mode, dimension or number of dimensions is another program.

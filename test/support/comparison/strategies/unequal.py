@@ -1,7 +1,8 @@
-"""Samples of which ranks count unequally much: labels to ignore, weights of classes, paddings, masks.
+"""Samples of which ranks count unequally much: labels to ignore, weights of classes, paddings,
+masks.
 
-The database draws labels and weights alike for all rows, so that a mean of the ranks' means is often the
-mean. Here the first rows count little or not at all.
+The database draws labels and weights alike for all rows, so that a mean of the ranks' means is
+often the mean. Here the first rows count little or not at all.
 """
 
 from __future__ import annotations

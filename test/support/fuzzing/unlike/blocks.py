@@ -1,6 +1,8 @@
-"""Functions with several collectives: launches in one order on all ranks, and compute of any length between.
+"""Functions with several collectives: launches in one order on all ranks, and compute of any length
+between.
 
-What travels never has the size of a batch, unless the ranks of the group have batches of one length.
+What travels never has the size of a batch, unless the ranks of the group have batches of one
+length.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ W = WIDTH
 
 @dataclass
 class Block:
-    """A function as it grows. ``pending``: lines that use what was launched, still to be written."""
+    """A function as it grows. ``pending``: lines that use what was launched, still to be
+    written.
+    """
 
     choose: Random
     name: str
@@ -56,7 +60,9 @@ class Block:
         )
 
     def use(self, value: str, kind: str, before: tuple[str, ...] = ()) -> None:
-        """Have ``value`` used at some later line: a ``matrix``, a ``row``, or what is only returned."""
+        """Have ``value`` used at some later line: a ``matrix``, a ``row``, or what is only
+        returned.
+        """
         text = {
             "matrix": f"y = torch.tanh(y @ {value}.to(y)) * 0.5",
             "row": f"y = y + {value}.to(y) * 0.1",
@@ -220,7 +226,9 @@ def draw_block(
 
 
 def draw_break(choose: Random, mute: str) -> list[str]:
-    """Lines at which Dynamo ends a graph where ``mute`` holds; in a loop, it leaves the whole function to Python."""
+    """Lines at which Dynamo ends a graph where ``mute`` holds; in a loop, it leaves the whole
+    function to Python.
+    """
     lines = [f"if {mute}:", f"    {draw_noise(choose)}"]
     if choose.random() < 0.3:
         lines = ["for _ in range(2):", *(f"    {line}" for line in lines)]

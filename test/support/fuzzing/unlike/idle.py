@@ -1,4 +1,6 @@
-"""How long processes have done nothing: a rank that hangs computes nothing, one on a busy machine a little."""
+"""How long processes have done nothing: a rank that hangs computes nothing, one on a busy
+machine a little.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _BUSY = 0.02  # of one core, for each process: from here on they do something
 
 
 class Idleness:
-    """``now_s()``: for how long the processes have been idle; ``longest_s``: the longest that was. Linux."""
+    """``now_s()``: for how long the processes have been idle; ``longest_s``: the longest that
+    was. Linux.
+    """
 
     def __init__(self, processes: Sequence[int | None]) -> None:
         self.processes = [each for each in processes if each is not None]

@@ -37,14 +37,17 @@ class Part:
     cut: bool = False
 
 
-# Options of all programs of a run, as JSON: ``compile`` and ``split``; ``null`` runs upstream's own backend.
+# Options of all programs of a run, as JSON: ``compile`` and ``split``; ``null`` runs upstream's own
+# backend.
 OPTIONS = "FUZZ_RANKS_OPTIONS"
 
 
 def take_part(
     program: Program, rank: int, store: Any, folder: Path, beat: Callable[[str], None]
 ) -> Part:
-    """Run the program. ``store``: of its ranks alone; ``folder``: where caches go; ``beat`` hears of each step."""
+    """Run the program. ``store``: of its ranks alone; ``folder``: where caches go; ``beat``
+    hears of each step.
+    """
     part = Part()
     dynamo_dist.disable()
     with _job(program, rank, store, "eager") as (names, launched):
@@ -96,7 +99,9 @@ def _all(steps: Steps, beat: Callable[[str], None], stage: str) -> Seen:
 def _job(
     program: Program, rank: int, store: Any, stage: str
 ) -> Iterator[tuple[dict[str, Any], list[Launch]]]:
-    """The program's names in a job of its own, with groups and functions that no other job has, and what it launches."""
+    """The program's names in a job of its own, with groups and functions that no other job has,
+    and what it launches.
+    """
     own = dist.PrefixStore(stage, store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=program.ranks)
     try:
@@ -116,7 +121,8 @@ def _moved(record: GraphRecord) -> bool:
 def _difference(expected: Seen, found: Seen, stage: str, tolerance: float) -> str:
     for name in sorted({*expected, *found}):
         if name not in expected and "gradient" in name and not found[name].any():
-            continue  # what nothing reads behind a graph break has a gradient of zeros, in upstream torch too
+            # what nothing reads behind a graph break has a gradient of zeros, in upstream torch too
+            continue
         if name not in expected or name not in found:
             where = "compiled" if name in found else "eager"
             return f"{stage}, {name}: only in {where} mode"

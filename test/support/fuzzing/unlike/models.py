@@ -1,4 +1,6 @@
-"""Models that train: data parallel, tensor parallel, or both, over a mesh of one or two dimensions."""
+"""Models that train: data parallel, tensor parallel, or both, over a mesh of one or two
+dimensions.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def shard(net, mesh, **options):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``source`` has ``build()``. ``wrapper``: "ddp", "fsdp2" or "". ``heads``: "", or what chooses one of two, "step" or "rank"."""
+    """``source`` has ``build()``. ``wrapper``: "ddp", "fsdp2" or "". ``heads``: "", or what
+    chooses one of two, "step" or "rank".
+    """
 
     layout: str
     source: str
@@ -56,7 +60,8 @@ def draw_model(choose: Random, two_dims: bool, mute: str) -> Model:
         wrapper = ""
     heads = choose.choice(("", "", "step", "rank" if wrapper == "ddp" else "step"))
     options = [each for each in _OPTIONS.get(wrapper, ()) if choose.random() < 0.4]
-    if mute:  # upstream's DDP optimizer, which compiles what is between breaks, refuses buckets below 1 MiB
+    # upstream's DDP optimizer, which compiles what is between breaks, refuses buckets below 1 MiB
+    if mute:
         options = [each for each in options if "bucket_cap_mb" not in each]
     unused = "find_unused_parameters=True"
     if wrapper == "ddp" and heads and unused not in options:

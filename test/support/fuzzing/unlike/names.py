@@ -22,7 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def names_of(program: Program, rank: int) -> dict[str, Any]:
-    """Groups ``WORLD``, ``ALT``, ``DP``, ``TP``, their meshes (``WORLDM`` ...), and the program's functions."""
+    """Groups ``WORLD``, ``ALT``, ``DP``, ``TP``, their meshes (``WORLDM`` ...), and the
+    program's functions.
+    """
     dims = ("dp", "tp")[: len(program.mesh)]
     mesh = init_device_mesh("cpu", program.mesh, mesh_dim_names=dims)
     whole = init_device_mesh("cpu", (program.ranks,)) if len(dims) > 1 else mesh

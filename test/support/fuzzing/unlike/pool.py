@@ -1,4 +1,6 @@
-"""Processes that are ranks: lent to program after program, replaced after some, and after a failure."""
+"""Processes that are ranks: lent to program after program, replaced after some, and after a
+failure.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ GRACE_S = 5.0  # for others to say what is wrong, after the first
 
 @dataclass
 class Answers:
-    """What the ranks of one program said. ``last``: the last step that each began; ``idle_s``: the longest time
-    for which none of them computed anything."""
+    """What the ranks of one program said. ``last``: the last step that each began; ``idle_s``: the
+    longest time for which none of them computed anything."""
 
     done: dict[int, Any] = field(default_factory=dict)
     errors: dict[int, tuple[list[str], str, str]] = field(default_factory=dict)

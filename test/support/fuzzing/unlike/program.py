@@ -26,7 +26,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the source that is compiled; ``train``: its outputs are summed and go backward."""
+    """A function of the source that is compiled; ``train``: its outputs are summed and go
+    backward.
+    """
 
     name: str
     weights: tuple[Weight, ...] = ()
@@ -35,9 +37,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a rank does: ``call`` a function on a batch of ``rows``, or ``quiet``ly, without gradients; ``train``
-    the model, run its ``forward`` without gradients, ``update`` its parameters, put a ``hook`` on one of them;
-    ``reset`` Dynamo. ``head``: which head of the model is used. ``how``: words of ``HOW``."""
+    """What a rank does: ``call`` a function on a batch of ``rows``, or ``quiet``ly, without
+    gradients; ``train`` the model, run its ``forward`` without gradients, ``update`` its
+    parameters, put a ``hook`` on one of them; ``reset`` Dynamo. ``head``: which head of the model
+    is used. ``how``: words of ``HOW``."""
 
     what: str
     name: str = ""
@@ -75,10 +78,14 @@ class Program:
 
     @property
     def tolerance(self) -> float:
-        """Of numbers beside eager's. Those that went through a float32 sum are as good as that, whatever their dtype."""
+        """Of numbers beside eager's. Those that went through a float32 sum are as good as that,
+        whatever their dtype.
+        """
         return 5e-2 if "autocast" in self.notes else 1e-4
 
     @property
     def may_not_follow(self) -> bool:
-        """Whether a rank alone breaks its graphs after the job has run: it may say that it cannot follow."""
+        """Whether a rank alone breaks its graphs after the job has run: it may say that it
+        cannot follow.
+        """
         return "break later" in self.notes

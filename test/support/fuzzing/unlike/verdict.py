@@ -21,7 +21,9 @@ CLASSES = (
     "refused",
 )
 FAULTS = ("mismatch", "hang", "crash", "error", "stall")
-STALL = 0.5  # of the time for which ranks wait for each other: ranks that were idle for as long had waited in vain
+# of the time for which ranks wait for each other: ranks that were idle for as long had waited in
+# vain
+STALL = 0.5
 
 # What a rank says only because another one is gone.
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
@@ -29,7 +31,9 @@ _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``word``: one of ``CLASSES``. ``scheduled``: passes ran; ``reordered``: launches really differ from eager's order; ``cut``: a graph was cut into parts."""
+    """``word``: one of ``CLASSES``. ``scheduled``: passes ran; ``reordered``: launches really
+    differ from eager's order; ``cut``: a graph was cut into parts.
+    """
 
     word: str
     why: str = ""
@@ -39,7 +43,9 @@ class Verdict:
 
 
 def judge(program: Program, answers: Answers) -> Verdict:
-    """The verdict on what ranks said: what they raise before what they lack, that before numbers."""
+    """The verdict on what ranks said: what they raise before what they lack, that before
+    numbers.
+    """
     stages = " ".join(answers.last.values())
     if answers.errors or answers.died:
         if "job" not in stages:
