@@ -135,7 +135,8 @@ def disable() -> None:
             raise ActivationError(
                 f"disable() could not undo {'; '.join(failures)}.",
                 "All other changes are undone.",
-                "Take the other change back first, or restart the process to be sure of upstream behaviour.",
+                "Take the other change back first, or restart the process to be sure of upstream "
+                "behaviour.",
             )
         log.info("disabled")
 

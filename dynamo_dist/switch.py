@@ -37,7 +37,8 @@ def apply(patches: list[Patch]) -> None:
             raise ActivationError(
                 f"enable() failed at {_describe(patch)}: {error!r}.",
                 "This torch is not as we know it.",
-                "Everything was restored. Report it with the output of: python -m dynamo_dist doctor",
+                "Everything was restored. Report it with the output of: python -m dynamo_dist "
+                "doctor",
             ) from error
         except BaseException:
             undo(before)

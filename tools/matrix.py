@@ -135,10 +135,13 @@ def table(results: Path) -> str:
     lines = [
         "# What passes on each torch",
         "",
-        "Made by `tools/matrix.sh`: the fast tests, and the programs of `test/corpus` (fake group of 8",
-        "ranks, `aot_eager`) with upstream torch and with this package. Lost: passed by upstream alone.",
+        "Made by `tools/matrix.sh`: the fast tests, and the programs of `test/corpus` (fake group "
+        "of 8",
+        "ranks, `aot_eager`) with upstream torch and with this package. Lost: passed by upstream "
+        "alone.",
         "",
-        "| torch | Python | fast tests | programs | upstream passes | we pass | lost | break | error | wrong "
+        "| torch | Python | fast tests | programs | upstream passes | we pass | lost | break | "
+        "error | wrong "
         "| recompile |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]

@@ -279,7 +279,8 @@ def _print_patches(as_json: bool, is_all: bool) -> int:
     console = Console()
     count, settings = (sum(k.what == what for k in kinds) for what in ("patch", "setting"))
     console.print(
-        f"enable() changes {count} kinds of places of torch and {settings} settings, in order; disable() undoes them",
+        f"enable() changes {count} kinds of places of torch and {settings} settings, in order; "
+        "disable() undoes them",
         highlight=False,
     )
     if is_all:

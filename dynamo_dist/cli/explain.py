@@ -224,7 +224,8 @@ def _come(address: str, wait_s: float) -> Store | None:
                 if not has_said:
                     has_said = True
                     log.warning(
-                        "This rank's script has ended; its report waits for rank 0's. An interrupt shows "
+                        "This rank's script has ended; its report waits for rank 0's. An interrupt "
+                        "shows "
                         "it alone."
                     )
             time.sleep(_POLL_S)
@@ -330,12 +331,14 @@ def _refusal(arguments: argparse.Namespace) -> str:
     installed = importlib.metadata.entry_points(group="torch.backends", name="dynamo_dist")
     if not installed:
         return (
-            "dynamo-dist is not installed, so that torch does not call it in the script's processes. "
+            "dynamo-dist is not installed, so that torch does not call it in the script's "
+            "processes. "
             "Install it: pip install -e . in a checkout."
         )
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         return (
-            "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so that torch calls no extension in the script's "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so that torch calls no extension in the "
+            "script's "
             "processes. Unset it."
         )
     return ""

@@ -21,7 +21,8 @@ CATALOG: tuple[Cause, ...] = (
         name="recompile_limit",
         kind=r"(recompile|cache) limit exceeded",
         why=(
-            "The function was compiled for so many different inputs that Dynamo gave up on it, and it "
+            "The function was compiled for so many different inputs that Dynamo gave up on it, and "
+            "it "
             "runs eagerly from now on. The table of recompiles names the guard that kept failing."
         ),
         fix=(
@@ -35,7 +36,8 @@ CATALOG: tuple[Cause, ...] = (
         name="async_op",
         kind=r"async_op=True for distributed collectives",
         why=(
-            "A collective with async_op=True returns a Work object, and a graph has no value for it. "
+            "A collective with async_op=True returns a Work object, and a graph has no value for "
+            "it. "
             "Only the synchronous form is replaced by a graph operation here."
         ),
         fix=(
@@ -79,7 +81,8 @@ CATALOG: tuple[Cause, ...] = (
         name="from_local_run_check",
         calls=r"run_check=True|\bcheck_tensor_meta\b",
         why=(
-            "run_check=True compares shapes across the ranks and broadcasts, whenever it is called; "
+            "run_check=True compares shapes across the ranks and broadcasts, whenever it is "
+            "called; "
             "that is a conversation between ranks and not a value in a graph."
         ),
         fix="x = DTensor.from_local(local, mesh, placements, run_check=False)",
@@ -102,7 +105,8 @@ CATALOG: tuple[Cause, ...] = (
         name="group_created_inside",
         calls=rf"\b(?P<maker>{_GROUP_MAKERS})\b",
         why=(
-            "$maker creates a process group, which every rank has to do together; a graph is compiled "
+            "$maker creates a process group, which every rank has to do together; a graph is "
+            "compiled "
             "by each rank alone and run many times."
         ),
         fix=(
@@ -133,7 +137,8 @@ CATALOG: tuple[Cause, ...] = (
         detail=r"attr=(?P<member>\w+)",
         why=(
             "Process groups, meshes and placements are opaque to Dynamo: only members that were "
-            "registered for their type can be used, and `$member` is not one. This is an error even "
+            "registered for their type can be used, and `$member` is not one. This is an error "
+            "even "
             "with fullgraph=False."
         ),
         fix=(
@@ -162,7 +167,8 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"returned a reference-type opaque object",
         detail=r"Method name: '(?P<member>\w+)'",
         why=(
-            "`$member` returns a new process group or mesh. Dynamo guards such objects by where they "
+            "`$member` returns a new process group or mesh. Dynamo guards such objects by where "
+            "they "
             "come from, and one that is made inside the function comes from nowhere."
         ),
         fix=(
@@ -194,7 +200,8 @@ CATALOG: tuple[Cause, ...] = (
         name="barrier",
         calls=r"\b(?P<barrier>monitored_barrier|barrier)\b",
         why=(
-            "A barrier orders ranks in time and moves no data: a graph has no value for it, and the "
+            "A barrier orders ranks in time and moves no data: a graph has no value for it, and "
+            "the "
             "collectives inside a graph order the ranks already."
         ),
         fix="dist.barrier()    # outside\ny = compiled(x)",
@@ -215,7 +222,8 @@ CATALOG: tuple[Cause, ...] = (
         name="fsdp_inside",
         calls=r"torch/distributed/fsdp/|\b(fully_shard|unshard|reshard)\(",
         why=(
-            "FSDP2's hooks resize storages and keep eager state between calls: they run outside the "
+            "FSDP2's hooks resize storages and keep eager state between calls: they run outside "
+            "the "
             "graph, so that the graph ends where a sharded module begins or is changed."
         ),
         fix=(
@@ -230,7 +238,8 @@ CATALOG: tuple[Cause, ...] = (
         name="distribute_tensor_inside",
         calls=r"\b(distribute_tensor|distribute_module)\b",
         why=(
-            "distribute_tensor sends rank 0's data to the others with c10d calls that have no form in "
+            "distribute_tensor sends rank 0's data to the others with c10d calls that have no form "
+            "in "
             "a graph."
         ),
         fix=(
@@ -254,7 +263,8 @@ CATALOG: tuple[Cause, ...] = (
         kind=r"Failed to convert args/kwargs to proxy",
         detail=r"DTensorSpec",
         why=(
-            "A DTensor is built from its parts (a DTensorSpec) here; the graph can hold tensors and "
+            "A DTensor is built from its parts (a DTensorSpec) here; the graph can hold tensors "
+            "and "
             "placements but not that object."
         ),
         fix=(
@@ -266,7 +276,8 @@ CATALOG: tuple[Cause, ...] = (
         name="dtensor_internals",
         detail=r"_DTensor_compute_global_tensor_info",
         why=(
-            "DTensor's own Python is compiled here as if it were the user's, because an earlier break "
+            "DTensor's own Python is compiled here as if it were the user's, because an earlier "
+            "break "
             "cut the call in two."
         ),
         fix="# mend the earlier break on this line first",
@@ -300,7 +311,8 @@ CATALOG: tuple[Cause, ...] = (
         detail=r"pybind11_(object|type)",
         calls=rf"\b(?P<collective>{_COLLECTIVES})\b",
         why=(
-            "$collective in this form has no graph operation, so Dynamo followed it down to the C++ "
+            "$collective in this form has no graph operation, so Dynamo followed it down to the "
+            "C++ "
             "options object of the process group, which it cannot build."
         ),
         fix=(
@@ -314,7 +326,8 @@ CATALOG: tuple[Cause, ...] = (
         name="backward_inside",
         kind=r"Tensor\.(backward|requires_grad_)\(\)|requires_grad_\(\) intermediate",
         why=(
-            "The gradient is taken inside the compiled function. The backward graph is made from the "
+            "The gradient is taken inside the compiled function. The backward graph is made from "
+            "the "
             "compiled forward, so the call belongs outside."
         ),
         fix=(
@@ -341,8 +354,10 @@ CATALOG: tuple[Cause, ...] = (
         name="data_dependent_branch",
         kind=r"Data-dependent (branching|assertion)",
         why=(
-            "Which way the program goes depends on numbers in a tensor, which are not known while the "
-            "graph is made; on several ranks they may even differ, and then so would the collectives."
+            "Which way the program goes depends on numbers in a tensor, which are not known while "
+            "the "
+            "graph is made; on several ranks they may even differ, and then so would the "
+            "collectives."
         ),
         fix=(
             "y = torch.where(x.sum() > 0, a, b)           # compute both, choose by number\n"
@@ -408,7 +423,8 @@ CATALOG: tuple[Cause, ...] = (
         name="history_inside",
         kind=r"Tensor with grad_fn\(\)|Tensor\.retain_grad\(\)",
         why=(
-            "Tensors between the operators of a compiled function have no autograd history of their own: the backward "
+            "Tensors between the operators of a compiled function have no autograd history of "
+            "their own: the backward "
             "graph is made of the function as a whole. The function runs without a graph."
         ),
         fix=(

@@ -69,8 +69,10 @@ def _log_break(record: BreakRecord) -> None:
 def _log_plan(record: PlanRecord) -> None:
     """Log what the plan is worth, and a line for each operation whose inputs it puts elsewhere."""
     lines = [
-        f"{record.graph}: {len(record.changes)} of {record.steps} steps changed by {record.method}, "
-        f"{record.upstream_us:.0f} -> {record.planned_us:.0f} us, bound {record.bound_us:.0f} us, modelled; {f'read from {record.source}' if record.source else 'made now'}"
+        f"{record.graph}: {len(record.changes)} of {record.steps} steps changed by "
+        f"{record.method}, "
+        f"{record.upstream_us:.0f} -> {record.planned_us:.0f} us, bound {record.bound_us:.0f} us, "
+        f"modelled; {f'read from {record.source}' if record.source else 'made now'}"
     ]
     lines += [f"{c.op}: {', '.join(c.upstream)} -> {', '.join(c.planned)}" for c in record.changes]
     _log("dist_plan", lines, "dynamo_dist_plan", record)

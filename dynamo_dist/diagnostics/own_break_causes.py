@@ -30,7 +30,8 @@ OWN: tuple[Cause, ...] = (
         kind=r"^Collective on Python objects$",
         detail=r"torch\.distributed\.(?P<collective>\w+)",
         why=(
-            "$collective pickles Python objects and gives new ones at every call, which decide what the "
+            "$collective pickles Python objects and gives new ones at every call, which decide "
+            "what the "
             "program does next: a graph that holds one call's objects would be wrong for the next."
         ),
         fix=(
@@ -79,7 +80,8 @@ OWN: tuple[Cause, ...] = (
         name="late_wait",
         kind=r"^Wait for a Work of an earlier launch after a launch in the graph$",
         why=(
-            "A Work from outside is waited for before the graph runs. Peers may need this graph's launch "
+            "A Work from outside is waited for before the graph runs. Peers may need this graph's "
+            "launch "
             "first, and would wait for ever."
         ),
         fix="work.wait()    # before the first collective of the compiled function\ny = compiled(x)",
@@ -95,11 +97,13 @@ OWN: tuple[Cause, ...] = (
         name="group_created_inside",
         kind=r"^Process group or mesh created while tracing$",
         why=(
-            "Creating one is collective: if a single rank recompiles, it waits for the others for ever. No "
+            "Creating one is collective: if a single rank recompiles, it waits for the others for "
+            "ever. No "
             "equal one has been created since the plugin was enabled."
         ),
         fix=(
-            "made = dist.new_group(ranks)    # or init_device_mesh: once, at start-up, on every rank\n\n"
+            "made = dist.new_group(ranks)    # or init_device_mesh: once, at start-up, on every "
+            "rank\n\n"
             "@torch.compile\n"
             "def step(x):\n"
             "    dist.all_reduce(x, group=made)\n"
@@ -135,7 +139,8 @@ OWN: tuple[Cause, ...] = (
         name="branches_with_gradients",
         kind=r"^torch\.cond over DTensors that require gradients$",
         why=(
-            "Both branches are computed and one result is taken, so that ranks launch alike: what is infinite in the branch "
+            "Both branches are computed and one result is taken, so that ranks launch alike: what "
+            "is infinite in the branch "
             "that is not taken would make its gradient NaN."
         ),
         fix="y = torch.cond(condition, one, other, (x.to_local(),))    # where branches need no other rank",
@@ -156,13 +161,17 @@ OWN: tuple[Cause, ...] = (
         name="data_dependent_dtensor_size",
         kind=r"^Operation on DTensors whose result is as large as the data says$",
         why=(
-            "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How large this result is, "
+            "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. "
+            "How large this result is, "
             "only the data tells."
         ),
         fix=(
-            "y = torch.where(mask, x, 0).sum()                # of a fixed size, in place of x[mask].sum()\n"
-            "y = torch.nonzero_static(x, size=n)              # with a bound on how many there are\n"
-            "y = torch.unique(x.full_tensor())                # or on a plain tensor, which every rank has"
+            "y = torch.where(mask, x, 0).sum()                # of a fixed size, in place of "
+            "x[mask].sum()\n"
+            "y = torch.nonzero_static(x, size=n)              # with a bound on how many there "
+            "are\n"
+            "y = torch.unique(x.full_tensor())                # or on a plain tensor, which every "
+            "rank has"
         ),
     ),
     Cause(
@@ -187,11 +196,13 @@ OWN: tuple[Cause, ...] = (
         name="backward_hook_with_effects",
         kind=r"^Module backward hook that is no plain computation$",
         why=(
-            "The backward graph is compiled once, so a backward hook may compute new gradients from those "
+            "The backward graph is compiled once, so a backward hook may compute new gradients "
+            "from those "
             "it is given and do nothing else."
         ),
         fix=(
-            "torch._dynamo.config.compiled_autograd = True    # before the first call: hooks run as they are\n"
+            "torch._dynamo.config.compiled_autograd = True    # before the first call: hooks run "
+            "as they are\n"
             "y = self.inner(x)\ny.register_hook(hook)    # or hook the tensor instead of the module"
         ),
     ),
@@ -205,7 +216,8 @@ OWN: tuple[Cause, ...] = (
         name="gradient_inside",
         kind=r"^torch\.autograd\.grad inside a compiled function$|^autograd\.grad (with|consumed)",
         why=(
-            "Gradients are computed in the graph, but for those of tensors with hooks or with a history from outside, of "
+            "Gradients are computed in the graph, but for those of tensors with hooks or with a "
+            "history from outside, of "
             "what the function returns undetached, and beside parameters of FSDP2 and DDP."
         ),
         fix="(gradient,) = torch.autograd.grad(loss, x)\nreport(loss.detach())    # no more gradients of what it used up",
@@ -214,11 +226,13 @@ OWN: tuple[Cause, ...] = (
         name="ddp_inside",
         kind=r"^DistributedDataParallel module called in a compiled function$",
         why=(
-            "DDP's averages are in the graph, but for communication hooks, join(), mixed_precision, a static graph "
+            "DDP's averages are in the graph, but for communication hooks, join(), "
+            "mixed_precision, a static graph "
             "that has not run yet, and a forward that holds another graph break."
         ),
         fix=(
-            "model = torch.compile(DistributedDataParallel(module))    # without what the break names\n"
+            "model = torch.compile(DistributedDataParallel(module))    # without what the break "
+            "names\n"
             "# or with what it names, and the averages outside\n"
             "ddp = DistributedDataParallel(torch.compile(module, fullgraph=True))"
         ),
@@ -227,11 +241,13 @@ OWN: tuple[Cause, ...] = (
         name="fsdp_inside",
         kind=r"^FSDP2 module called in a compiled function$",
         why=(
-            "FSDP2's gathers and reductions are in the graph, but for offloading, communication of your own, a "
+            "FSDP2's gathers and reductions are in the graph, but for offloading, communication of "
+            "your own, a "
             "forward that holds another graph break, and one whose root runs in eager mode."
         ),
         fix=(
-            "model = torch.compile(fully_shard(model))    # the root, without what the break names\n"
+            "model = torch.compile(fully_shard(model))    # the root, without what the break "
+            "names\n"
             "# or each block, with the gathers outside\n"
             "block.compile(fullgraph=True)\n"
             "fully_shard(block)"
@@ -241,7 +257,8 @@ OWN: tuple[Cause, ...] = (
         name="changed_for_eager",
         detail=r"it runs in eager mode, around graphs",
         why=(
-            "The plugin changes the function for eager mode, which the call is left to: in a forward of DDP, for instance, "
+            "The plugin changes the function for eager mode, which the call is left to: in a "
+            "forward of DDP, for instance, "
             "because of another graph break in it."
         ),
         fix="ddp = DistributedDataParallel(torch.compile(module))    # the wrapper in eager mode, what it wraps in graphs",

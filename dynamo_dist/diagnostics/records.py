@@ -161,7 +161,8 @@ class RunReport(GraphsReport):
         if data.get("schema") != SCHEMA_VERSION:
             raise ValueError(
                 f"This report has schema {data.get('schema')}, but this version reads schema "
-                f"{SCHEMA_VERSION}. Write the report anew, or read it with the version that wrote it."
+                f"{SCHEMA_VERSION}. Write the report anew, or read it with the version that wrote "
+                "it."
             )
         try:
             needed = {f.name: data[f.name] for f in dataclasses.fields(GraphsReport)}
@@ -173,7 +174,8 @@ class RunReport(GraphsReport):
             return dataclasses.replace(report, **needed)
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"This report cannot be read: {type(error).__name__}: {error}. Its schema version is "
+                f"This report cannot be read: {type(error).__name__}: {error}. Its schema version "
+                "is "
                 "right but a field is missing or has another type; write the report anew."
             ) from error
 

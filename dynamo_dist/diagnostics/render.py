@@ -33,7 +33,8 @@ ONLY_OBSERVED = (
     "or explain with --backend dynamo_dist."
 )
 WHY_RANKS_ARE_MISSING = (
-    "Ranks of a fake group have no process, so none. Others: start all of them in the same way, and see "
+    "Ranks of a fake group have no process, so none. Others: start all of them in the same way, "
+    "and see "
     "whether they ended early."
 )
 EFFECTS = {
@@ -52,7 +53,8 @@ def why_no_graph(report: RunReport) -> str:
     if any(item.effect == "error" for item in report.breaks):
         return "No graph was compiled: see the failed compile."
     return (
-        "No graph came to Inductor: what torch.compile returned was never called, computes nothing with "
+        "No graph came to Inductor: what torch.compile returned was never called, computes nothing "
+        "with "
         "tensors, or has another backend than inductor and dynamo_dist, whose graphs are recorded."
     )
 
@@ -142,8 +144,10 @@ def _plan(console: Console, plan: PlanRecord) -> None:
     line(console, "")
     line(
         console,
-        f"plan {plan.graph} ({plan.method}): {len(plan.changes)} of {counted(plan.steps, 'step')} changed; "
-        f"{us_text(plan.upstream_us)} -> {us_text(plan.planned_us)}, bound {us_text(plan.bound_us)}, modelled",
+        f"plan {plan.graph} ({plan.method}): {len(plan.changes)} of {counted(plan.steps, 'step')} "
+        "changed; "
+        f"{us_text(plan.upstream_us)} -> {us_text(plan.planned_us)}, bound "
+        f"{us_text(plan.bound_us)}, modelled",
         "bold",
     )
     for step in plan.changes[:MOST_NOTES]:

@@ -303,7 +303,8 @@ class Session:
         for tensor, spec in zip(tensors, planned, strict=True):
             if not dtensor_placements.can_lie(tensor, spec):
                 raise PlanError(
-                    f"The plan puts an input of operation {index}, {text!r}, at {' | '.join(spec)!r}.",
+                    f"The plan puts an input of operation {index}, {text!r}, at "
+                    f"{' | '.join(spec)!r}.",
                     f"It has {tensor.ndim} dimensions, its mesh {tensor.device_mesh.ndim}.",
                     "Correct the plan file, or delete it to plan anew.",
                 )

@@ -77,9 +77,11 @@ def check(gm: fx.GraphModule) -> None:
     shared = [b for b in local if any(may_overlap(a, b) for a in plain)]
     if any(may_overlap(_local(written), each) for written in targets for each in shared):
         raise DTensorError(
-            "A compiled function is given a DTensor and a plain tensor of the same memory, and writes to it.",
+            "A compiled function is given a DTensor and a plain tensor of the same memory, and "
+            "writes to it.",
             "What is written through one of them would not be seen through the other.",
-            "Take the local tensor inside the compiled function, x.to_local(), or give it a copy, local.clone().",
+            "Take the local tensor inside the compiled function, x.to_local(), or give it a copy, "
+            "local.clone().",
         )
 
 

@@ -30,9 +30,12 @@ from inductor_passes.inductor.session_in_work import has_trait
 
 def _refuse() -> NoReturn:
     raise DTensorError(
-        "create_graph=True asks for gradients that can be differentiated, through a compiled function on DTensors.",
-        "Its backward is a compiled graph, which has no backward of its own: what would come from there would be missing.",
-        "Call torch.autograd.grad(..., create_graph=True) inside the compiled function, where it becomes part of the "
+        "create_graph=True asks for gradients that can be differentiated, through a compiled "
+        "function on DTensors.",
+        "Its backward is a compiled graph, which has no backward of its own: what would come from "
+        "there would be missing.",
+        "Call torch.autograd.grad(..., create_graph=True) inside the compiled function, where it "
+        "becomes part of the "
         "graph, or leave out create_graph if no gradient of the gradient is needed.",
     )
 

@@ -54,8 +54,10 @@ def stays_compiled(frame_id: int | None, limit: str) -> bool:
     if frame_id not in _told:
         _told.add(frame_id)
         log.warning(
-            "A function is compiled again although torch._dynamo.config.%s is reached: it launches in an order that all "
-            "ranks have settled, or gathers parameters again, as Python would not. Each further length costs a compile; "
+            "A function is compiled again although torch._dynamo.config.%s is reached: it launches "
+            "in an order that all "
+            "ranks have settled, or gathers parameters again, as Python would not. Each further "
+            "length costs a compile; "
             "let sizes be dynamic (dynamic=None or True, or torch._dynamo.mark_dynamic).",
             limit,
         )

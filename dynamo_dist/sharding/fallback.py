@@ -75,7 +75,8 @@ def mesh_of(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> DeviceMesh:
         raise StrategyError(
             f"{op} got DTensors of {len(meshes)} meshes: {', '.join(map(str, meshes))}.",
             "Ranks of different meshes hold different parts, and no collective spans them.",
-            "Bring them to one mesh first, e.g. distribute_tensor(x.full_tensor(), mesh, placements).",
+            "Bring them to one mesh first, e.g. distribute_tensor(x.full_tensor(), mesh, "
+            "placements).",
         )
     return next(iter(meshes))
 
@@ -204,7 +205,8 @@ def instead(
             _decomposing.reset(token)
     if not is_known(op):
         raise StrategyError(
-            f"{op} has no sharding strategy for {layouts(args, kwargs)}, and it is no operator of aten, "
+            f"{op} has no sharding strategy for {layouts(args, kwargs)}, and it is no operator of "
+            "aten, "
             "prims or torch.library.custom_op.",
             "Nothing checks what its schema says of the arguments that it writes to, or that it "
             "computes the same on every rank's copy of gathered arguments.",
@@ -238,8 +240,10 @@ def random(op: dtensor_specs.OpOverload, args: Any, kwargs: Any) -> StrategyErro
     """The error for a random operator that has no strategy."""
     return StrategyError(
         f"{op} draws random numbers and cannot run on {layouts(args, kwargs)}.",
-        "Each rank would draw its own: replicas would differ, and a pending sum would be drawn by none.",
-        "Draw on the local tensors (tensor.to_local()), redistribute a pending sum first, or register "
+        "Each rank would draw its own: replicas would differ, and a pending sum would be drawn by "
+        "none.",
+        "Draw on the local tensors (tensor.to_local()), redistribute a pending sum first, or "
+        "register "
         "a strategy with dynamo_dist.sharding.register_strategy.",
     )
 

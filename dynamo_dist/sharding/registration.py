@@ -75,7 +75,8 @@ def _check_meshes(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[Any
         for spec in (*_outputs(each), *(each.input_specs or ())):
             if spec is not None and spec.mesh not in meshes:
                 raise StrategyError(
-                    f"The strategy of {op} returned a spec of mesh {spec.mesh} for {shapes_and_placements(inputs)} on "
+                    f"The strategy of {op} returned a spec of mesh {spec.mesh} for "
+                    f"{shapes_and_placements(inputs)} on "
                     f"{meshes[0]}.",
                     "A result lives on the mesh of the arguments.",
                     "Make specs with the mesh of the schema's arguments.",
@@ -89,7 +90,8 @@ def _check_numbers(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[An
         wanted = sum("Tensor" in each for each in returns)
         if len(outputs) != wanted and not (len(outputs) == 1 and wanted > 1):
             raise StrategyError(
-                f"The strategy of {op} returned {len(outputs)} output specs for {shapes_and_placements(inputs)}, "
+                f"The strategy of {op} returned {len(outputs)} output specs for "
+                f"{shapes_and_placements(inputs)}, "
                 f"expected {wanted}.",
                 f"The operator returns {wanted} tensors.",
                 "Give output_specs one entry for each, None for one that is not computed.",
@@ -107,7 +109,8 @@ def _check_dims(op: dtensor_specs.OpOverload, found: Any, inputs: Sequence[Any])
     for spec, now in zip(found.input_specs or (), inputs, strict=False):
         if len(spec.placements) != spec.mesh.ndim:
             raise StrategyError(
-                f"The strategy of {op} returned placements {spec.placements} for {shapes_and_placements(inputs)} on a "
+                f"The strategy of {op} returned placements {spec.placements} for "
+                f"{shapes_and_placements(inputs)} on a "
                 f"mesh of {spec.mesh.ndim} dimensions.",
                 "There is one placement for each dimension of the mesh.",
                 "Give as many placements as the mesh has dimensions.",

@@ -54,7 +54,8 @@ class _NoDraws(TorchDispatchMode):
         draws = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         if draws and not any(isinstance(each, DTensor) for each in tree_leaves(given)):
             raise StrategyError(
-                f"{func} draws random numbers for a tensor that an operator on DTensors makes inside.",
+                f"{func} draws random numbers for a tensor that an operator on DTensors makes "
+                "inside.",
                 "Each rank would draw its own.",
                 "Draw them as a DTensor and pass it, or call the operator on local tensors.",
             )

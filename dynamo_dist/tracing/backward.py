@@ -68,7 +68,8 @@ def _answer(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return None
     if unsharded_parameters.is_any_whole(tx):
         _refuse(
-            "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which eager's "
+            "A parameter of FSDP2 or DDP is read in this graph with a backward that reduces, which "
+            "eager's "
             "gradients do not go through."
         )
     _guard(tx, wanted)
@@ -123,7 +124,8 @@ def gradients_patches() -> list[Patch]:
 
 
 FIX = (
-    "torch._dynamo.config.compiled_autograd = True  # before the first call: hooks run as they are\n"
+    "torch._dynamo.config.compiled_autograd = True  # before the first call: hooks run as they "
+    "are\n"
     "    # or hook the tensor instead of the module: y = self.inner(x); y.register_hook(hook)"
 )
 
@@ -286,7 +288,8 @@ class ModuleHooksVariable(dynamo_calls.ObjectTracker):
 
 _BREAK = "Module backward hook that is no plain computation"
 _WHY = (
-    "The backward graph is compiled once, so a backward hook may compute new gradients from those it is "
+    "The backward graph is compiled once, so a backward hook may compute new gradients from those "
+    "it is "
     "given and do nothing else."
 )
 

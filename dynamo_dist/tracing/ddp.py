@@ -182,7 +182,8 @@ def _leave(tx: Any, wrapper: Any, output: Any) -> Any:
     for table, name, place in averaged.averaging.registered:
         if (id(wrapper), place) not in known.read and table[name].requires_grad:
             _break(
-                f"Its parameter {name!r} of shape {tuple(table[name].shape)} is not read in its forward: "
+                f"Its parameter {name!r} of shape {tuple(table[name].shape)} is not read in its "
+                "forward: "
                 "DDP averages what is accumulated for it elsewhere."
             )
     return output
@@ -289,7 +290,8 @@ def _refuse(wrapper: Any) -> None:
     params = ddp.parameters(wrapper)
     if any(param._post_accumulate_grad_hooks for param in params):
         _break(
-            "A hook behind accumulation stands on one of its parameters, which sees the gradient before its average."
+            "A hook behind accumulation stands on one of its parameters, which sees the gradient "
+            "before its average."
         )
     if any(isinstance(param, DTensor) for param in params):
         _break("One of its parameters is a DTensor, whose gradient DDP's reducer flattens.")

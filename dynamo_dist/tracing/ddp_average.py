@@ -257,7 +257,8 @@ class _Attached(torch.autograd.Function):
 
 _library = torch.library.Library("dynamo_dist_parallel", "FRAGMENT")
 _library.define(
-    "averaged(Tensor[] params, Tensor? used, str group, int group_size, str key, int[] places) -> Tensor[]"
+    "averaged(Tensor[] params, Tensor? used, str group, int group_size, str key, int[] places) -> "
+    "Tensor[]"
 )
 _library.define("attached(Tensor output, Tensor[] tokens) -> Tensor")
 _library.define(

@@ -40,7 +40,8 @@ def distribute(
     """
     if not tensor.is_leaf:
         raise RuntimeError(
-            "`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf tensor!"
+            "`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf "
+            "tensor!"
         )
     if len(placements) != mesh.ndim:
         raise ValueError(

@@ -71,7 +71,8 @@ def attribute(tx: Any, tracker: Any, name: str) -> Any:
         dynamo_building.graph_break(
             "Layout of a gradient in a backward hook",
             name,
-            "How a gradient is laid out is decided when the backward graph is made, after this trace.",
+            "How a gradient is laid out is decided when the backward graph is made, after this "
+            "trace.",
             "Give the gradient a layout first: grad = grad.redistribute(mesh, [Replicate()])",
         )
     if name == "placements":
@@ -114,7 +115,8 @@ def _answer(function: Callable[[DTensor], Any]) -> Callable[..., Any]:
             dynamo_building.graph_break(
                 "Copy of a DTensor that requires gradients",
                 "copy.deepcopy(x)",
-                "The copy would be a leaf that collects gradients, which a compiled function cannot make.",
+                "The copy would be a leaf that collects gradients, which a compiled function "
+                "cannot make.",
                 "Copy it outside the compiled function, or copy x.detach().",
             )
         return dynamo_building.call_traced(tx, function, args, {})
@@ -140,7 +142,8 @@ def _refuse_subclasses(tx: Any, value: Any, source: Any) -> Any:
         "Tensor of a subclass of DTensor",
         type(value).__name__,
         "A graph makes DTensors and knows nothing of a class that derives from it.",
-        "Give the function a DTensor: DTensor.from_local(x.to_local(), x.device_mesh, x.placements)",
+        "Give the function a DTensor: DTensor.from_local(x.to_local(), x.device_mesh, "
+        "x.placements)",
     )
 
 
@@ -153,9 +156,11 @@ def _refuse_data_sizes(operation: str) -> None:
     dynamo_building.graph_break(
         "Operation on DTensors whose result is as large as the data says",
         operation,
-        "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How large this result is, "
+        "A graph needs the sizes of a DTensor, of all ranks together and of this rank's part. How "
+        "large this result is, "
         "only the data tells.",
-        "Use a form of a fixed size, such as torch.where(mask, x, 0) or torch.nonzero_static(x, size=n), or run the "
+        "Use a form of a fixed size, such as torch.where(mask, x, 0) or torch.nonzero_static(x, "
+        "size=n), or run the "
         "operation on x.full_tensor() or x.to_local().",
     )
 
@@ -288,8 +293,10 @@ def _warn_of_another_cut(given: dict[str, Any]) -> None:
     part = dtensor_specs.own_shape(whole, mesh, placements)
     if found != part:
         log.warning(
-            "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on %s, of which this "
-            "rank's part is %s as torch cuts it: results are wrong where the DTensor is gathered or cut again. Cut as "
+            "DTensor.from_local got a local tensor of shape %s for shape %s and placements %s on "
+            "%s, of which this "
+            "rank's part is %s as torch cuts it: results are wrong where the DTensor is gathered "
+            "or cut again. Cut as "
             "torch.chunk does, or pad the shards.",
             found,
             tuple(whole),

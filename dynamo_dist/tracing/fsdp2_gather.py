@@ -250,8 +250,10 @@ def cast_floating(dtype: torch.dtype, values: Any) -> Any:
 # each is slow. AOTAutograd sees what the operator does.
 _library = torch.library.Library("dynamo_dist_parallel", "DEF")
 _library.define(
-    "gather(Tensor local, Tensor? kept, SymInt rows, str? shard, int shard_size, str? replicate, int replicate_size,"
-    " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, float? divide,"
+    "gather(Tensor local, Tensor? kept, SymInt rows, str? shard, int shard_size, str? replicate, "
+    "int replicate_size,"
+    " ScalarType? param_dtype, ScalarType? reduce_dtype, bool reshard_after_forward, int dim, "
+    "float? divide,"
     " str keeps, str takes, str key, str group) -> Tensor"
 )
 _library.define(

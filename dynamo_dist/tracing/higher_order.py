@@ -86,7 +86,8 @@ def _cond(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         dynamo_building.graph_break(
             "torch.cond over DTensors that require gradients",
             "torch.cond",
-            "Both branches are computed and one result is taken: what is infinite in the other would make gradients NaN.",
+            "Both branches are computed and one result is taken: what is infinite in the other "
+            "would make gradients NaN.",
             "Give it local tensors, x.to_local(), or compute under torch.no_grad().",
         )
     return dynamo_building.call_traced(tx, both, args, {})
@@ -97,7 +98,8 @@ def _while(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         dynamo_building.graph_break(
             "while_loop over DTensors",
             "torch.while_loop",
-            "How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
+            "How often a loop runs is known when the graph runs; its body is a graph of local "
+            "tensors.",
             "Give it local tensors, x.to_local().",
         )
     return None

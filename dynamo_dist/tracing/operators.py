@@ -207,7 +207,8 @@ _OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         lambda tensor, reduce_op, group_name: _like(tensor),
     ),
     (
-        "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> Tensor",
+        "reduce_scatter_tensor(Tensor input, str reduce_op, int group_size, str group_name) -> "
+        "Tensor",
         reduce_scatter_tensor,
         lambda tensor, reduce_op, group_size, group_name: _scattered(tensor, group_size),
     ),
@@ -239,7 +240,8 @@ _OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         lambda buffer, src, tag, group_name, serial: _like(buffer),
     ),
     (
-        "isend_irecv_batch(Tensor[] tensors, bool[] is_send, int[] peers, str group_name, int serial)"
+        "isend_irecv_batch(Tensor[] tensors, bool[] is_send, int[] peers, str group_name, int "
+        "serial)"
         " -> Tensor[]",
         isend_irecv_batch,
         lambda tensors, is_send, peers, group_name, serial: [
@@ -248,12 +250,14 @@ _OPS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
         ],
     ),
     (
-        "barrier(Device device, int[] device_ids, float timeout_s, str group_name, int serial) -> Tensor",
+        "barrier(Device device, int[] device_ids, float timeout_s, str group_name, int serial) -> "
+        "Tensor",
         barrier,
         lambda device, device_ids, timeout_s, group_name, serial: _token(device),
     ),
     (
-        "monitored_barrier(float timeout_s, bool wait_all_ranks, str group_name, int serial) -> Tensor",
+        "monitored_barrier(float timeout_s, bool wait_all_ranks, str group_name, int serial) -> "
+        "Tensor",
         monitored_barrier,
         lambda timeout_s, wait_all_ranks, group_name, serial: _token("cpu"),
     ),

@@ -137,8 +137,10 @@ def is_whole(wrapper: Any, can: bool, together: str = "") -> bool:
         way = f"{mine.text} eager {mine.changes}"
         if not all_can(way, mine.ranks, True, agreement_seconds()):
             raise CannotFollowError(
-                f"A graph break has come into the forward of {type(wrapper).__name__}, which the job runs in one graph.",
-                "In eager mode its gathers and averages are launched in other sizes than the other ranks' graphs launch them.",
+                f"A graph break has come into the forward of {type(wrapper).__name__}, which the "
+                "job runs in one graph.",
+                "In eager mode its gathers and averages are launched in other sizes than the other "
+                "ranks' graphs launch them.",
                 "Keep what breaks out of the forward, or have it on all ranks from the start.",
             )
         mine.whole = False

@@ -160,7 +160,8 @@ def _measure(options: MeasureOptions) -> None:
     if _rank() > 0:
         return
     where = (
-        f"{measured_topology.machine(device)}, {_ranks_text(layout, device)}, torch {torch.__version__}, "
+        f"{measured_topology.machine(device)}, {_ranks_text(layout, device)}, torch "
+        f"{torch.__version__}, "
         f"{datetime.date.today()}"
     )
     content = topology_of(

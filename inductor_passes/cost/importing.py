@@ -231,7 +231,8 @@ def _rows(text: str, file: str) -> list[tuple[int, float]]:
                     raise ValueError
             except (ValueError, IndexError):
                 raise TopologyError(
-                    f"{file!r}, line {number}: {shown(line.strip())} has no time in column {time + 1}.",
+                    f"{file!r}, line {number}: {shown(line.strip())} has no time in column "
+                    f"{time + 1}.",
                     fix="Give the output as it was printed.",
                 ) from None
     return [(size, us) for size, us in rows if size and us > 0]

@@ -50,7 +50,8 @@ class Layout:
             raise CalibrationError(
                 f"The job's ranks are not laid out evenly and in order: {counts}.",
                 "A topology has as many ranks on every node, numbered through.",
-                "Start as many on each host, the ranks of one host after another, as torchrun does.",
+                "Start as many on each host, the ranks of one host after another, as torchrun "
+                "does.",
             )
         return cls(len(hosts), len(names))
 

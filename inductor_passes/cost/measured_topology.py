@@ -388,7 +388,8 @@ def machine(device_type: str) -> str:
         return f"{name}, float32 products at precision {precision!r}"
     threads = torch.get_num_threads()
     return (
-        f"{_cpu_name()}, {os.cpu_count()} cores, {threads} thread{'s' if threads > 1 else ''} a rank, "
+        f"{_cpu_name()}, {os.cpu_count()} cores, {threads} thread{'s' if threads > 1 else ''} a "
+        "rank, "
         f"load average {os.getloadavg()[0]:.1f}"
     )
 

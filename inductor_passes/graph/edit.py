@@ -103,7 +103,8 @@ def replace(old: fx.Node, new: fx.Node, name: str) -> None:
     was, now = tensor(old), tensor(new)
     if was is None or now is None or was.dtype != now.dtype or was.shape != now.shape:
         raise InvariantError(
-            f"The pass {name} replaced %{old.name} by something else: {_described(was)} by {_described(now)}.",
+            f"The pass {name} replaced %{old.name} by something else: {_described(was)} by "
+            f"{_described(now)}.",
             "",
             f"Leave it out with options={{'disable': ['{name}']}}.",
         )

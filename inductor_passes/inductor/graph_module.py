@@ -119,9 +119,11 @@ def _complete(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
     wanted = len(gm.graph.find_nodes(op="placeholder"))
     if len(inputs) != wanted:
         raise PreconditionError(
-            f"communication_pass() got a graph whose node %{without[0].name} has no meta['val'], and "
+            f"communication_pass() got a graph whose node %{without[0].name} has no meta['val'], "
+            "and "
             f"{len(inputs)} example inputs for {wanted} inputs of the graph.",
             "Bytes and durations are read off the values of nodes.",
-            "Trace with make_fx(..., tracing_mode='fake'), or pass one example input for each graph input.",
+            "Trace with make_fx(..., tracing_mode='fake'), or pass one example input for each "
+            "graph input.",
         )
     aot.propagate_shapes(gm, inputs)

@@ -59,7 +59,8 @@ def check_groups(graph: fx.Graph) -> None:
         devices = c10d.group_device_types(name)
         if devices is None:
             raise GroupError(
-                f"{kind(launch)} uses the process group {name!r}, which does not exist{_at(launch)}.",
+                f"{kind(launch)} uses the process group {name!r}, which does not "
+                f"exist{_at(launch)}.",
                 "torch.distributed is not initialised, or the group was destroyed.",
                 "Call torch.distributed.init_process_group() before compiling, and keep groups "
                 "alive while compiled functions that use them run.",

@@ -90,9 +90,11 @@ _NAMESPACES = frozenset("aten inductor prims profiler quantized rngprims".split(
 # Higher-order operators that run the graphs they are given, or a kernel; the graphs are looked
 # into.
 _HIGHER_ORDER = frozenset(
-    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward foreach_map hints_wrapper"
+    "associative_scan autograd_function_apply cond flex_attention flex_attention_backward "
+    "foreach_map hints_wrapper"
     " inline_asm_elementwise invoke_subgraph map map_impl out_dtype scan tag_activation_checkpoint"
-    " triton_kernel_wrapper_functional triton_kernel_wrapper_mutation while_loop while_loop_stack_output wrap"
+    " triton_kernel_wrapper_functional triton_kernel_wrapper_mutation while_loop "
+    "while_loop_stack_output wrap"
     " wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled".split()
 )
 _MODULES = (

@@ -155,7 +155,8 @@ def config_patches(
         say_taken(
             ["reorder_for_locality"],
             inductor,
-            "Inductor's own pass (%s) is left out of graphs that communicate: it would bring each wait "
+            "Inductor's own pass (%s) is left out of graphs that communicate: it would bring each "
+            "wait "
             "to its launch. Other graphs have it.",
         )
     patches["reorder_for_locality"] = False

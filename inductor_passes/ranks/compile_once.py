@@ -268,7 +268,8 @@ class Waiting:
             return False
         _late.add(rank)
         log.warning(
-            "Rank %d has been compiling a graph for %.0f s, %.0f s of them in one function: this rank compiles it for "
+            "Rank %d has been compiling a graph for %.0f s, %.0f s of them in one function: this "
+            "rank compiles it for "
             "itself, and waits for that rank no more until it is done.",
             rank,
             all_s,

@@ -87,14 +87,17 @@ def decide(
     if outcome.why == "ranks differ":
         raise RanksDifferError(
             outcome.message,
-            "Ranks match the collectives of a group by their order, so they would hang or mix up data.",
+            "Ranks match the collectives of a group by their order, so they would hang or mix up "
+            "data.",
             "Make the compiled program the same on all ranks. "
             "DYNAMO_DIST_AGREEMENT_SECONDS=0 turns this check off.",
         )
     if stream.joint and outcome.why == "streams differ":
         raise CannotFollowError(
-            f"The ranks have cut {stream.graph or stream.root} into parts, and one of them then launches something else.",
-            "Its forward or its backward graph did not compile there, or was left to Python; launching the parts beside "
+            f"The ranks have cut {stream.graph or stream.root} into parts, and one of them then "
+            "launches something else.",
+            "Its forward or its backward graph did not compile there, or was left to Python; "
+            "launching the parts beside "
             "it would hang or mix up data.",
             "Let all ranks compile it, or leave graphs whole with options={'split': 'off'}.",
         )
@@ -124,10 +127,13 @@ def leave_to_python(
         missing = yield from leave(me, known)
         if missing:
             raise CannotFollowError(
-                f"This rank alone runs {root} in Python, whose launches cannot follow the order that the job runs "
-                f"by now: ranks {', '.join(map(str, missing))} launch {known.stream.graph or known.stream.root} "
+                f"This rank alone runs {root} in Python, whose launches cannot follow the order "
+                "that the job runs "
+                f"by now: ranks {', '.join(map(str, missing))} launch "
+                f"{known.stream.graph or known.stream.root} "
                 "in an order of its own.",
-                "A graph break behind which Dynamo cannot go on, in a loop or in a `try`, leaves the whole function "
+                "A graph break behind which Dynamo cannot go on, in a loop or in a `try`, leaves "
+                "the whole function "
                 "to Python; launching in another order than its peers would hang or mix up data.",
                 _REMEDY,
             )
@@ -149,19 +155,24 @@ def _cannot_follow(stream: Stream, running: Known, missing: Sequence[int]) -> Ca
     where = f" at {first.line}" if first.line else ""
     absent = f" Ranks {', '.join(map(str, missing))} did not come with it." if missing else ""
     return CannotFollowError(
-        f"This rank alone compiled a graph, {stream.graph or stream.root}, whose launches cannot follow the "
+        f"This rank alone compiled a graph, {stream.graph or stream.root}, whose launches cannot "
+        "follow the "
         f"order that the job runs by now: it launches '{first.text()}'{where} first, while "
         f"{running.stream.graph or running.stream.root or 'the graph of the other ranks'} launches "
         f"{len(running.stream.launches)} in an order of its own.{absent}",
-        "The order was settled by all ranks when they compiled; a graph break or a branch that one rank alone "
-        "meets later cuts its graph, and launching in another order than its peers would hang or mix up data.",
+        "The order was settled by all ranks when they compiled; a graph break or a branch that one "
+        "rank alone "
+        "meets later cuts its graph, and launching in another order than its peers would hang or "
+        "mix up data.",
         _REMEDY,
     )
 
 
 _REMEDY = (
-    "Let all ranks meet the break (or none), meet it in the first step already, take it out (TORCH_LOGS=graph_breaks "
-    "shows it), or keep the program's order with options={'schedule': 'off', 'disable': ['bucket_averages', 'merge_tiny']}."
+    "Let all ranks meet the break (or none), meet it in the first step already, take it out "
+    "(TORCH_LOGS=graph_breaks "
+    "shows it), or keep the program's order with options={'schedule': 'off', 'disable': "
+    "['bucket_averages', 'merge_tiny']}."
 )
 
 
@@ -187,7 +198,8 @@ def seconds(environ: Mapping[str, str] | None = None) -> float:
         raise OptionError(
             f"{SECONDS} is {value!r}.",
             "It is the time, in seconds, for which a rank waits for others to compile a graph.",
-            "Set it to a number of at least 0; 0 settles nothing, and keeps the program's order of launches.",
+            "Set it to a number of at least 0; 0 settles nothing, and keeps the program's order of "
+            "launches.",
         )
     return number
 
@@ -239,7 +251,8 @@ class Orders:
             decision = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
             log.warning(
-                "The job's store failed while ranks settled the launches of graph %s (%s): it keeps the program's "
+                "The job's store failed while ranks settled the launches of graph %s (%s): it "
+                "keeps the program's "
                 "order of launches. If other ranks do not, the job may hang.",
                 stream.graph,
                 error,
@@ -250,7 +263,8 @@ class Orders:
             self._given_up += 1
         if decision.missing:
             log.warning(
-                "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of launches. "
+                "After %.0f s, rank %s had not compiled graph %s: it keeps the program's order of "
+                "launches. "
                 "If the program hangs, its ranks do not launch the same.",
                 deadline_s,
                 ", ".join(map(str, decision.missing)),
@@ -271,7 +285,8 @@ class Orders:
             given_up = run(steps, self._store, PREFIX, deadline_s)
         except StoreFailedError as error:
             log.warning(
-                "The job's store failed while this rank left %s to Python (%s): if other ranks compile it, "
+                "The job's store failed while this rank left %s to Python (%s): if other ranks "
+                "compile it, "
                 "the job may hang.",
                 root,
                 error,
@@ -340,7 +355,8 @@ def current() -> Orders | None:
 @functools.cache
 def _say_once(why: str) -> None:
     log.warning(
-        "%s: ranks cannot settle on an order of launches, so that compiled graphs keep the program's and merge "
+        "%s: ranks cannot settle on an order of launches, so that compiled graphs keep the "
+        "program's and merge "
         "none.",
         why,
     )

@@ -92,10 +92,12 @@ class GraphOffer(Generic[Record]):
             text = plan_of(trial.graph).text_for(self._stream)
             if text != PROGRAM:
                 raise PassesError(
-                    f"A pass changed the launches of graph {self._stream.graph}, which must stay the program's: "
+                    f"A pass changed the launches of graph {self._stream.graph}, which must stay "
+                    "the program's: "
                     f"{text}.",
                     "Ranks share the program's order alone here.",
-                    "Set keeps_launch_order and changes_launches of your pass as its base class says.",
+                    "Set keeps_launch_order and changes_launches of your pass as its base class "
+                    "says.",
                 )
             self._tried[plan] = trial, record
         trial, record = self._tried[plan]

@@ -143,7 +143,8 @@ def _collectives(console: Console, group: Collectives) -> None:
     each = " each" if group.count > 1 else ""
     line(
         console,
-        f"  {times}{one.kind} {figures.human_bytes(one.payload_bytes)} on {one.group_name}, predicted "
+        f"  {times}{one.kind} {figures.human_bytes(one.payload_bytes)} on {one.group_name}, "
+        "predicted "
         f"{us_text(one.predicted_us)}{each}: {_exposure(group)}",
     )
     if one.cause:
@@ -163,7 +164,8 @@ def _exposure(group: Collectives) -> str:
 def schedule_text(schedule: ScheduleRecord) -> str:
     """Tell what the global scheduler did, and how far from the best it may be."""
     return (
-        f"{schedule.decision}; {us_text(schedule.makespan_before_us)} -> {us_text(schedule.makespan_after_us)}, "
+        f"{schedule.decision}; {us_text(schedule.makespan_before_us)} -> "
+        f"{us_text(schedule.makespan_after_us)}, "
         f"bound {us_text(schedule.bound_us)}, gap {100 * schedule.gap:.1f} %, "
         f"{counted(schedule.buckets, 'bucket')}, {schedule.seconds:.2f} s"
     )

@@ -66,7 +66,8 @@ def write_graphs(
         return _replace_all(folder, contents)
     except OSError as error:
         log.warning(
-            "No report was written to %s (%s). The compile goes on and loses nothing but the report. "
+            "No report was written to %s (%s). The compile goes on and loses nothing but the "
+            "report. "
             "Give a folder that this process may write, with room for a few megabytes.",
             folder,
             error,

@@ -56,7 +56,8 @@ class Cutting(Rewrite):
         self._values = Values()
         if self._may_differ(graph):
             raise PreconditionError(
-                f"{self.name} needs a graph whose sizes are known and whose launches are alike on all ranks.",
+                f"{self.name} needs a graph whose sizes are known and whose launches are alike on "
+                "all ranks.",
                 "Where to cut depends on sizes, and other ranks may see others.",
                 "Compile with static sizes (dynamic=False), or leave the option 'split' out.",
             )
@@ -99,7 +100,8 @@ class Cutting(Rewrite):
                 sent = None if share is None else payload_bytes(part)
                 if (_what(part), sent) != (what, share):
                     raise self._broken(
-                        f"%{part.name} launches {_what(part)} of {payload_bytes(part)} bytes, and is to be one of "
+                        f"%{part.name} launches {_what(part)} of {payload_bytes(part)} bytes, and "
+                        "is to be one of "
                         f"{len(parts)} parts of %{launch.name}: {what} of {share} bytes each"
                     )
             if whole is not None and sum(map(payload_bytes, parts)) != whole:

@@ -83,8 +83,10 @@ def peer_buffers(handle: Any, mine: torch.Tensor) -> list[torch.Tensor]:
         peers = [handle.get_buffer(r, size, torch.uint8, offset) for r in range(handle.world_size)]
     if peers[handle.rank].data_ptr() != mine.data_ptr():
         raise RuntimeError(
-            f"Symmetric memory of rank {handle.rank} was found at {peers[handle.rank].data_ptr():#x}, and is at "
-            f"{mine.data_ptr():#x}. This torch maps it in a way that is not known here. Leave fused kernels out with "
+            f"Symmetric memory of rank {handle.rank} was found at "
+            f"{peers[handle.rank].data_ptr():#x}, and is at "
+            f"{mine.data_ptr():#x}. This torch maps it in a way that is not known here. Leave "
+            "fused kernels out with "
             "options={'fuse': False}, and please report it."
         )
     peers[handle.rank] = mine

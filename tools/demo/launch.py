@@ -70,7 +70,8 @@ def watch(
                 break
             if time.monotonic() - start > deadline_s:
                 raise RanksFailed(
-                    f"The ranks did not end within {deadline_s:.0f} s and were stopped. One of them "
+                    f"The ranks did not end within {deadline_s:.0f} s and were stopped. One of "
+                    "them "
                     "hangs, or this machine is much slower than two cores: raise --deadline."
                 )
             if not any(work.glob("rank*.pid")) and time.monotonic() - spoken > BEAT_S:
@@ -80,7 +81,8 @@ def watch(
         codes = [process.returncode for process in processes]
         if any(codes):
             raise RanksFailed(
-                f"A rank failed (exit codes {codes}); its error is above. If it speaks of a timeout, "
+                f"A rank failed (exit codes {codes}); its error is above. If it speaks of a "
+                "timeout, "
                 "a rank hung or died: the one whose own error comes first."
             )
     finally:

@@ -208,7 +208,8 @@ def show(results: dict) -> None:
     console.print(table)
     low, high = results["ratio_quartiles"]
     console.print(
-        f"ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to "
+        f"{high:.3f}, "
         f"{results['rounds']} rounds in turn); results "
         f"{'equal' if results['numbers_equal'] else 'DIFFER'}; launches and waits "
         f"{'stand' if results['order_kept'] else 'DO NOT stand'} in the generated code as scheduled"

@@ -171,7 +171,8 @@ def training(results: dict[str, Any]) -> None:
     verdict = "agree" if results["ok"] else "DO NOT AGREE"
     low, high = results["ratio_quartiles"]
     console.print(
-        f"step, ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to {high:.3f}, "
+        f"step, ours / upstream: {results['ratio_ours_to_upstream']:.3f} (quartiles {low:.3f} to "
+        f"{high:.3f}, "
         f"{results['timed_steps']} steps in turn)"
     )
     console.print(f"eager and compiled {verdict} (limit {TOLERANCE:g}, no graph break)")

@@ -115,9 +115,12 @@ def render() -> str:
     lines = [
         "# Rooms",
         "",
-        "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails on an arrow upwards or a cycle,",
-        "and when this page is not what the code says. A room imports what stands above it in these tables, and nothing else;",
-        "`dynamo_dist` imports `inductor_passes`, never the other way round. Arrows that follow from others are left out.",
+        "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails "
+        "on an arrow upwards or a cycle,",
+        "and when this page is not what the code says. A room imports what stands above it in "
+        "these tables, and nothing else;",
+        "`dynamo_dist` imports `inductor_passes`, never the other way round. Arrows that follow "
+        "from others are left out.",
     ]
     for package in PACKAGES:
         own = graph.subgraph(room for room in graph if room.startswith(package + "."))

@@ -135,7 +135,8 @@ def in_context_parallel(
         raise StrategyError(
             f"context_parallel cannot compute attention with a mask on the CPU, by {op} in "
             f"{given['query'].placements}.",
-            "Its parts of the sequence are not in the order of the sequence, which the mask is for, and "
+            "Its parts of the sequence are not in the order of the sequence, which the mask is "
+            "for, and "
             "torch passes keys around in a ring on CUDA alone.",
             "Use CUDA, or keep the sequence whole on every rank: shard batch or heads.",
         )

@@ -79,11 +79,16 @@ POINTWISE: dict[str, Rows] = {
     ),
     # What torch's own decompositions are made of.
     **_each(
-        "abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor "
-        "cbrt ceil conj_physical convert_element_type cos cosh digamma div eq erf erf_inv erfc erfcx exp "
-        "exp2 expm1 floor fma fmax fmin fmod gcd ge gt hypot igamma igammac isfinite le lgamma log log10 "
-        "log1p log2 lt maximum minimum mul ndtri ne neg nextafter pow reciprocal remainder round rsqrt "
-        "shift_left shift_right_arithmetic sign signbit sin sinh sqrt sub tan tanh trunc where zeta",
+        "abs acos acosh add asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or "
+        "bitwise_xor "
+        "cbrt ceil conj_physical convert_element_type cos cosh digamma div eq erf erf_inv erfc "
+        "erfcx exp "
+        "exp2 expm1 floor fma fmax fmin fmod gcd ge gt hypot igamma igammac isfinite le lgamma log "
+        "log10 "
+        "log1p log2 lt maximum minimum mul ndtri ne neg nextafter pow reciprocal remainder round "
+        "rsqrt "
+        "shift_left shift_right_arithmetic sign signbit sin sinh sqrt sub tan tanh trunc where "
+        "zeta",
         broadcast,
         "prims",
     ),

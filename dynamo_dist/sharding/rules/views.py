@@ -33,7 +33,8 @@ def handler(op: dtensor_specs.OpOverload, args: tuple[Any, ...], kwargs: dict[st
     if not replicated and tensor._is_view() and not _stays_inside(tensor, *sizes):
         raise StrategyError(
             f"{op} of a view in {tensor.placements}: its memory is not on one rank.",
-            "Strides of a view reach into the tensor it is a view of, of which each rank has a part.",
+            "Strides of a view reach into the tensor it is a view of, of which each rank has a "
+            "part.",
             "Use the view operator that is meant, such as x[...] or x.unfold, or replicate first.",
         )
     whole = tensor

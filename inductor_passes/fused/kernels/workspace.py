@@ -166,7 +166,8 @@ def spin_limit_told() -> int:
     if not 1 <= looks < 1 << 31:
         raise KernelError(
             f"{SECONDS_VARIABLE} is {told!r}.",
-            f"It is how long a kernel waits for a peer: up to {(1 << 31) // LOOKS_PER_SECOND} seconds.",
+            f"It is how long a kernel waits for a peer: up to {(1 << 31) // LOOKS_PER_SECOND} "
+            "seconds.",
             f"Unset it for {WAIT_SECONDS:.0f} seconds.",
         )
     return int(looks)
@@ -186,7 +187,8 @@ def wait_error(
         f"{family} on rank {rank} gave up on chunk {index} of rank {source}: expected flag "
         f"{expected}, saw {seen}.",
         why,
-        "Look for the first error of that rank. Results computed since are NaN; destroy the process "
+        "Look for the first error of that rank. Results computed since are NaN; destroy the "
+        "process "
         "group and start again, or compile with options={'disable': "
         f"['fuse_{family}']}}.",
     )

@@ -254,7 +254,8 @@ def _check_tables(problem: Problem) -> None:
                 )
             if any(b[1] < a[1] for a, b in itertools.pairwise(points)):
                 raise ProblemError(
-                    f"The link table of {op} on group {group!r} has a larger payload that costs less."
+                    f"The link table of {op} on group {group!r} has a larger payload that costs "
+                    "less."
                 )
 
 

@@ -26,7 +26,8 @@ def test_an_operator_without_a_strategy_is_gathered_and_says_so(ranks, caplog):
     assert torch.allclose(whole_tensor(found), F.pdist(x))
     (record,) = (r for r in caplog.records if r.name == fallback.__name__)
     assert record.getMessage() == (
-        "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments are "
+        "aten._pdist_forward.default has no sharding strategy for (Shard(dim=0),): its arguments "
+        "are "
         "gathered on every rank. dynamo_dist.sharding.register_rows gives it one."
     )
 
@@ -103,7 +104,8 @@ def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
         torch.searchsorted(split(torch.arange(8), ranks, [Shard(0)]), torch.tensor(3))
     assert str(caught.value).startswith(
         f"{__name__}.planted, which decides for aten.searchsorted.Tensor, failed for (8,) in "
-        "(Shard(dim=0),), () in (Replicate(),): KeyError('no such key'). This is an error in dynamo_dist."
+        "(Shard(dim=0),), () in (Replicate(),): KeyError('no such key'). This is an error in "
+        "dynamo_dist."
     )
 
 
@@ -141,9 +143,12 @@ def test_random_numbers_on_gathered_arguments_are_refused(ranks):
     with pytest.raises(StrategyError) as caught:
         noise(split(torch.ones(4, 3), ranks, [Shard(0)]))
     assert str(caught.value) == (
-        "dynamo_dist_test.noise.default draws random numbers and cannot run on (Shard(dim=0),). Each "
-        "rank would draw its own: replicas would differ, and a pending sum would be drawn by none. Draw on "
-        "the local tensors (tensor.to_local()), redistribute a pending sum first, or register a strategy "
+        "dynamo_dist_test.noise.default draws random numbers and cannot run on (Shard(dim=0),). "
+        "Each "
+        "rank would draw its own: replicas would differ, and a pending sum would be drawn by none. "
+        "Draw on "
+        "the local tensors (tensor.to_local()), redistribute a pending sum first, or register a "
+        "strategy "
         "with dynamo_dist.sharding.register_strategy."
     )
 
@@ -163,11 +168,15 @@ def test_an_operator_whose_schema_nothing_checks_is_refused(ranks, library):
     with pytest.raises(StrategyError) as caught:
         torch.ops.dynamo_dist_test_others.clear(x)
     assert str(caught.value) == (
-        "dynamo_dist_test_others.clear.default has no sharding strategy for (Shard(dim=0),), and it is "
-        "no operator of aten, prims or torch.library.custom_op. Nothing checks what its schema says of "
-        "the arguments that it writes to, or that it computes the same on every rank's copy of gathered "
+        "dynamo_dist_test_others.clear.default has no sharding strategy for (Shard(dim=0),), and "
+        "it is "
+        "no operator of aten, prims or torch.library.custom_op. Nothing checks what its schema "
+        "says of "
+        "the arguments that it writes to, or that it computes the same on every rank's copy of "
+        "gathered "
         "arguments. Give it local tensors (tensor.to_local(), tensor.full_tensor()), make it with "
-        "torch.library.custom_op, or register a strategy with dynamo_dist.sharding.register_strategy."
+        "torch.library.custom_op, or register a strategy with "
+        "dynamo_dist.sharding.register_strategy."
     )
 
 

@@ -163,6 +163,8 @@ def test_a_name_that_the_operator_has_not_is_an_error(ranks):
     with pytest.raises(StrategyError) as caught:
         centred(split(torch.ones(8, 4), ranks, [S0]), split(torch.ones(4), ranks, [R]))
     assert str(caught.value) == (
-        "A row of dynamo_dist_test.centred.default places ['input'], expected some of ['x', 'by']. A row places arguments by the "
-        "names of the operator's schema. Write them as in dynamo_dist_test::centred(Tensor x, Tensor by) -> Tensor."
+        "A row of dynamo_dist_test.centred.default places ['input'], expected some of ['x', 'by']. "
+        "A row places arguments by the "
+        "names of the operator's schema. Write them as in dynamo_dist_test::centred(Tensor x, "
+        "Tensor by) -> Tensor."
     )

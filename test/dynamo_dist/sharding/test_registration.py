@@ -80,7 +80,8 @@ def test_a_packet_is_refused():
     with pytest.raises(StrategyError) as caught:
         register_strategy(torch.ops.aten.sin)
     assert str(caught.value) == (
-        "A strategy is registered for an overload of an operator, but got <OpOverloadPacket(op='aten.sin')>. A layout is decided for "
+        "A strategy is registered for an overload of an operator, but got "
+        "<OpOverloadPacket(op='aten.sin')>. A layout is decided for "
         "one signature. Name the overload, e.g. torch.ops.mylib.scale.default."
     )
 

@@ -57,7 +57,8 @@ def main():
             results[name] = traceback.format_exc()
         seconds = time.perf_counter() - start
         print(
-            f"{seconds:.1f} s {time.process_time() - busy:.1f} s {name} {results[name][-1500:]} {beside_eager.LAUNCHED}",
+            f"{seconds:.1f} s {time.process_time() - busy:.1f} s {name} {results[name][-1500:]} "
+            f"{beside_eager.LAUNCHED}",
             file=sys.stderr,
             flush=True,
         )

@@ -104,7 +104,8 @@ class _Lines(DefaultHandler):
     def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> Any:
         inside = body()
         return self._assign(
-            f"loops.op('masked', {mask}, {inside}, loops.op('constant', float({str(other)!r}), {inside}.dtype))"
+            f"loops.op('masked', {mask}, {inside}, loops.op('constant', float({str(other)!r}), "
+            f"{inside}.dtype))"
         )
 
     def check_bounds(self, expr: Any, size: Any, lower: bool, upper: bool) -> None:

@@ -83,7 +83,8 @@ def _gather(capability: int, weights: int, *, plain: bool = True) -> Build:
     rows = tuple(f"b_row{i}" for i in range(gather.MAX_WEIGHTS))
     cols = tuple(f"b_col{i}" for i in range(gather.MAX_WEIGHTS))
     return Build(
-        f"all_gather_matmul {weights} weight{'s' * (weights > 1)}{'' if plain else ', bias, gelu, ragged'}",
+        f"all_gather_matmul {weights} "
+        f"weight{'s' * (weights > 1)}{'' if plain else ', bias, gelu, ragged'}",
         gather.all_gather_matmul_kernel,
         {
             **dict.fromkeys((*pointers, *biases), "*bf16"),
@@ -206,7 +207,8 @@ def _gather_described(tiles: Tiles, weights: int, *, plain: bool = True) -> Buil
         **_SHARED,
     }
     return Build(
-        f"all_gather_matmul by descriptors, {weights} x {tiles.m} x {tiles.n}{'' if plain else ', bias, gelu'}",
+        f"all_gather_matmul by descriptors, {weights} x {tiles.m} x "
+        f"{tiles.n}{'' if plain else ', bias, gelu'}",
         gather_tma.all_gather_matmul_tma_kernel,
         signature,
         {

@@ -88,7 +88,8 @@ def test_a_signal_after_the_script_s_end_does_not_stop_the_report():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is Linux's")
 def test_a_killed_launcher_leaves_no_script_behind():
     process = launcher(
-        "import os, time; print('ready', flush=True); print(os.getpid(), flush=True); time.sleep(60)"
+        "import os, time; print('ready', flush=True); print(os.getpid(), flush=True); "
+        "time.sleep(60)"
     )
     script = int(process.stdout.readline())
     process.kill()

@@ -57,7 +57,8 @@ PYBIND = "Dynamo does not know how to trace the builtin `<unknown module>.pybind
         ("opaque_member", METHOD, "method `name` of class `ProcessGroup`", "", ()),
         (
             "opaque_result",
-            "Opaque object member with method-type USE_REAL returned a reference-type opaque object.",
+            "Opaque object member with method-type USE_REAL returned a reference-type opaque "
+            "object.",
             "",
             "Method name: '_flat'",
             (),

@@ -42,7 +42,8 @@ OLD = """\
 def ranks(count, nodes):
     per_node = count // nodes
     return "\n".join(
-        f"#  Rank {i:2} Group  0 Pid  425 on host-{i // per_node} device {i % per_node:2} [0xd6] NVIDIA H100"
+        f"#  Rank {i:2} Group  0 Pid  425 on host-{i // per_node} device {i % per_node:2} [0xd6] "
+        "NVIDIA H100"
         for i in range(count)
     )
 

@@ -93,7 +93,8 @@ def _failed(program: Program, answers: Answers) -> Verdict:
 
 def _error(answers: Answers) -> str:
     said = [
-        f"rank {rank} in {answers.last.get(rank, '?')}: {names[0]}: {message[:600]}\n{trace[-2500:]}"
+        f"rank {rank} in {answers.last.get(rank, '?')}: {names[0]}: "
+        f"{message[:600]}\n{trace[-2500:]}"
         for rank, (names, message, trace) in sorted(answers.errors.items())
     ]
     return "\n".join([*said, *([f"died: {answers.died}"] if answers.died else [])])
