@@ -23,9 +23,13 @@ LOG_NAMES = {
 # What may stand there besides: one kind of line each, and what torch's help says of it.
 ARTIFACTS = {
     "dist_breaks": "Graph breaks as reports have them: your line, the cause, a fix as code",
-    "dist_collectives": "Each collective: your line, change of placement, bytes, predicted and exposed time",
+    "dist_collectives": (
+        "Each collective: your line, change of placement, bytes, predicted and exposed time"
+    ),
     "dist_fuse": "Which collectives were fused into kernels, which not, and why",
-    "dist_passes": "Which cache a graph came from, or why none; the graph around each pass, as a diff",
+    "dist_passes": (
+        "Which cache a graph came from, or why none; the graph around each pass, as a diff"
+    ),
     "dist_plan": "Placements that the planner has changed, and what that is worth",
     "dist_schedule": "One line for each graph that was scheduled",
 }

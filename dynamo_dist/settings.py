@@ -100,7 +100,8 @@ class DistConfig:
         if (inductor := given.get(INDUCTOR, "") or "0") not in ("0", "1"):
             raise ConfigError(
                 f"{INDUCTOR} is {inductor!r}.",
-                'It says whether compiles by backend="inductor" are to be as by backend="dynamo_dist".',
+                'It says whether compiles by backend="inductor" are to be as by '
+                'backend="dynamo_dist".',
                 "Set it to 1 or 0, or unset it.",
             )
         return cls(off, inductor == "1")

@@ -233,7 +233,10 @@ def _wrong(found: list[Tensor], expected: list[Tensor], truth: list[Tensor] | No
         scale = max(1.0, float(truth[at].abs().max()))
         lost = float((b - truth[at]).abs().max())
         if float((a - truth[at]).abs().max()) > lost + TOLERANCE * scale:
-            return f"value {at} is {float((a - truth[at]).abs().max()):.1e} from float64, uncut {lost:.1e}"
+            return (
+                f"value {at} is {float((a - truth[at]).abs().max()):.1e} from float64, uncut "
+                f"{lost:.1e}"
+            )
     return ""
 
 

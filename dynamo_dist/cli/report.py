@@ -45,7 +45,8 @@ def _reports(path: Path) -> Iterator[RunReport]:
     files = sorted(path.glob("report*.json")) if path.is_dir() else [path]
     if not files:
         raise ValueError(
-            f'{path} holds no report*.json. options={{"report": {str(path)!r}}} writes them when a graph '
+            f'{path} holds no report*.json. options={{"report": {str(path)!r}}} writes them when '
+            "a graph "
             "is first compiled."
         )
     for file in files:

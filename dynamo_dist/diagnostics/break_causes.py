@@ -125,7 +125,8 @@ CATALOG: tuple[Cause, ...] = (
             "together, so it cannot be part of a graph."
         ),
         fix=(
-            'mesh = init_device_mesh("cuda", (dp, tp), mesh_dim_names=("dp", "tp"))  # once, outside\n\n'
+            'mesh = init_device_mesh("cuda", (dp, tp), mesh_dim_names=("dp", "tp"))  # once, '
+            "outside\n\n"
             "@torch.compile\n"
             "def step(x):\n"
             "    return DTensor.from_local(x, mesh, [Shard(0), Replicate()])"
@@ -183,7 +184,10 @@ CATALOG: tuple[Cause, ...] = (
         name="mesh_context",
         kind=r"Unsupported context manager",
         detail=r"DeviceMesh",
-        why="`with mesh:` sets a thread-local default mesh, a side effect that Dynamo does not trace.",
+        why=(
+            "`with mesh:` sets a thread-local default mesh, a side effect that Dynamo does not "
+            "trace."
+        ),
         fix=(
             "# name the mesh in each call\n"
             "DTensor.from_local(x, mesh, [Shard(0)])\n"
@@ -285,13 +289,21 @@ CATALOG: tuple[Cause, ...] = (
     Cause(
         name="mode_inside",
         detail=r"is_in_mode_without_ignore_compile_internals",
-        why="A dispatch mode (CommDebugMode, for instance) is entered inside the compiled function.",
-        fix="with CommDebugMode() as comm:    # outside: the call runs in eager mode\n    y = compiled(x)",
+        why=(
+            "A dispatch mode (CommDebugMode, for instance) is entered inside the compiled function."
+        ),
+        fix=(
+            "with CommDebugMode() as comm:    # outside: the call runs in eager mode\n"
+            "    y = compiled(x)"
+        ),
     ),
     Cause(
         name="mixed_tensors",
         detail=r"(?P<op>[\w.]+) got mixed torch\.Tensor and DTensor",
-        why="$op got a DTensor and a plain tensor: DTensor cannot know how the plain one is laid out.",
+        why=(
+            "$op got a DTensor and a plain tensor: DTensor cannot know how the plain one is laid "
+            "out."
+        ),
         fix=(
             "# say how the plain tensor is laid out\n"
             "plain = DTensor.from_local(plain, x.device_mesh, [Replicate()], run_check=False)"
@@ -341,7 +353,10 @@ CATALOG: tuple[Cause, ...] = (
     Cause(
         name="module_backward_hook",
         kind=r"backwards hooks require compiled autograd",
-        why="A module has a full backward hook; the backward graph is compiled without module borders.",
+        why=(
+            "A module has a full backward hook; the backward graph is compiled without module "
+            "borders."
+        ),
         fix=(
             "# hook the tensor instead of the module\n"
             "def forward(self, x):\n"
@@ -370,7 +385,10 @@ CATALOG: tuple[Cause, ...] = (
             r"Tensor\.item\(\)|Tensor\.tolist\(\)|Dynamic shape operator|Dynamic slicing|"
             r"Data dependent operator"
         ),
-        why="A Python number is read out of a tensor, so that the graph ends to find out what it is.",
+        why=(
+            "A Python number is read out of a tensor, so that the graph ends to find out what it "
+            "is."
+        ),
         fix=(
             "# keep it a tensor\n"
             "y = x * x.sum()\n"
@@ -399,7 +417,10 @@ CATALOG: tuple[Cause, ...] = (
     Cause(
         name="clock_inside",
         detail=r"builtin `(?P<clock>time\.\w+?)\.?`",
-        why="$clock reads the clock of this process when it runs, and a graph has no place for that.",
+        why=(
+            "$clock reads the clock of this process when it runs, and a graph has no place for "
+            "that."
+        ),
         fix=(
             "# read the clock around the compiled call; a GPU has to be waited for first\n"
             "start = time.perf_counter()\n"
@@ -437,7 +458,10 @@ CATALOG: tuple[Cause, ...] = (
     Cause(
         name="warning_inside",
         detail=r"module: _warnings, qualname: warn",
-        why="The function that is called here is deprecated and warns; the warning is not traceable.",
+        why=(
+            "The function that is called here is deprecated and warns; the warning is not "
+            "traceable."
+        ),
         fix="# call the function that the warning recommends; run eagerly once to read it",
     ),
     Cause(

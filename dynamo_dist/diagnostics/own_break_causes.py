@@ -44,19 +44,28 @@ OWN: tuple[Cause, ...] = (
     Cause(
         name="reduce_op_without_name",
         kind=r"^Reduce op that cannot be written in a graph$",
-        why="A graph holds the reduce op as text; a premultiplied sum whose factor is a tensor has none.",
+        why=(
+            "A graph holds the reduce op as text; a premultiplied sum whose factor is a tensor "
+            "has none."
+        ),
         fix="x.mul_(factor)    # the same sum\ndist.all_reduce(x, group=group)",
     ),
     Cause(
         name="receive_from_any",
         kind=r"^Receive from any rank that returns the sender$",
-        why="recv without a source returns the sender's rank, which is known only when the graph runs.",
+        why=(
+            "recv without a source returns the sender's rank, which is known only when the graph "
+            "runs."
+        ),
         fix="dist.recv(x, src=sender)\n# or, if nobody asks who sent it\ndist.irecv(x).wait()",
     ),
     Cause(
         name="coalesced_kinds",
         kind=r"^Collectives of several kinds in one coalescing manager$",
-        why="A coalescing manager makes one launch of what is called inside, so that must be of one kind.",
+        why=(
+            "A coalescing manager makes one launch of what is called inside, so that must be of "
+            "one kind."
+        ),
         fix=(
             "with _coalescing_manager(group=group):\n"
             "    dist.all_reduce(x, group=group)\n"
@@ -84,13 +93,17 @@ OWN: tuple[Cause, ...] = (
             "launch "
             "first, and would wait for ever."
         ),
-        fix="work.wait()    # before the first collective of the compiled function\ny = compiled(x)",
+        fix=(
+            "work.wait()    # before the first collective of the compiled function\ny = compiled(x)"
+        ),
     ),
     Cause(
         name="method_in_c",
         kind=r"^Method of a distributed object that is written in C\+\+$",
         detail=r"(?P<owner>\w+)\.(?P<method>\w+)",
-        why="$method of $owner is no constant of the object, and there is no Python of it to trace.",
+        why=(
+            "$method of $owner is no constant of the object, and there is no Python of it to trace."
+        ),
         fix="value = ask(group)    # before the compiled function\ny = compiled(x, value)",
     ),
     Cause(
@@ -143,19 +156,34 @@ OWN: tuple[Cause, ...] = (
             "is infinite in the branch "
             "that is not taken would make its gradient NaN."
         ),
-        fix="y = torch.cond(condition, one, other, (x.to_local(),))    # where branches need no other rank",
+        fix=(
+            "y = torch.cond(condition, one, other, (x.to_local(),))    # where branches need no "
+            "other rank"
+        ),
     ),
     Cause(
         name="loop_over_dtensors",
         kind=r"^while_loop over DTensors$",
-        why="How often a loop runs is known when the graph runs; its body is a graph of local tensors.",
-        fix="n, y = while_loop(condition, body, (n, x.to_local()))    # where the body needs no other rank",
+        why=(
+            "How often a loop runs is known when the graph runs; its body is a graph of local "
+            "tensors."
+        ),
+        fix=(
+            "n, y = while_loop(condition, body, (n, x.to_local()))    # where the body needs no "
+            "other rank"
+        ),
     ),
     Cause(
         name="dtensor_copied",
         kind=r"^Copy of a DTensor that requires gradients$",
-        why="The copy would be a leaf that collects gradients, which a compiled function cannot make.",
-        fix="y = copy.deepcopy(x)    # outside\nz = compiled(x, y)\n# or, inside\ny = x.detach().clone()",
+        why=(
+            "The copy would be a leaf that collects gradients, which a compiled function cannot "
+            "make."
+        ),
+        fix=(
+            "y = copy.deepcopy(x)    # outside\nz = compiled(x, y)\n# or, inside\n"
+            "y = x.detach().clone()"
+        ),
     ),
     Cause(
         name="data_dependent_dtensor_size",
@@ -183,14 +211,20 @@ OWN: tuple[Cause, ...] = (
     Cause(
         name="gradient_layout",
         kind=r"^Layout of a gradient in a backward hook$",
-        why="How a gradient is laid out is decided when the backward graph is made, after this trace.",
+        why=(
+            "How a gradient is laid out is decided when the backward graph is made, after this "
+            "trace."
+        ),
         fix="grad = grad.redistribute(mesh, [Replicate()])    # first in the hook: now it is known",
     ),
     Cause(
         name="unusual_source_placement",
         kind=r"^Tensor distributed from one rank in an unusual placement$",
         why="How the source's data becomes this placement is code that cannot be traced.",
-        fix="# where all ranks hold the same tensor\nd = distribute_tensor(x, mesh, placements, src_data_rank=None)",
+        fix=(
+            "# where all ranks hold the same tensor\n"
+            "d = distribute_tensor(x, mesh, placements, src_data_rank=None)"
+        ),
     ),
     Cause(
         name="backward_hook_with_effects",
@@ -209,7 +243,10 @@ OWN: tuple[Cause, ...] = (
     Cause(
         name="backward_inside",
         kind=r"^backward\(\) inside a compiled function$",
-        why="The compiled forward brings a backward graph of its own, which runs when backward is called outside.",
+        why=(
+            "The compiled forward brings a backward graph of its own, which runs when backward is "
+            "called outside."
+        ),
         fix="loss = compiled(x)\nloss.backward()",
     ),
     Cause(
@@ -220,7 +257,10 @@ OWN: tuple[Cause, ...] = (
             "history from outside, of "
             "what the function returns undetached, and beside parameters of FSDP2 and DDP."
         ),
-        fix="(gradient,) = torch.autograd.grad(loss, x)\nreport(loss.detach())    # no more gradients of what it used up",
+        fix=(
+            "(gradient,) = torch.autograd.grad(loss, x)\n"
+            "report(loss.detach())    # no more gradients of what it used up"
+        ),
     ),
     Cause(
         name="ddp_inside",
@@ -261,7 +301,10 @@ OWN: tuple[Cause, ...] = (
             "forward of DDP, for instance, "
             "because of another graph break in it."
         ),
-        fix="ddp = DistributedDataParallel(torch.compile(module))    # the wrapper in eager mode, what it wraps in graphs",
+        fix=(
+            "ddp = DistributedDataParallel(torch.compile(module))    # the wrapper in eager mode, "
+            "what it wraps in graphs"
+        ),
     ),
     Cause(
         name="fsdp_gathered_inside",

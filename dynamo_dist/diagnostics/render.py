@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 ONLY_OBSERVED = (
-    'Upstream Inductor compiled these graphs. What this plugin would do: compile with backend="dynamo_dist", '
+    "Upstream Inductor compiled these graphs. What this plugin would do: compile with "
+    'backend="dynamo_dist", '
     "or explain with --backend dynamo_dist."
 )
 WHY_RANKS_ARE_MISSING = (

@@ -27,11 +27,17 @@ _ops = torch.ops._c10d_functional
 _data_ptr = torch.Tensor.data_ptr
 _requires_grad = operator.attrgetter("requires_grad")
 # What an error says of a gradient that comes once the average is launched.
-_LATE = "A DDP parameter of shape {shape} got a gradient from outside of the compiled forward after the average was launched."
+_LATE = (
+    "A DDP parameter of shape {shape} got a gradient from outside of the compiled forward after "
+    "the average was launched."
+)
 _WHY_LATE = (
     "What was computed from it before the forward comes through backward after the forward's graph."
 )
-_FIX_LATE = "Compute it after the call of the DDP module, or compile what DDP wraps: DistributedDataParallel(torch.compile(module))."
+_FIX_LATE = (
+    "Compute it after the call of the DDP module, or compile what DDP wraps: "
+    "DistributedDataParallel(torch.compile(module))."
+)
 _averagings: weakref.WeakValueDictionary[str, Averaging] = weakref.WeakValueDictionary()
 
 

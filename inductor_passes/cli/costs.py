@@ -73,7 +73,10 @@ def _add_measure_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="the topology's name; default: that of the file written")
     parser.add_argument(
         "--base",
-        help="topology, by name or JSON file, for what is not measured; default: h100x8 on GPUs, cpu-gloo on a CPU",
+        help=(
+            "topology, by name or JSON file, for what is not measured; default: h100x8 on GPUs, "
+            "cpu-gloo on a CPU"
+        ),
     )
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"

@@ -253,7 +253,8 @@ COLLECTIVES = {
     "scatter": "scatter",
 }
 BYTES = {
-    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Half": 2, "BFloat16": 2, "Short": 2,
+    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+    "Half": 2, "BFloat16": 2, "Short": 2,
     "Float": 4, "Int": 4, "Double": 8, "Long": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
 # Where the two matrices stand among the inputs.

@@ -4,7 +4,7 @@ here.
 ``--json`` prints one object::
 
     {"triton": str or null,      installed version
-     "why_not": str,             why none can run in this process; "" if they can, on groups of this host
+     "why_not": str,             why none can run in this process; "" if they can
      "kernels": [{"name", "replaces", "fused_by", "needs": [str], "dtypes": [str], "runs": bool}]}
 
 The exit status is 0.

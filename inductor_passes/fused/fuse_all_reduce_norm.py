@@ -181,7 +181,10 @@ class FuseAllReduceNorm(Fusion):
         if shape[-1] > MAX_ROW:
             return f"a row of {shape[-1]} does not fit into registers: at most {MAX_ROW}"
         if value.dtype != given.dtype or norm.rstd.meta["val"].dtype != torch.float32:
-            return f"the total is {value.dtype}, the sum {given.dtype}, the norm {norm.rstd.meta['val'].dtype}"
+            return (
+                f"the total is {value.dtype}, the sum {given.dtype}, the norm "
+                f"{norm.rstd.meta['val'].dtype}"
+            )
         if value.numel() != given.numel():
             return "the sum is broadcast to what is added to it"
         biases = [t for t in terms if static_shape(t) == shape[-1:]]

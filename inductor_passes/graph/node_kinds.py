@@ -30,7 +30,8 @@ _PICKING = frozenset(
     "embedding gather index index_select _unsafe_index _unsafe_masked_index".split()
 )
 _REDUCTIONS = frozenset(
-    "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin logsumexp".split()
+    "sum mean amax amin max min prod var var_mean std std_mean any all argmax argmin "
+    "logsumexp".split()
 )
 _NO_MEMORY = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
 # torch/_inductor/choices.py, reduction_split_factor: more than 8192 elements to fewer results than

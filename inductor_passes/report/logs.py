@@ -81,7 +81,10 @@ def _folder(graph_id: str) -> Path | None:
 def _summary(record: PassRecord) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in record.counters.items() if count)
     said = counts or ("" if record.changed else "nothing to do")
-    return f"{record.name}: {record.reason or said or 'changed'} ({record.status}, {1e3 * record.seconds:.1f} ms)"
+    return (
+        f"{record.name}: {record.reason or said or 'changed'} ({record.status}, "
+        f"{1e3 * record.seconds:.1f} ms)"
+    )
 
 
 def _diff(before: str, after: str) -> list[str]:

@@ -36,8 +36,8 @@ from inductor_passes.torch_compat.c10d import group_ranks, known_groups
 # Functions and methods in which a plain tensor is never sliced; a DTensor's are redistributed.
 _NOT_SLICING = frozenset(
     "redistribute prim_redistribute distribute_tensor linear matmul mm bmm addmm baddbmm add iadd "
-    "sub "
-    "mul imul truediv div embedding layer_norm rms_norm softmax silu gelu relu dropout where".split()
+    "sub mul imul truediv div embedding layer_norm rms_norm softmax silu gelu relu dropout "
+    "where".split()
 )
 
 

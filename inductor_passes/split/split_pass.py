@@ -234,7 +234,10 @@ class SplitRegions(Cutting):
                 return f"{parts} parts do not fit in memory"
             if choice.exposed_us:
                 waits = choice.exposed_us / choice.uncut_us
-                return f"compute waits {waits:.1%} of the step for launches that can be cut, less than {LEAST_GAIN:.0%}"
+                return (
+                    f"compute waits {waits:.1%} of the step for launches that can be cut, less "
+                    f"than {LEAST_GAIN:.0%}"
+                )
             return f"no input leads to a launch in {parts} equal parts"
         if not asked and choice.gain < LEAST_GAIN:
             return f"{choice.gain:.1%} to gain, less than {LEAST_GAIN:.0%}"

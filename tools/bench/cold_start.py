@@ -197,7 +197,10 @@ def main() -> None:
                     print(*(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if options.json:
         document = {
-            "measured": "first training step of real gloo ranks on one host: processor seconds of a rank and its children",
+            "measured": (
+                "first training step of real gloo ranks on one host: processor seconds of a rank "
+                "and its children"
+            ),
             "command": " ".join(["python", "tools/bench/cold_start.py", *sys.argv[1:]]),
             "torch": torch.__version__,
             "ranks": options.ranks,

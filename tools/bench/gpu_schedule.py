@@ -150,7 +150,10 @@ def _measure(sizes: Sizes, rounds: int, work: Path) -> dict[str, Any]:
         )
     return {
         "label": "real kernels and streams of one GPU, modelled links",
-        "program": f"{sizes.layers} layers of width {sizes.width}, {sizes.tokens} tokens, {WORLD} shards, trained",
+        "program": (
+            f"{sizes.layers} layers of width {sizes.width}, {sizes.tokens} tokens, {WORLD} "
+            "shards, trained"
+        ),
         "host_ms": host_ms,
         "rows": rows,
     }

@@ -159,7 +159,10 @@ def main() -> None:
     Console().print(table)
     if args.json:
         document = {
-            "measured": "processor time of one process on a fake group of 8 ranks, ratios of medians and of the fastest calls",
+            "measured": (
+                "processor time of one process on a fake group of 8 ranks, ratios of medians and "
+                "of the fastest calls"
+            ),
             "processes_running": os.getloadavg()[1],
             "cores": os.cpu_count(),
             "command": " ".join(["python", "tools/bench/host.py", *sys.argv[1:]]),

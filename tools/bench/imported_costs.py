@@ -57,7 +57,10 @@ def main() -> None:
         "question": __doc__.splitlines()[0],
         "command": "python tools/bench/imported_costs.py",
         "kind": f"real processes, emulated link of {LINK}",
-        "program": f"{LAYERS} layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32, {ROWS} rows, without gradients",
+        "program": (
+            f"{LAYERS} layers of relu(x @ gather(w)), w {WIDTH} x {WIDTH} fp32, {ROWS} rows, "
+            "without gradients"
+        ),
         "torch": torch.__version__,
         "cores": os.cpu_count(),
         "cases": cases,

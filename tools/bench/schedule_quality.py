@@ -105,7 +105,9 @@ def main() -> None:
             "command": "python tools/bench/schedule_quality.py PROBLEMS_DIR",
             "kind": "simulated makespans; seconds are CPU time of the solver",
             "summary": summary,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "machine": (
+                f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+            ),
             "load_average": round(os.getloadavg()[0], 1),
             "date": str(datetime.date.today()),
             "rows": rows,

@@ -219,7 +219,10 @@ def main() -> None:
             "question": __doc__.split("\n")[0],
             "command": "python tools/bench/split_timed.py"
             + (" --training" if options.training else ""),
-            "kind": "real kernels on one core, modelled links; time of the computing thread plus what it waits",
+            "kind": (
+                "real kernels on one core, modelled links; time of the computing thread plus what "
+                "it waits"
+            ),
             "torch": torch.__version__,
             "blocks": blocks,
             **found,

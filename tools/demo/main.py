@@ -47,7 +47,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--topology",
         default=DEFAULT_TOPOLOGY,
-        help="what the simulated figures are for; with --link the machine and the link are measured",
+        help=(
+            "what the simulated figures are for; with --link the machine and the link are measured"
+        ),
     )
     parser.add_argument("--deadline", type=float, default=1200, help="seconds before giving up")
     parser.add_argument("--timeout", type=int, default=300, help="seconds a rank waits for another")

@@ -24,14 +24,16 @@ TITLES = {
 }
 HEAD = """# DDP and FSDP2 in compiled functions
 
-Each line is a program that runs on two real gloo ranks: six steps with SGD and with AdamW, with batches of equal and of
-different lengths on the ranks. It runs three times: in eager mode, compiled whole, and with its blocks compiled. After each backward all
-gradients are compared, `None` or not; at the end parameters and buffers; in the last step launches and bytes, which are at most
-eager mode's unless a line says otherwise. `python tools/docs/conformance.py` writes this page;
-`pytest -m "slow or sweep" test/e2e/conformance` runs all programs.
+Each line is a program that runs on two real gloo ranks: six steps with SGD and with AdamW, with
+batches of equal and of different lengths on the ranks. It runs three times: in eager mode, compiled
+whole, and with its blocks compiled. After each backward all gradients are compared, `None` or not;
+at the end parameters and buffers; in the last step launches and bytes, which are at most eager
+mode's unless a line says otherwise. `python tools/docs/conformance.py` writes this page; `pytest -m
+"slow or sweep" test/e2e/conformance` runs all programs.
 
-"In the graph" means: forward and backward are one graph each, and gathers, reductions and averages are operations of them. "Eager"
-means: a graph break with the quoted reason leaves the wrapper as torch runs it, around compiled pieces.
+"In the graph" means: forward and backward are one graph each, and gathers, reductions and averages
+are operations of them. "Eager" means: a graph break with the quoted reason leaves the wrapper as
+torch runs it, around compiled pieces.
 """
 
 

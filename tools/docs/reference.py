@@ -53,11 +53,26 @@ WITHOUT_A_BACKEND = (
     ("inductor_passes", "communication_pass"),
 )
 VARIABLES = {
-    settings.INDUCTOR: 'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the first `torch.compile` on; the same on all ranks.',
-    settings.TRACKERS_OFF: f"Trackers to leave to upstream, to find which one is at fault: {', '.join(settings.TRACKER_NAMES)}.",
-    settings.AGREEMENT_SECONDS: 'How long a rank waits for others to compile the same graph; 0 settles nothing: the program\'s order, nothing merged. With `compile="shared"` also how long a compile may stand in one function before others compile for themselves.',
-    availability.SECONDS_VARIABLE: "About how long a fused kernel waits for a peer before it gives up with an error (450, at most 466); alike on all ranks.",
-    plugins.OFF: "Names of plugins, separated by commas, that are not loaded; the same on all ranks.",
+    settings.INDUCTOR: (
+        'Set to 1: compiles by `backend="inductor"` are as by `backend="dynamo_dist"` from the '
+        "first `torch.compile` on; the same on all ranks."
+    ),
+    settings.TRACKERS_OFF: (
+        "Trackers to leave to upstream, to find which one is at fault: "
+        f"{', '.join(settings.TRACKER_NAMES)}."
+    ),
+    settings.AGREEMENT_SECONDS: (
+        "How long a rank waits for others to compile the same graph; 0 settles nothing: the "
+        'program\'s order, nothing merged. With `compile="shared"` also how long a compile may '
+        "stand in one function before others compile for themselves."
+    ),
+    availability.SECONDS_VARIABLE: (
+        "About how long a fused kernel waits for a peer before it gives up with an error (450, at "
+        "most 466); alike on all ranks."
+    ),
+    plugins.OFF: (
+        "Names of plugins, separated by commas, that are not loaded; the same on all ranks."
+    ),
 }
 
 

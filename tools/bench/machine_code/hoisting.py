@@ -57,7 +57,10 @@ def early_signal(ttgir: str) -> str:
         if STORE.search(line) or BARRIER.search(line):
             last = line
         elif SIGNAL.search(line) and STORE.search(last):
-            return f"a flag is set with no barrier after the stores before it (TTGIR line {number + 1})"
+            return (
+                "a flag is set with no barrier after the stores before it (TTGIR line "
+                f"{number + 1})"
+            )
     _, sent = _of_peers(lines)
     if not sent:
         return "no store of data that peers read was found: the check does not know this code"
