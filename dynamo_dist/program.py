@@ -78,9 +78,11 @@ class Access:
     between them.
 
     ``reads``, ``writes``: the share of each input that it reads from memory, and of each output
-    that it writes there; what stays inside a kernel is neither. ``starts_kernel``: whether one
-    starts here. ``operations``: floating-point operations on whole tensors, but for matrix
-    products, whose shapes say them; ``attention``: of a fused attention kernel.
+        that it writes there; what stays inside a kernel is neither. ``starts_kernel``: whether one
+        starts here.
+    ``operations``: floating-point operations on whole tensors, but for matrix products, whose
+        shapes say them;
+    ``attention``: of a fused attention kernel.
     """
 
     reads: tuple[float, ...]

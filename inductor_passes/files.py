@@ -43,8 +43,9 @@ class Form:
     """One format.
 
     ``name``: in messages, such as ``schedule problem``. ``error``: makes the error of a what, a why
-    and a fix. ``fix``: what to do about any file that is none. ``schema``: JSON schema.
-    ``most_bytes``: of the file, and of what it holds unpacked.
+        and a fix.
+    ``fix``: what to do about any file that is none. ``schema``: JSON schema. ``most_bytes``: of the
+        file, and of what it holds unpacked.
     """
 
     name: str

@@ -33,7 +33,8 @@ class PassStats:
     docstring.
 
     ``schedule``: the decision of a pass that settles the order of the whole graph. ``split``: that
-    of the pass that cuts graphs into parts. ``notes``: decisions worth a line each.
+        of the pass that cuts graphs into parts.
+    ``notes``: decisions worth a line each.
     """
 
     changed: bool

@@ -38,11 +38,12 @@ class PassOptions:
     disable: names of passes to leave out; ``pin_order``; and with ``backend="dynamo_dist"``,
         ``direct_gradients`` to leave gradients of DTensor parameters to autograd,
         ``below_autograd`` to call operators with autograd's kernels.
-    topology: a shipped name or a path to JSON; None chooses by the device of the tensors. report: a
-    folder for report.html, report.json and trace.json; None writes none. schedule: options of the
-    scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor. split: ``off``; a number
-    of parts, 2 or more, that regions of a graph are cut into, so that one part computes while
-        another's collective is on its way; or ``auto``, as many as are predicted to pay, if any.
+    topology: a shipped name or a path to JSON; None chooses by the device of the tensors.
+    report: a folder for report.html, report.json and trace.json; None writes none.
+    schedule: options of the scheduler (``ScheduleOptions``); or ``off`` to leave order to Inductor.
+    split: ``off``; a number of parts, 2 or more, that regions of a graph are cut into, so that one
+        part computes while another's collective is on its way; or ``auto``, as many as are
+        predicted to pay, if any.
     plan: ``off``; ``repair`` re-solves placements that the user has not set (DTensor programs, with
         ``backend="dynamo_dist"``); or a path ending in .json, a plan to follow, written if missing.
     compile: ``each`` rank compiles for itself; or ``shared``: of ranks whose graphs are the same

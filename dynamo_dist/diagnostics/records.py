@@ -9,11 +9,12 @@ rises when a field changes its meaning or goes.
     torch_version, plugin_version, topology   strings; topology is "" where no graph was costed
     graphs           list of graph records, each with a "schema" of its own
                      (inductor_passes.records.GraphRecord.to_json)
-    breaks list of {kind, reason, user_line, explanation, fix, cause, effect, count, hints}
-    recompiles list of {function, user_line, guard, count} plans list of {graph, method, steps,
-    upstream_us, planned_us, bound_us, changes}; changes is
-                     a list of {op, upstream, planned}: where upstream and the plan put an
-                     operation's inputs
+    breaks           list of {kind, reason, user_line, explanation, fix, cause, effect, count,
+                     hints}
+    recompiles       list of {function, user_line, guard, count}
+    plans            list of {graph, method, steps, upstream_us, planned_us, bound_us, changes};
+                     changes is a list of {op, upstream, planned}: where upstream and the plan put
+                     an operation's inputs
     facts            list of {name, value, unit, source}; value is a number, a string or a list of
                      numbers, source says where it comes from: "simulated on h100x8",
                      "measured, CPU", "emulated link, 1 Gbit/s"
@@ -99,8 +100,9 @@ class PlanRecord:
     """The placements of one Dynamo graph, re-solved; ``graph`` is its name in a plan file.
 
     Times are modelled, communication and compute, in microseconds; no plan takes less than
-    ``bound_us``. ``source``: the file that it was read from, the user's or one beside the cache; ""
-    where it was made anew.
+    ``bound_us``.
+    ``source``: the file that it was read from, the user's or one beside the cache; "" where it was
+        made anew.
     """
 
     graph: str

@@ -56,10 +56,11 @@ class VariantResult:
     """One variant on this rank.
 
     differences: how outputs and gradients differ from eager mode's, by name; those that are close
-    are left out. launches: collectives that a step launches when it runs, by kind. first_s: seconds
-    of the first step, with its compile. step_ms: each timed step. exposed_us: exposed time of the
-    graphs before our passes and after them, simulated. error: why upstream could not compile or run
-    the model.
+        are left out.
+    launches: collectives that a step launches when it runs, by kind. first_s: seconds of the first
+        step, with its compile. step_ms: each timed step. exposed_us: exposed time of the graphs
+        before our passes and after them, simulated. error: why upstream could not compile or run
+        the model.
     """
 
     differences: Mapping[str, str] = field(default_factory=dict)
@@ -125,9 +126,9 @@ def compare(
         values, gradients, mode, random state. inputs: one tensor, a tuple or list of arguments, or
         a mapping of keyword arguments, with local shapes where they are plain tensors.
     steps: timed steps of each variant. The variants take turns, so that a busy machine slows all
-    alike. loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the
-    floating ones' means.
-        Gradients are compared where it requires one.
+        alike.
+    loss: makes the scalar of the outputs; by default their ``loss``, or the sum of the floating
+        ones' means. Gradients are compared where it requires one.
     options: of our backend, such as ``{"topology": "h100x8"}``.
 
     Every rank of the job calls it. Forgets everything that this process had compiled. A model that

@@ -187,9 +187,9 @@ class ModuleHooks:
     """Modules of which one check stands for all guards on their hooks.
 
     ``guards``: those that are left beside ``hooks``: source of a hook -> check that stands for all
-    guards on it. checks: source of a module -> its check, in the place of those of ``hooks`` that
-    are ``replaced`` and of the
-        guards whose ``id``s are ``implied``.
+        guards on it.
+    checks: source of a module -> its check, in the place of those of ``hooks`` that are
+        ``replaced`` and of the guards whose ``id``s are ``implied``.
     """
 
     def __init__(self, guards: Iterable[Any], hooks: Mapping[Any, checks_compat.Check]) -> None:

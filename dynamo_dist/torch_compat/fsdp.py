@@ -37,12 +37,13 @@ class ShardedParameter:
     """One parameter that FSDP2 shards.
 
     ``owners``: each module that it is registered in, and its name there. ``path``: its group of
-    ``state``, and its place in that. ``size``: of the gathered parameter (local to tensor parallel
-    ranks). ``dim``: the dimension that is split. ``shard``, ``replicate``: process groups, or None.
-    ``dtype``: what it is gathered in, ``reduce_dtype`` what its gradient is summed in; None leaves
-    them. ``divide``: what the sum of gradients is divided by; None for the number of ranks.
-    ``kept``: it stays gathered after forward. ``before``: mesh, placements, global shape and stride
-    of the DTensor it was before; or None.
+        ``state``, and its place in that. ``size``: of the gathered parameter (local to tensor
+        parallel ranks).
+    ``dim``: the dimension that is split. ``shard``, ``replicate``: process groups, or None.
+        ``dtype``: what it is gathered in, ``reduce_dtype`` what its gradient is summed in; None
+        leaves them. ``divide``: what the sum of gradients is divided by; None for the number of
+        ranks. ``kept``: it stays gathered after forward. ``before``: mesh, placements, global shape
+        and stride of the DTensor it was before; or None.
     """
 
     owners: tuple[tuple[nn.Module, str], ...]

@@ -60,10 +60,11 @@ class Gather:
     parameter, ``shard`` the group that holds a chunk of them each (None: every rank has all),
     ``replicate`` the group whose members hold equal copies (None: no such group). Dimensions other
     than 0 are split evenly. ``divide``: what the sum of gradients is divided by; None for the
-    number of ranks. ``keeps``: the gradient is not reduced further than so, and goes to the leaf
-    that the parameter is gathered with: WHOLE before any reduction, PARTIAL behind the
-    reduce-scatter. ``takes`` (both words, or one): what was kept so before is added to it where it
-    was left, as ``key`` finds it. ``group`` names those that FSDP2 gathers together.
+    number of ranks.
+    ``keeps``: the gradient is not reduced further than so, and goes to the leaf that the parameter
+        is gathered with: WHOLE before any reduction, PARTIAL behind the reduce-scatter. ``takes``
+        (both words, or one): what was kept so before is added to it where it was left, as ``key``
+        finds it. ``group`` names those that FSDP2 gathers together.
     """
 
     rows: int

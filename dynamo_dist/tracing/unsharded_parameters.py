@@ -46,10 +46,11 @@ class Reads:
     it.
 
     ``tables``: ``_parameters`` that a program has asked for and may change, by id of the module and
-    graph. ``read``: keys of those that were read. ``inside``: wrappers whose forward is being
-    traced, outermost first; ``entered``: all that were, ``outermost``: those of them that no other
-    wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
-    several modules, by id, those that have run since.
+        graph.
+    ``read``: keys of those that were read. ``inside``: wrappers whose forward is being traced,
+        outermost first; ``entered``: all that were, ``outermost``: those of them that no other
+        wrapper holds, and ``quiet``: ids of those that launch nothing. ``run``: of a wrapper for
+        several modules, by id, those that have run since.
     """
 
     whole: dict[Place, Read] = field(default_factory=dict)

@@ -79,8 +79,8 @@ class Machine:
         ``starts`` here.
 
         operations: floating-point, multiplications and additions counted apart. dtype: what they
-        are done in. attention: of a fused attention kernel, which reaches a share of the peak of
-        its own.
+            are done in.
+        attention: of a fused attention kernel, which reaches a share of the peak of its own.
         """
         us = self.memory_us(moved_bytes)
         if operations:

@@ -110,7 +110,8 @@ class LinkTimes:
     """Microseconds on a job's links: (kind, group's shape) -> bytes of one rank's input -> time.
 
     ``stretch``: how many times as long kernels take beside a collective of all ranks; None if not
-    measured. ``launching_us``: on a CPU, processor time that a launch takes of what computes.
+        measured.
+    ``launching_us``: on a CPU, processor time that a launch takes of what computes.
     """
 
     layout: Layout

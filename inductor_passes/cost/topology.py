@@ -271,12 +271,14 @@ class Topology:
     ``matmul`` is keyed by dtype name (``float32``, ``bfloat16``, ``float16``, ``float64``,
     ``int8``; ``float8`` stands for every 8-bit float). ``coalesced_start_share`` is the part of its
     start that each launch but the first saves in a coalesced call; 0 where such a call runs one
-    after another. ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops
-    what is not this rank's. ``launching_us``: processor time that a launch takes of what computes;
-    0 where a device computes and the host runs ahead of it. ``compute_stretch``: how many times as
-    long a kernel takes while a collective is on its way; 1 unless measured. ``collectives`` and
-    ``products`` were measured, and count instead of the formulas. ``sources`` maps each figure's
-    path to where it is from.
+    after another.
+    ``reduce_scatter_rounds``: 1, or 2 where the library runs an all_reduce and drops what is not
+        this rank's.
+    ``launching_us``: processor time that a launch takes of what computes; 0 where a device computes
+        and the host runs ahead of it.
+    ``compute_stretch``: how many times as long a kernel takes while a collective is on its way; 1
+        unless measured. ``collectives`` and ``products`` were measured, and count instead of the
+        formulas. ``sources`` maps each figure's path to where it is from.
     """
 
     name: str

@@ -3,10 +3,12 @@
 - Whoever writes memory comes after everything that used it, and before everything that uses it
   later. A launch uses what it reads until its wait: the link may take it as late as that.
 - A *fence* (a barrier, an operator whose effects nobody declares) stays where it is: nothing passes
-it. - Random operators keep their order, or each would draw another's numbers. - Where ranks may
-hold different graphs, launches keep the program's order: it is all that they share. - Beside a send
-or a receive no launch moves behind a wait that it preceded: the peer that is waited for may
-  wait for that launch.
+    it.
+- Random operators keep their order, or each would draw another's numbers.
+- Where ranks may hold different graphs, launches keep the program's order: it is all that they
+    share.
+- Beside a send or a receive no launch moves behind a wait that it preceded: the peer that is waited
+  for may wait for that launch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def why_missed(graph: fx.Graph, ours: Mapping[str, str | None], graph_id: str) -
     """Compare the key of a graph that is compiled now with that of its last compile, and keep it.
 
     ``graph``: as our passes get it. ``ours``: what they add to its key; None is what forbids to
-    keep it in a cache. ``graph_id``: its name in this process.
+        keep it in a cache.
+    ``graph_id``: its name in this process.
     """
     local, remote, off = map(
         inductor.get_config, ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")

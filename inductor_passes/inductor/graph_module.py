@@ -37,7 +37,8 @@ def capturing(
 
     Graphs stand where Inductor calls our passes: after AOTAutograd and upstream's own passes. A
     function so compiled returns tensors of the right shapes with nothing in them, so use it on a
-    fake group. ``patches``: Inductor's configuration, such as ``options()`` makes.
+    fake group.
+    ``patches``: Inductor's configuration, such as ``options()`` makes.
     """
     found: list[Captured] = []
 

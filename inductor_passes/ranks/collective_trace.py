@@ -96,15 +96,16 @@ class Stream:
     """The launches of one graph, in program order, on groups of at least two real ranks.
 
     ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on
-    after the graph, or went on before it, in Python (a graph break). ``root``: the function that
-    was compiled, ``name (file:first-last)``. ``graph``: the graph's name in this process, for
-    people. ``options``: a digest of what the passes were told, and of the types that they may
-    narrow launches to. ``callers``: ``function:line`` of what was on this rank's stack when the
-    graph was compiled; None where nobody noted them. No other rank knows them. ``behind_python``:
-    whether one of them is a function that this rank leaves to Python: then launches that no graph
-    has may come before these. ``is_joint``: whether it is of forward and backward together, before
-    they are two graphs; ``joint``: key of the stream of that graph, if it was cut into parts:
-    launches are of the parts then.
+        after the graph, or went on before it, in Python (a graph break). ``root``: the function
+        that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in this process,
+        for people. ``options``: a digest of what the passes were told, and of the types that they
+        may narrow launches to. ``callers``: ``function:line`` of what was on this rank's stack when
+        the graph was compiled; None where nobody noted them. No other rank knows them.
+    ``behind_python``: whether one of them is a function that this rank leaves to Python: then
+        launches that no graph has may come before these. ``is_joint``: whether it is of forward and
+        backward together, before they are two graphs;
+    ``joint``: key of the stream of that graph, if it was cut into parts: launches are of the parts
+        then.
     """
 
     groups: tuple[Group, ...]

@@ -181,7 +181,8 @@ class Waiting:
     """A rank that waits for another's turn to end.
 
     ``vote``: votes on a stream of launches as the offer that it gets says; called for each, in
-    order. ``still_s``: how long a compile without a change is waited for.
+        order.
+    ``still_s``: how long a compile without a change is waited for.
     """
 
     def __init__(

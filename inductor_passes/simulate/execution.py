@@ -36,10 +36,12 @@ def live_bytes(fresh_bytes: Sequence[int], last_use: Sequence[int]) -> list[int]
 class Program:
     """One entry per node in program order; the four lists have equal length.
 
-    ``compute_us[i]``: time on the compute stream, after entry i has waited. ``channel[i]``: channel
-    that entry i launches on, "" if it launches nothing. ``link_us[i]``: time of that launch on its
-    channel. ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a
-    collective that blocks. ``stretch``: how many times as long compute takes beside a collective.
+    ``compute_us[i]``: time on the compute stream, after entry i has waited.
+    ``channel[i]``: channel that entry i launches on, "" if it launches nothing.
+    ``link_us[i]``: time of that launch on its channel.
+    ``awaits[i]``: launches, by index, that entry i waits for. An entry may await itself: a
+        collective that blocks.
+    ``stretch``: how many times as long compute takes beside a collective.
     """
 
     compute_us: list[float]

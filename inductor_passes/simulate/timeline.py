@@ -35,7 +35,8 @@ def graph_live_bytes(
 
     Graph inputs and constants are not counted; outputs live to the end. Views and in-place results
     are their base's memory. A launch reads its input until its wait, or to the end if nothing
-    waits. ``awaits[i]``: launches that node i waits for, as positions in the graph.
+    waits.
+    ``awaits[i]``: launches that node i waits for, as positions in the graph.
     """
     owner_of: dict[fx.Node, int] = {}
     fresh: list[int] = []
@@ -84,7 +85,8 @@ class Timeline:
     end: so ``makespan_us = compute_us + exposed_us``. ``exposed_by_launch`` splits it by the
     launch's node name. ``communication_us`` sums over all channels. ``peak_bytes`` leaves graph
     inputs out; ``memory`` is the curve that it is the top of: time and bytes wherever they change
-    on the compute stream. ``live_bytes``: the same bytes by node, in program order.
+    on the compute stream.
+    ``live_bytes``: the same bytes by node, in program order.
     """
 
     spans: tuple[SpanRecord, ...]

@@ -170,8 +170,8 @@ class Price:
     order.
 
     Where launches take processor time of what computes (``launching_us``), ``us`` counts it for
-    each, as though nothing hid it. ``exposed``: how long compute waits for launches, by their
-    names.
+    each, as though nothing hid it.
+    ``exposed``: how long compute waits for launches, by their names.
     """
 
     us: tuple[float, ...]

@@ -25,7 +25,8 @@ class Region:
 
     ``seed`` is a value that is read in parts. ``ended``: what reads a value of the region whole,
     with the reason; behind such an operator the region goes on where a result has the shape of a
-    value that it was given in parts. ``left``: all that read it and are not in parts.
+    value that it was given in parts.
+    ``left``: all that read it and are not in parts.
     """
 
     seed: fx.Node

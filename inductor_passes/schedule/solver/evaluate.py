@@ -20,8 +20,9 @@ class Judgement:
     """Times in microseconds.
 
     ``exposed_by_launch``: exposed time of each launch that has any; a bucket's is its first
-    member's. ``start_us``, ``end_us``: by node id, on the channel for launches, on the compute
-    stream else. ``live_bytes``: by node id, what is alive while it runs.
+        member's.
+    ``start_us``, ``end_us``: by node id, on the channel for launches, on the compute stream else.
+    ``live_bytes``: by node id, what is alive while it runs.
     """
 
     makespan_us: float
@@ -99,8 +100,9 @@ class _Entries:
     buckets.
 
     ``runs_at``: node -> the entry at which it runs; all members of a bucket run at their first
-    one's. ``node_at``: the reverse, for nodes that run themselves; else -1. ``fresh``: bytes each
-    entry brings to life.
+        one's.
+    ``node_at``: the reverse, for nodes that run themselves; else -1. ``fresh``: bytes each entry
+        brings to life.
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:

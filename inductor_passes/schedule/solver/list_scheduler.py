@@ -40,15 +40,17 @@ class Rules:
     Times are parts of the lower bound, so that a rule means the same on small and large graphs.
 
     ``priority``: which backward run sets the latest starts: by "program" order, by longest "path"
-    from the start, or "mixed". ``window``: how many tasks ahead of the oldest compute still to do
-    may run. ``launch_ahead``: how far before its latest start a launch that waits for nothing may
-    go. ``compute_ahead``: up to which distance compute counts as urgent; beyond, it goes by program
-    order, and compute that waits for nothing, such as recomputation, is held back. ``rise_ahead``:
-    how far ahead memory is kept free for the program's own order. ``merge``: weight of link time
-    against copying when launches are merged; 0 never merges. ``busy``: for which part of the lower
-    bound a channel may be busy before launches that merging would help wait for one another
-    (``collect.py``); 0 never holds any back. ``patience``: idle for a more urgent task that becomes
-    ready within this part of the other one's time.
+        from the start, or "mixed". ``window``: how many tasks ahead of the oldest compute still to
+        do may run.
+    ``launch_ahead``: how far before its latest start a launch that waits for nothing may go.
+    ``compute_ahead``: up to which distance compute counts as urgent; beyond, it goes by program
+        order, and compute that waits for nothing, such as recomputation, is held back.
+    ``rise_ahead``: how far ahead memory is kept free for the program's own order.
+    ``merge``: weight of link time against copying when launches are merged; 0 never merges.
+    ``busy``: for which part of the lower bound a channel may be busy before launches that merging
+        would help wait for one another (``collect.py``); 0 never holds any back.
+    ``patience``: idle for a more urgent task that becomes ready within this part of the other one's
+        time.
     """
 
     priority: str
@@ -418,8 +420,9 @@ class Limits:
     """``cap_bytes``: of live memory. ``rises``: per task, to be left free for the program's order.
 
     ``scale_us``: the time that parts in ``Rules`` are parts of. ``enough``: the payloads for which
-    launches wait for one another (``collect.py``). ``worth_us``: a draft that will end later than
-    that is given up. ``tail``: per task, what must come after its end (us).
+        launches wait for one another (``collect.py``). ``worth_us``: a draft that will end later
+        than that is given up.
+    ``tail``: per task, what must come after its end (us).
     """
 
     cap_bytes: int

@@ -37,14 +37,15 @@ LinkTable = tuple[tuple[float, float], ...]
 class Node:
     """One entry of the program; its id is its place in ``Problem.nodes``.
 
-    ``kind``: one of ``KINDS``. ``deps``: ids that must come before it. ``us``: microseconds on the
-    compute stream; 0 for launches, waits and views. ``bytes``: fresh memory that its value holds on
-    this rank; 0 for a view or a wait. ``alias``: id whose memory the value shares, or None.
+    ``kind``: one of ``KINDS``. ``deps``: ids that must come before it.
+    ``us``: microseconds on the compute stream; 0 for launches, waits and views.
+    ``bytes``: fresh memory that its value holds on this rank; 0 for a view or a wait.
+    ``alias``: id whose memory the value shares, or None.
     ``group``, ``op``, ``dtype``, ``reduce``, ``payload``: of a launch; ``payload`` is bytes of this
-    rank's input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it is
-    a collective that returns when it is done; it holds the compute stream and that group's channel
-    for ``us``. ``launch``: of a wait, the launch it waits for; None for a value launched outside
-    the graph.
+        rank's input, ``reduce`` is None for operations that do not reduce. ``group`` of compute: it
+        is a collective that returns when it is done; it holds the compute stream and that group's
+        channel for ``us``.
+    ``launch``: of a wait, the launch it waits for; None for a value launched outside the graph.
     """
 
     name: str
@@ -76,10 +77,12 @@ class Problem:
     """``nodes`` in program order, so that each stands behind its dependencies.
 
     ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the
-    first point being the floor. An operation without a table of its own takes the first of its
-    group's, by name. ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read
-    plus bytes written. ``group_size``: ranks of each group. ``compute_stretch``: how many times as
-    long compute takes beside a collective; at least 1.
+        first point being the floor. An operation without a table of its own takes the first of its
+        group's, by name.
+    ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes
+        written.
+    ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes
+        beside a collective; at least 1.
     """
 
     name: str
@@ -169,9 +172,10 @@ class Solution:
     """An order and buckets, and what they are worth.
 
     Times in microseconds. ``bound_us``: no schedule is shorter (``bound.py``). ``own_bound_us``:
-    the same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``. ``cap_bytes``:
-    the memory cap that was asked for. ``peak_bytes`` exceeds it only if the program's own order
-    does and nothing leaner was found; then it is the least found. ``strategy``: what found it.
+    the same, sharper (``own_bound.py``). ``gap``: ``makespan_us / bound_us - 1``.
+    ``cap_bytes``: the memory cap that was asked for. ``peak_bytes`` exceeds it only if the
+        program's own order does and nothing leaner was found; then it is the least found.
+        ``strategy``: what found it.
     """
 
     order: tuple[int, ...]

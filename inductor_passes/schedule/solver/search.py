@@ -118,8 +118,10 @@ class Search:
         busy_scale_us: float | None = None,
     ) -> None:
         """``kept``: how many of the best drafts are asked for; one that cannot be among them is
-        given up. ``busy_scale_us``: what channels are busy for is part of that time, where not of
-        ``scale_us``. ``least``: no draft is shorter; the search ends with one that is as short.
+        given up.
+        ``busy_scale_us``: what channels are busy for is part of that time, where not of
+            ``scale_us``.
+        ``least``: no draft is shorter; the search ends with one that is as short.
         """
         self.tasks = tasks
         self.cap_bytes = cap_bytes
@@ -286,11 +288,12 @@ def rehearse(
     """Search on ``few``, a problem folded, and return what led to its drafts, best first.
 
     In front stands the best of those that keep to the cap on the whole even if they take more
-    memory with each layer. ``shrunk``: how many times as many nodes the whole has.
+    memory with each layer.
+    ``shrunk``: how many times as many nodes the whole has.
 
     ``extra_bytes``: above the peak of the program's own order. ``scale_us``: of the whole, so that
-    a rule that looks some time ahead looks as far; how busy a channel may be is part of the few
-    layers' own time.
+        a rule that looks some time ahead looks as far; how busy a channel may be is part of the few
+        layers' own time.
     """
     tasks = Tasks(few)
     least = own_bound(tasks)

@@ -175,9 +175,9 @@ class Addends:
     """Whole numbers of which each part has an addend; the value is the sum of all.
 
     ``counts``: what they count, where that is known; ``ends``: what they count with all before it;
-    ``total``: of which rows a size is the number, where it is one. ``joins``: whether there is a
-    sum that others may read; if not, they read the addend of a part. ``by``: keys of the sort
-    behind it.
+        ``total``: of which rows a size is the number, where it is one.
+    ``joins``: whether there is a sum that others may read; if not, they read the addend of a part.
+        ``by``: keys of the sort behind it.
     """
 
     counts: KeyCounts | None = None

@@ -22,10 +22,10 @@ class Part:
     by its name.
 
     on_ranks: real ranks run the programs; ``module`` has ``mesh_of(part, name)`` and
-    ``on_rank(part, name, side, rank)``. quick: the names of the quick run. seconds: a program that
-    takes longer is lost. lives: a process is replaced after so many programs. theirs: the programs
-    are code of others. explained: a program may fail where it says what is not done, and not
-    otherwise.
+        ``on_rank(part, name, side, rank)``.
+    quick: the names of the quick run. seconds: a program that takes longer is lost. lives: a
+        process is replaced after so many programs. theirs: the programs are code of others.
+        explained: a program may fail where it says what is not done, and not otherwise.
     """
 
     name: str
