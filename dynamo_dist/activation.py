@@ -36,10 +36,17 @@ MESHES = Path("torch/distributed/device_mesh.py")
 
 # Where functions are that may be compiled as they are; all others are traced in graphs of their
 # callers, or run around them.
-COMPILED = ("tracing/modules.py", "parallel")
+COMPILED = ("tracing/modules.py", "tracing/ddp_average.py", "tracing/fsdp2_gather.py")
 
 # Where functions are that stand in for torch's dispatching, and call nothing of the user's.
-DISPATCHING = ("sharding", "torch_compat/dtensor")
+DISPATCHING = (
+    "sharding",
+    "planning",
+    *(
+        f"torch_compat/dtensor_{name}.py"
+        for name in ("dispatch", "placements", "planning", "ranks", "specs", "strategies")
+    ),
+)
 
 
 def enable(*, inductor: bool | Mapping[str, Any] = False) -> None:

@@ -46,7 +46,7 @@ LOSSES = {
         "whole numbers that are to be a pending sum are cut off",
         FAULT,
     ),
-    "writes.writes_changes": ("writes to a gathered view of a DTensor are silently lost", FAULT),
+    "writes.writes_patches": ("writes to a gathered view of a DTensor are silently lost", FAULT),
     "dtensor_strategies.on_strategy": (
         "operators on DTensors gather, refuse or compute wrong numbers",
         FAULT,
@@ -123,7 +123,7 @@ LOSSES = {
         "wait(), backward() and hooks of parameters break with another reason",
         HOOK,
     ),
-    "dynamo_gradients.see_histories_of_subclasses": (
+    "dynamo_calls.see_histories_of_subclasses": (
         "autograd.grad of DTensors fails in a graph",
         FAULT,
     ),
@@ -360,7 +360,7 @@ def _listed(maker: str, module: str, patches: Sequence[Any]) -> Listed:
     versions, issue = _VERSIONS.search(text), _ISSUE.search(text)
     why = "" if _is_compat(module) else _sentence(sys.modules[module].__doc__ or "")
     # A list of changes says what its module is for.
-    how = why if maker.endswith("changes") else _sentence(docs[0])
+    how = why if maker.endswith("patches") else _sentence(docs[0])
     return Listed(
         places=tuple(_place(patch) for patch in patches),
         how=how,

@@ -161,7 +161,7 @@ def test_it_is_listed_with_the_patches():
     listed = patches.listed(DistConfig(inductor=True))
     assert "torch._TorchCompileInductorWrapper.__call__" in listed[-1].places[0]
     assert listed[-1].versions == "2.13 to 2.15"
-    assert listed[-1].why.startswith("``enable(inductor=True)``")
+    assert listed[-1].why.endswith("``enable(inductor=True)``.")
     with dynamo_dist.enabled(inductor=True):
         assert patches._place(switch._applied[-1]) == ", ".join(listed[-1].places)
 

@@ -134,7 +134,7 @@ def always_called(module):
 
 
 @pytest.mark.parametrize(
-    "change",
+    "patch",
     [
         added,
         added_before,

@@ -56,7 +56,7 @@ CHANGED = (squared, shrunk, doubled, emptied, list_of_one)
 X = torch.arange(32.0).view(8, 4) - 9
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("patch", CHANGED)
 @pytest.mark.parametrize("make", MADE)
 def test_eager_is_as_on_one_device(ranks, make, patch):
     found, expected = make(split(X, ranks, [Shard(0)])), make(X)
@@ -71,7 +71,7 @@ def pending_twice(make, mesh):
     return make(x), make(x)
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("patch", CHANGED)
 @pytest.mark.parametrize("make", MADE)
 def test_compiled_is_as_eager(make, patch):
     with fake_mesh(4) as mesh:

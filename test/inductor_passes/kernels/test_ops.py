@@ -180,7 +180,7 @@ def symmetric(monkeypatch):
         sizes.append(size)
         return [torch.zeros(size, dtype=torch.uint8) for _ in range(4)], 0, None
 
-    monkeypatch.setattr(spaces.symmetric_memory, "symmetric_buffers", buffers)
+    monkeypatch.setattr(spaces.c10d, "symmetric_buffers", buffers)
     monkeypatch.setattr(spaces, "why_not", lambda group, device: "")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     yield sizes
