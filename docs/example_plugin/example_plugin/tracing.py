@@ -1,4 +1,4 @@
-"""A strategy for an operator, and what to trace in place of a function that Dynamo cannot look into.
+"""A strategy for an operator, and what to trace for a function that Dynamo cannot look into.
 
 The entry point calls ``register`` once, when ``dynamo_dist`` is first enabled.
 """
@@ -39,7 +39,7 @@ def register() -> None:
 
 
 def each_by_itself(call: Call) -> list[Row]:
-    """Shards of any dimension stay where they are, and so does a pending sum, whose summands are scaled."""
+    """Keep shards of any dimension where they are, and a Partial sum, whose summands are scaled."""
     return [call.row([at], x=at) for at in (Partial(), *map(Shard, range(call.ndim("x"))))]
 
 

@@ -96,7 +96,7 @@ def test_a_copy_of_another_kind_is_no_copy_of_parts(ranks):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda n: n.neg_(), lambda n: n.sub_(1), lambda n: n.mul_(-1), lambda n: n.log_()]
+    "patch", [lambda n: n.neg_(), lambda n: n.sub_(1), lambda n: n.mul_(-1), lambda n: n.log_()]
 )
 def test_a_norm_in_parts_cannot_become_negative(ranks, patch):
     """The parts' squares are summed up, so that the sign would be lost without a word."""

@@ -46,7 +46,7 @@ def test_what_ddp_wraps_compiles(mesh, compiled):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("patch", "why"),
     [
         (lambda model: model.set_all_reduce_hook(lambda grad: None), "set_all_reduce_hook"),
         (lambda model: model.set_custom_all_gather(object()), "custom communication (object)"),
