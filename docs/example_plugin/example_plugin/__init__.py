@@ -1,1 +1,1 @@
-"""What a package of yours may bring: a pass, a topology, a strategy for an operator, a tracker hook."""
+"""What a package of yours may bring: a pass, a topology, an operator's strategy, a tracker hook."""
