@@ -78,11 +78,11 @@ def test_private_torch_names_live_in_one_folder_a_package():
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_rooms_do_not_import_each_other(depth):
-    assert structure["cycles"](structure["rooms"](depth)) == []
+def test_layers_do_not_import_each_other(depth):
+    assert structure["cycles"](structure["imports_between"](depth)) == []
 
 
-def test_a_cycle_of_rooms_is_found_and_named():
+def test_a_cycle_of_layers_is_found_and_named():
     modules = {
         name: ast.parse(text)
         for name, text in {
@@ -91,7 +91,7 @@ def test_a_cycle_of_rooms_is_found_and_named():
             "inductor_passes.records": "from inductor_passes.graph.printing import dump",
         }.items()
     }
-    ((*found,),) = structure["cycles"](structure["rooms"](2, modules))
+    ((*found,),) = structure["cycles"](structure["imports_between"](2, modules))
     assert sorted(found) == sorted(
         [
             "inductor_passes.graph.printing imports inductor_passes.cost.prices",
@@ -102,10 +102,10 @@ def test_a_cycle_of_rooms_is_found_and_named():
     modules["inductor_passes.records"] = ast.parse(
         "if TYPE_CHECKING:\n    from inductor_passes.graph.printing import dump"
     )
-    assert structure["cycles"](structure["rooms"](2, modules)) == []
+    assert structure["cycles"](structure["imports_between"](2, modules)) == []
 
 
-def test_the_page_of_rooms_is_what_the_code_says():
+def test_the_structure_page_is_what_the_code_says():
     page = (ROOT / "docs" / "structure.md").read_text()
     assert page == structure["render"](), "run python tools/docs/structure.py"
 
@@ -142,13 +142,13 @@ def test_no_two_classes_have_one_name(package):
 
 
 @pytest.mark.parametrize("package", ["inductor_passes", "dynamo_dist"])
-def test_no_two_functions_of_a_room_have_one_name(package):
+def test_no_two_functions_of_a_layer_have_one_name(package):
     alike = {}
     for name, at in defined(package, ast.FunctionDef).items():
         # Functions that stand in for torch's bear its names.
         if name in OFFERED or hasattr(torch.distributed, name):
             continue
-        rooms = collections.Counter(path.rpartition("/")[0] for path in at)
-        if most := [room for room, count in rooms.items() if count > 1]:
+        folders = collections.Counter(path.rpartition("/")[0] for path in at)
+        if most := [folder for folder, count in folders.items() if count > 1]:
             alike[name] = most
     assert alike == {}

@@ -1,10 +1,10 @@
-"""Write docs/structure.md: the rooms of both packages and which room imports which, read off the
+"""Write docs/structure.md: the layers of both packages and which imports which, read off the
 sources.
 
     python tools/docs/structure.py # write it python tools/docs/structure.py --check # exit with 1
-    if it is not what the code says, or if rooms form a cycle
+    if it is not what the code says, or if layers form a cycle
 
-A room is a folder, or a module that stands beside the folders. Arrows that follow from others are
+A layer is a folder, or a module that stands beside the folders. Arrows that follow from others are
 left out.
 """
 
@@ -60,31 +60,31 @@ def imports(tree: ast.AST, known: dict[str, ast.Module]) -> Iterator[str]:
         yield from imports(node, known)
 
 
-def room_of(module: str, depth: int) -> str:
-    """The room of a module: its folder, cut at ``depth`` parts; itself, beside the folders."""
+def unit_of(module: str, depth: int) -> str:
+    """The unit of a module: its folder, cut at ``depth`` parts; itself, beside the folders."""
     parts = module.split(".")
     is_folder = (ROOT / Path(*parts)).is_dir()
     folder = parts if is_folder or len(parts) <= 2 else parts[:-1]
     return ".".join(folder[:depth])
 
 
-def rooms(depth: int, modules: dict[str, ast.Module] | None = None) -> nx.DiGraph:
-    """Rooms and the imports between them; an arrow keeps the two modules that made it."""
+def imports_between(depth: int, modules: dict[str, ast.Module] | None = None) -> nx.DiGraph:
+    """Layers and the imports between them; an arrow keeps the two modules that made it."""
     modules = sources() if modules is None else modules
     graph = nx.DiGraph()
     for module, tree in modules.items():
-        room = room_of(module, depth)
-        graph.add_node(room)
+        unit = unit_of(module, depth)
+        graph.add_node(unit)
         for other in imports(tree, modules):
-            target = room_of(other, depth)
+            target = unit_of(other, depth)
             # The package itself only hands on names, lazily.
-            if target != room and "." in room and "." in target:
-                graph.add_edge(room, target, modules=(module, other))
+            if target != unit and "." in unit and "." in target:
+                graph.add_edge(unit, target, modules=(module, other))
     return graph
 
 
 def cycles(graph: nx.DiGraph) -> list[list[str]]:
-    """Arrows of each cycle of rooms, as "module imports module"; none if all is well."""
+    """Arrows of each cycle of units, as "module imports module"; none if all is well."""
     return [
         [
             "{} imports {}".format(*data["modules"])
@@ -97,13 +97,13 @@ def cycles(graph: nx.DiGraph) -> list[list[str]]:
 
 
 def layers(graph: nx.DiGraph) -> list[list[str]]:
-    """Rooms by height: the first import no other, each later one only those before it."""
+    """Layers by height: the first import no other, each later one only those before it."""
     return [sorted(layer) for layer in nx.topological_generations(graph.reverse())]
 
 
-def said(room: str) -> str:
-    """First sentence of the room's docstring, on one line."""
-    path = ROOT / Path(*room.split("."))
+def summary(unit: str) -> str:
+    """First sentence of the unit's docstring, on one line."""
+    path = ROOT / Path(*unit.split("."))
     source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     doc = ast.get_docstring(ast.parse(source.read_text())) or ""
     return " ".join(doc.split("\n\n")[0].split()).rstrip(".")
@@ -111,30 +111,30 @@ def said(room: str) -> str:
 
 def render() -> str:
     """The page."""
-    graph = rooms(depth=2)
+    graph = imports_between(depth=2)
     lines = [
-        "# Rooms",
+        "# Structure",
         "",
         "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails "
         "on an arrow upwards or a cycle,",
-        "and when this page is not what the code says. A room imports what stands above it in "
+        "and when this page is not what the code says. A layer imports what stands above it in "
         "these tables, and nothing else;",
         "`dynamo_dist` imports `inductor_passes`, never the other way round. Arrows that follow "
         "from others are left out.",
     ]
     for package in PACKAGES:
-        own = graph.subgraph(room for room in graph if room.startswith(package + "."))
+        own = graph.subgraph(unit for unit in graph if unit.startswith(package + "."))
         direct = nx.transitive_reduction(own)
-        lines += ["", f"## {package}", "", "| room | what it is | imports |", "| --- | --- | --- |"]
-        for room in (room for layer in layers(own) for room in layer):
-            below = ", ".join(sorted(short(other) for other in direct.successors(room)))
-            lines.append(f"| `{short(room)}` | {said(room)} | {below} |")
+        lines += ["", f"## {package}", "", "| layer | what it is | imports |", "| --- | --- | --- |"]
+        for unit in (unit for layer in layers(own) for unit in layer):
+            below = ", ".join(sorted(short(other) for other in direct.successors(unit)))
+            lines.append(f"| `{short(unit)}` | {summary(unit)} | {below} |")
     return "\n".join(lines) + "\n"
 
 
-def short(room: str) -> str:
-    """A room's name within its package."""
-    return room.partition(".")[2]
+def short(unit: str) -> str:
+    """A unit's name within its package."""
+    return unit.partition(".")[2]
 
 
 def main() -> int:
@@ -143,8 +143,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     for depth in (2, 3):
-        for found in cycles(rooms(depth)):
-            print("rooms import each other:", *found, sep="\n  ", file=sys.stderr)
+        for found in cycles(imports_between(depth)):
+            print("layers import each other:", *found, sep="\n  ", file=sys.stderr)
             return 1
     if arguments.check:
         if PAGE.read_text() == render():
