@@ -194,9 +194,9 @@ def instead(
         try:
             with aot_gradients.plain_tensors_are_replicas():
                 found = function(*args, **kwargs)
-        except StrategyError:
-            raise
-        except Exception as failed:
+        except (StrategyError, torch.OutOfMemoryError, MemoryError):
+            raise  # gathering would take more memory still
+        except Exception as failed:  # a decomposition may refuse DTensors in any way
             log.debug("%s is not decomposed: %s", op, failed)
         else:
             if found is not NotImplemented:

@@ -39,6 +39,8 @@ from inductor_passes.graph.node_kinds import NodeKind, distinct_bytes, loop_of, 
 from inductor_passes.torch_compat.nodes import size_hint
 
 log = logging.getLogger(__name__)
+# Operators whose formula has failed: each is warned of once in a process.
+_warned: set[str] = set()
 
 _PLAIN_MM = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "flex_attention")
@@ -78,9 +80,16 @@ def flops(node: fx.Node) -> float:
     try:
         args, kwargs, out = concrete((node.args, dict(node.kwargs), node.meta.get("val")))
         count = formula(*args, **kwargs, out_val=out)
-    except Exception:
-        # A formula may be a third party's; without it the node still costs its memory traffic.
-        log.debug("no flop count for %s", node.format_node(), exc_info=True)
+    except Exception as error:  # a formula may be a third party's
+        if (operator := str(target)) not in _warned:
+            _warned.add(operator)
+            log.warning(
+                "The flop formula of %s raised %s: %s. The cost model takes its memory traffic "
+                "alone, so that schedules may hide too little behind it.",
+                operator,
+                type(error).__name__,
+                error,
+            )
         return 0
     if is_attention(node):
         count = count * _causal_share(node)

@@ -125,7 +125,13 @@ def render() -> str:
     for package in PACKAGES:
         own = graph.subgraph(unit for unit in graph if unit.startswith(package + "."))
         direct = nx.transitive_reduction(own)
-        lines += ["", f"## {package}", "", "| layer | what it is | imports |", "| --- | --- | --- |"]
+        lines += [
+            "",
+            f"## {package}",
+            "",
+            "| layer | what it is | imports |",
+            "| --- | --- | --- |",
+        ]
         for unit in (unit for layer in layers(own) for unit in layer):
             below = ", ".join(sorted(short(other) for other in direct.successors(unit)))
             lines.append(f"| `{short(unit)}` | {summary(unit)} | {below} |")

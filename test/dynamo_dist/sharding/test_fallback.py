@@ -11,6 +11,7 @@ import dynamo_dist
 from dynamo_dist.errors import StrategyError
 from dynamo_dist.numerics.differences import same_on_all_ranks
 from dynamo_dist.numerics.ranks import all_ranks, split, whole_tensor
+from dynamo_dist.sharding import fallback
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
@@ -107,6 +108,15 @@ def test_an_error_in_a_strategy_of_ours_is_no_gather(monkeypatch):
         "(Shard(dim=0),), () in (Replicate(),): KeyError('no such key'). This is an error in "
         "dynamo_dist."
     )
+
+
+def test_a_decomposition_out_of_memory_is_no_gather(ranks, monkeypatch):
+    def out_of_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(fallback.dtensor_dispatch, "decomposition", lambda op: out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ops.aten.trace(split(torch.ones(8, 8), ranks, [Shard(0)]))
 
 
 def test_an_error_in_a_strategy_of_torch_is_a_gather(monkeypatch):

@@ -149,9 +149,11 @@ class TestFormulas(TestCase):
 
         odd.register_fake(torch.empty_like)
         register_flop_formula(torch.ops.cost_test.odd)(lambda shape, **_: 1 // 0)
-        with self.assertLogs("inductor_passes.cost.compute", "DEBUG") as logs:
+        with self.assertLogs("inductor_passes.cost.compute", "WARNING") as logs:
             self.assertEqual(total(torch.ops.cost_test.odd, [6]), 0)
-        self.assertIn("cost_test.odd", logs.output[0])
+            self.assertEqual(total(torch.ops.cost_test.odd, [8]), 0)
+        (said,) = logs.output
+        self.assertIn("cost_test.odd.default raised ZeroDivisionError", said)
 
 
 if __name__ == "__main__":
