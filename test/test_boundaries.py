@@ -105,6 +105,21 @@ def test_a_cycle_of_layers_is_found_and_named():
     assert structure["cycles"](structure["imports_between"](2, modules)) == []
 
 
+def test_each_step_of_a_compile_is_a_function_the_session_names():
+    session = (ROOT / "inductor_passes" / "inductor" / "session.py").read_text()
+    defined = {
+        node.name
+        for path in sources("inductor_passes")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    for step, _ in structure["compile_steps"]():
+        assert set(step.split(".")) <= defined | {"compile_fx", "compile_fx_inner"}, step
+    own = [step for step, _ in structure["compile_steps"]() if not step.startswith("Attachment")]
+    body = session.partition("from __future__")[2]
+    assert all(f"{step}(" in body or f".{step}" in body for step in own)
+
+
 def test_the_structure_page_is_what_the_code_says():
     page = (ROOT / "docs" / "structure.md").read_text()
     assert page == structure["render"](), "run python tools/docs/structure.py"

@@ -109,6 +109,16 @@ def summary(unit: str) -> str:
     return " ".join(doc.split("\n\n")[0].split()).rstrip(".")
 
 
+def compile_steps() -> list[tuple[str, str]]:
+    """Steps of one compile, from the docstring of its session: each indented line's name, and the
+    line itself.
+    """
+    source = ROOT / "inductor_passes" / "inductor" / "session.py"
+    doc = ast.get_docstring(ast.parse(source.read_text())) or ""
+    lines = doc.split("::\n\n")[1].split("\n")
+    return [(line.split()[0], line.removeprefix("    ")) for line in lines if line.strip()]
+
+
 def render() -> str:
     """The page."""
     graph = imports_between(depth=2)
@@ -121,6 +131,15 @@ def render() -> str:
         "these tables, and nothing else;",
         "`dynamo_dist` imports `inductor_passes`, never the other way round. Arrows that follow "
         "from others are left out.",
+        "",
+        "## One compile",
+        "",
+        "`inductor_passes/inductor/session.py` is the driver. Below a step stand those that torch "
+        "calls back for:",
+        "",
+        "```text",
+        *(line for _, line in compile_steps()),
+        "```",
     ]
     for package in PACKAGES:
         own = graph.subgraph(unit for unit in graph if unit.startswith(package + "."))
