@@ -125,16 +125,14 @@ def render() -> str:
     lines = [
         "# Structure",
         "",
-        "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails "
-        "on an arrow upwards or a cycle,",
-        "and when this page is not what the code says. A layer imports what stands above it in "
-        "these tables, and nothing else;",
-        "`dynamo_dist` imports `inductor_passes`, never the other way round. Arrows that follow "
-        "from others are left out.",
+        "Written by `python tools/docs/structure.py` from the imports of the sources; a test fails",
+        "on an arrow upwards or a cycle, and when this page is not what the code says. A layer",
+        "imports what stands above it in these tables, and nothing else; `dynamo_dist` imports",
+        "`inductor_passes`, never the other way round. Arrows that follow from others are left out.",
         "",
         "## One compile",
         "",
-        "`inductor_passes/inductor/session.py` is the driver. Below a step stand those that torch "
+        "`inductor_passes/inductor/session.py` is the driver. Below a step stand those that torch",
         "calls back for:",
         "",
         "```text",
