@@ -83,19 +83,19 @@ def communication_pass(
     options: Mapping[str, Any] | None = None,
     phase: str = "inference",
 ) -> fx.GraphModule:
-    """Run the passes on a functional graph of aten operators and functional collectives, in place,
-    and return it.
+    """Run the passes in place on a functional graph, and return it.
 
-    ``(gm, example_inputs) -> gm``, as torchtitan's graph trainer takes it; ``functools.partial``
-    gives it ``options``, ours (``PassOptions``) alone. The graph runs in the order that it then
-    has: as it is, or by a backend that keeps the order. Where Inductor compiles it next, hand
-    ``inductor_passes.options()`` to Inductor instead, which pins the order. ``example_inputs``,
-    real or fake, local shapes, are needed where nodes have no ``meta["val"]``. ``phase``, for the
-    report: ``forward``, ``backward``, or ``inference`` for a graph of both or of neither.
+    ``(gm, example_inputs) -> gm``, as torchtitan's graph trainer takes it. The graph holds aten
+    operators and functional collectives. ``functools.partial`` gives it ``options``, ours
+    (``PassOptions``) alone. The graph then runs in the order that it has: as it is, or by a backend
+    that keeps the order. Where Inductor compiles it next, hand ``inductor_passes.options()`` to
+    Inductor instead, which pins the order. ``example_inputs``, real or fake, local shapes, are
+    needed where nodes have no ``meta["val"]``. ``phase``, for the report: ``forward``,
+    ``backward``, or ``inference`` for a graph of both or of neither.
 
-    The ranks of a job settle the order as they do in a compile, so each calls it for its own graph.
-    A graph is named ``fx0``, ``fx1``, ... in reports, as this process comes to it, if it is not of
-    a compile by Dynamo.
+    The ranks of a job agree on the order as they do in a compile, so each calls it for its own
+    graph. A graph of a compile by Dynamo has that compile's name in reports. Any other is named
+    ``fx0``, ``fx1``, ... in the order in which this process gets them.
 
     Raises OptionError for an option that is not ours, PreconditionError for a graph without values,
     GroupError for a launch on a process group that does not exist, and what a failing pass raises.

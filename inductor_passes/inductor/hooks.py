@@ -108,8 +108,9 @@ class Attachment:
     observes: bool = False
 
     def joint(self, graph: fx.Graph, is_inference: bool) -> None:
-        """Cut the graph of a training step into parts before it is a forward and a backward
-        graph, as ranks settle.
+        """Split a training step's collectives into chunks, as ranks agree, in its joint graph.
+
+        It runs before AOTAutograd makes a forward and a backward graph.
         """
         if self.chain_joint is not None:
             inductor_compat.call_pass(self.chain_joint, graph, is_inference)
@@ -193,7 +194,7 @@ class Attachment:
     def _run(
         self, graph: fx.Graph, phase: str, graph_id: str, cost: CostModel
     ) -> GraphRecord | None:
-        """Run the passes, as this rank's job has settled or settles now."""
+        """Run the passes by the order that this rank's job has agreed on, or agrees on now."""
 
         def run(graph: fx.Graph, plan: LaunchPlan | None, keep: bool) -> GraphRecord | None:
             return run_passes(

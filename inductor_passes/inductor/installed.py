@@ -84,7 +84,7 @@ def checked(options: Mapping[str, Any], asked: str) -> dict[str, Any]:
 
 
 def put(owner: str, part: Part | None) -> None:
-    """Put an owner's part in the place of the one that it has, or take it away."""
+    """Replace an owner's part by another, or remove it if ``part`` is None."""
     if part is None and owner not in _parts:
         return
     parts = {name: each for name, each in _parts.items() if name != owner}

@@ -43,11 +43,10 @@ def cut_joint(
     told: str,
     session: CompileSession | None,
 ) -> Joint | None:
-    """Cut a joint graph in place, or leave it whole, on all ranks alike, and note which on its
-    launches.
+    """Split a joint graph in place or leave it whole, the same on all ranks, and record the choice.
 
-    ``told``: a digest of all that the choice depends on. Returns None, and asks nobody, if no pass
-    would cut it.
+    The launches of the graph carry the choice. ``told``: a digest of all that the choice depends
+    on. Returns None, and asks no other rank, if no pass would split the graph.
     """
     chosen = selected_passes(pass_context(cost, options, False), options)
     cutting = [each for each in chosen if each.runs_on_joint]

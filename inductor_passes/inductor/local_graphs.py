@@ -24,11 +24,10 @@ from inductor_passes.torch_compat import c10d, dynamo, meshes, nodes
 
 
 def is_rank_dependent() -> bool:
-    """Return whether the program in work has asked for its rank, which its graph holds as a
-    constant.
+    """Return whether the program in work has read its rank, which its graph holds as a constant.
 
-    ``x * rank`` is nothing to do on rank 1 and zeros on rank 0: what else can be left out differs
-    too. Whoever traces says so with an attribute of torch's ``TracingContext``.
+    ``x * rank`` does nothing on rank 1 and gives zeros on rank 0. What else can be left out then
+    differs too. The code that traces says so with an attribute of torch's ``TracingContext``.
     """
     return getattr(dynamo.trace_in_work(), "dist_rank_dependent", False)
 

@@ -151,10 +151,11 @@ class CompileSession:
         return equal_launches_stay() if self.agrees else contextlib.nullcontext()
 
     def _lowers_backward(self) -> bool:
-        """Whether a backward graph is lowered with its forward one.
+        """Return whether a backward graph is lowered together with its forward one.
 
-        Upstream does so for symbolic sizes alone, and ranks differ in these. Who waits for peers to
-        agree on it would wait for those that get to theirs behind launches of the forward one.
+        Upstream does so for symbolic sizes alone, and ranks differ in these. A rank that waits for
+        agreement on a backward graph would otherwise wait for peers that reach theirs only after
+        launches of the forward one.
         """
         return self.agrees and not dynamo.compiles_autograd()
 
@@ -266,7 +267,7 @@ class CompileSession:
         return offer
 
     def publish(self, is_new: bool = False) -> None:
-        """Hand on the records of graphs that came from a cache, by whoever made them."""
+        """Publish records of graphs that came from a cache; ``made_by`` names what made them."""
 
         def named(record: GraphRecord) -> str:
             return f"{self.graph_id}:{record.phase}"

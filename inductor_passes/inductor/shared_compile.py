@@ -1,10 +1,9 @@
-"""``options={"compile": "shared"}``: of ranks whose graphs have one key, one compiles and the
-others load what it made.
+"""Share one rank's compile of a graph: ranks whose graphs have the same key load what it made.
 
-Every rank traces its program, by which each has its own guards and its own errors, and a number in
-its graph for all that it read of its rank. What is shared is what comes behind: here Inductor's
-lowering of one graph, and its code; of a whole program that was traced alike, all that follows the
-trace (``shared_trace.py``).
+This is ``options={"compile": "shared"}``. Every rank traces its program, so that each has its own
+guards and its own errors. Its graph holds a number for all that the program read of its rank. Ranks
+share what follows: here, Inductor's lowering of one graph, and its code. Where ranks traced a whole
+program to the same graph, they share all that follows the trace (``shared_trace.py``).
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ def _own(_: Stream, offer: Offer) -> Offer:
 
 
 class SharedLowering:
-    """One compile of a graph that may be another rank's too. ``made_by``: the rank that compiled
-    it; None if it is this one.
+    """Run one compile of a graph that another rank may share.
 
-    ``sizes``: hints of symbols in the graph, which its key leaves out: what the graph launches is
-    told by them. ``offers``: of this rank's votes also for ranks that wait for the program of which
-    the graph is.
+    ``made_by``: the rank that compiled it; None if it is this one. ``sizes``: hints of symbols in
+    the graph. The graph's key leaves them out, but the claim's key adds them: the graph's launches
+    depend on them. ``offers``: passes on this rank's votes to ranks that wait for the program of
+    this graph.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class SharedLowering:
         return caches.put_entry(self.key, entry)
 
     def offers(self, stream: Stream, offer: Offer) -> Offer:
-        """``offer``, also for ranks that wait, of which some are in other groups of these names."""
+        """Return ``offer``, also for ranks that wait; some are in other groups of these names."""
         if self._claim is None:
             return offer
         return self._claim.offers(alike(stream), offer)

@@ -1,13 +1,14 @@
-"""``options={"compile": "shared"}`` for a whole program: one of the ranks with equal graphs makes
-the code for all.
+"""Share one rank's compile of a whole program among the ranks with equal graphs.
 
-With Dynamo each rank traces, by which it has its own guards and errors, and a number in its graph
-for all that it read of its rank. Ranks whose graphs have one digest then (``untraced.py``) wait for
-the first of them, which traces on with AOTAutograd. If it reads nothing of its rank meanwhile
-(``rank_reads.py``), they would trace the same, and get what it makes. Else each traces on too, and
-those whose joint graphs have one digest (``traced.py``) do the rest once: passes, partition,
-lowering of forward and backward. The others get AOTAutograd's entry, with meshes of their own in
-it, and find it in their cache.
+This is ``options={"compile": "shared"}`` for a whole program. Each rank traces with Dynamo, so that
+each has its own guards and errors. Its graph holds a number for all that the program read of its
+rank. Ranks whose graphs then have one digest (``UntracedProgram``) wait for the first of them,
+which traces on with AOTAutograd.
+
+If that rank does not read its rank meanwhile (``rank_reads.py``), the others would trace the same,
+and get what it makes. Otherwise each traces on too. Ranks whose joint graphs have one digest
+(``TracedProgram``) do the rest once: passes, partition, lowering of forward and backward. The
+others get AOTAutograd's entry, with meshes of their own in it, and find it in their cache.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class UntracedProgram:
         self._gm, self._inputs = gm, inputs
 
     def is_known(self) -> bool:
-        """Return whether nothing of users runs while the graph is traced again: operators,
-        layouts of operators.
+        """Return whether no user code runs while the graph is traced again.
+
+        Operators, and the functions that decide their layouts, must be torch's or ours.
         """
         return (
             rank_reads.can_notice()

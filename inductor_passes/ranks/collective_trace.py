@@ -93,19 +93,23 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The launches of one graph, in program order, on groups of at least two real ranks.
+    """Hold the collective trace of one graph: its launches, in program order.
 
-    ``backward``: whether it is a backward graph. ``partial``: whether the compiled frame goes on
-        after the graph, or went on before it, in Python (a graph break). ``root``: the function
-        that was compiled, ``name (file:first-last)``. ``graph``: the graph's name in this process,
-        for people. ``options``: a digest of what the passes were told, and of the types that they
-        may narrow launches to. ``callers``: ``function:line`` of what was on this rank's stack when
-        the graph was compiled; None where nobody noted them. No other rank knows them.
-    ``behind_python``: whether one of them is a function that this rank leaves to Python: then
-        launches that no graph has may come before these. ``is_joint``: whether it is of forward and
-        backward together, before they are two graphs;
-    ``joint``: key of the stream of that graph, if it was cut into parts: launches are of the parts
-        then.
+    Only launches on groups of at least two real ranks count.
+
+    ``backward``: whether it is a backward graph.
+    ``partial``: whether the compiled frame continues in Python after the graph, or ran in Python
+        before it (a graph break).
+    ``root``: the function that was compiled, ``name (file:first-last)``.
+    ``graph``: the graph's name in this process, for people.
+    ``options``: a digest of the passes' options, and of the types that they may narrow launches to.
+    ``callers``: ``function:line`` of this rank's stack when it compiled the graph; None where they
+        were not recorded. No other rank knows them.
+    ``behind_python``: whether one of the callers is a function that this rank runs in eager
+        fallback. Launches that are in no graph may then come before these.
+    ``is_joint``: whether it is of forward and backward together, before they are two graphs.
+    ``joint``: key of the joint graph's stream, if that graph was split into chunks. The launches
+        are then of the chunks.
     """
 
     groups: tuple[Group, ...]
@@ -273,12 +277,12 @@ def _shared(one: Stream, other: Stream) -> Iterator[tuple[tuple[str, ...], tuple
 
 
 def _is_called_elsewhere(one: Stream, own: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Return whether another call than that in ``path`` leads to a launch of ``one``, seen from
-    further inside.
+    """Return whether ``one`` reaches its launch through another call than the one in ``path``.
 
-    A function of a library that is compiled by itself, because its caller runs in Python, stands in
-    all programs that call it. With a graph break of its own it may come to stand in the place of
-    the other call later.
+    ``own`` is the launch's path in ``one``, seen from further inside. Dynamo compiles a library
+    function by itself if its caller runs in Python. All programs that call the function then have
+    its graph. If the function has a graph break of its own, it may later run for the other call
+    too; the answer is then False.
     """
     at = len(path) - len(own) - 1
     if not own or at < 0 or one.partial or one.callers is None:
@@ -357,10 +361,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """All launches of the final graph, in their order over all groups.
+    """Give all launches of the final graph one order over all groups.
 
-    One order over all groups, and not one for each: ranks that launch in one common order, and wait
-    for a launch only behind it, cannot wait for one another in a circle.
+    One order for each group would not be enough. Ranks that launch in one common order, and wait
+    for a launch only after they start it, cannot wait for one another in a circle.
     """
 
     launches: tuple[Planned, ...]
@@ -474,8 +478,9 @@ def place_of(traced: fx.Graph) -> str:
 
 
 def what(launch: fx.Node) -> str:
-    """Describe what ranks must launch alike, sizes left out: kind, reduction, whether coalesced,
-    type.
+    """Describe what must be equal on all ranks: a launch's kind, reduction, coalescing and type.
+
+    Sizes are left out.
     """
     parts = [kind(launch)]
     if (op := reduce_op(launch)) is not None:
@@ -542,11 +547,10 @@ class Counts:
         self._before = _now()
 
     def since(self) -> list[Carried]:
-        """List streams and plans of code that was made or loaded since, in the order in which ranks
-        settle them.
+        """List streams and plans of code made or loaded since, in the order in which ranks agree.
 
-        That is a joint graph before its halves, a forward graph before its backward one: a cache
-        counts in any order. Damaged counts are left out, with a line.
+        A joint graph comes before its halves, and a forward graph before its backward one. The list
+        is sorted because a cache counts in any order. Damaged counts are left out, with a log line.
         """
         found = []
         for name, number in _now().items():

@@ -1,21 +1,24 @@
-"""One rank compiles a graph, others with the same key wait for what it makes: the protocol, through
-the job's store.
+"""Let one rank compile a graph while ranks with the same key wait for it, through the job's store.
 
 The first rank that misses a key in the cache claims it and *beats* while it compiles: it counts up
-a number, which the others watch by their own clocks. One whose number stands still has died or
-stopped, and the next takes its place, in a *turn* of its own. A rank that waits votes meanwhile on
-the order of the graph's launches, for who compiles waits for its vote: the graphs are equal, so it
-votes as that rank does, whose stream, plan and answers it reads. A joint graph and its halves are
-one graph here, with three streams. What it must know and that rank is never asked, as where groups
-of other rows of a mesh have settled otherwise, it finds out by compiling itself.
+a number. The others watch this number by their own clocks. A rank whose number stands still has
+died or stopped. The next rank then takes its place, in a *turn* of its own.
 
-A rank waits for no launch here, and who compiles needs nothing of it but the vote. What goes wrong
-with the store costs a compile and nothing else.
+A rank that waits votes meanwhile on the order of the graph's launches, because the compiling rank
+waits for its vote. The graphs are equal, so it votes as the compiling rank does. It reads that
+rank's stream, plan and answers. A joint graph and its halves are one graph here, with three
+streams.
 
-Nobody waits for ever. A beat says too how often the compile has come to other functions of Python,
-so that one which hangs shows while it beats. A rank that has waited for its deadline without a
-change, or for ten of them in all, compiles for itself, and does not wait for that rank again before
-it has ended a turn.
+Groups of other rows of a mesh may have agreed on something else. A waiting rank may then need an
+answer for which the compiling rank is never asked. It finds this out by compiling itself.
+
+A rank waits for no launch here, and the compiling rank needs only its vote. A failure of the store
+costs a compile and nothing else.
+
+Every wait ends. A beat also says how often the compile has entered other functions of Python, so
+that a compile that hangs shows while it beats. A rank compiles for itself after one deadline
+without a change, or after ten deadlines in all. It does not wait for that rank again before that
+rank has ended a turn.
 """
 
 from __future__ import annotations

@@ -112,12 +112,11 @@ def decide(
 def leave_to_python(
     me: int, root: str, callers: Collection[str], register: Register, around: Sequence[Group]
 ) -> Steps[bool]:
-    """This rank runs a function in Python from now on, in the program's order, and no graph of it
-    will be settled.
+    """Announce that this rank runs a function in Python from now on, in the program's order.
 
-    ``callers``: what calls it now, as ``function:line``. Whoever settles a stream with launches of
-    it is told, now and later. Returns whether plans were given up. Raises CannotFollowError where
-    its peers go on launching by one.
+    Ranks agree on no graph of this function. Ranks that agree on a stream with launches of it learn
+    so, now and later. ``callers``: what calls it now, as ``function:line``. Returns whether plans
+    were given up. Raises CannotFollowError where peers go on launching by one.
     """
     if not register.leaves_to_python(root):
         stream = Stream(tuple(around), (), partial=True, root=root)
@@ -205,9 +204,9 @@ def seconds(environ: Mapping[str, str] | None = None) -> float:
 
 
 class Orders:
-    """Streams and plans settled in one job: as long as its default process group lives.
+    """Hold the streams and plans of one job, which lasts as long as its default process group.
 
-    ``store``: None where ranks cannot meet; then every graph keeps the program's order.
+    ``store``: None where ranks cannot reach each other; every graph then keeps the program's order.
     """
 
     def __init__(self, store: Store | None, rank: int, default_group: object) -> None:
@@ -296,7 +295,7 @@ class Orders:
         self._left_to_python.add((code.co_filename, code))
 
     def can_meet(self) -> bool:
-        """Return whether this rank can settle anything with the others."""
+        """Return whether this rank can agree on anything with the others."""
         return self._store is not None and seconds() > 0
 
     def is_left_to_python(self, code: types.CodeType) -> bool:
@@ -307,8 +306,9 @@ class Orders:
         return bool(self._left_to_python) and (code.co_filename, code) in self._left_to_python
 
     def is_unlike_python(self, frame: int) -> bool:
-        """Return whether a function, by Dynamo's number in this process, has a graph that
-        launches unlike Python.
+        """Return whether a function has a graph that launches differently from eager Python.
+
+        ``frame``: Dynamo's number of the function in this process.
         """
         return frame in self._frames_unlike_python
 
@@ -326,7 +326,7 @@ class Orders:
         return check
 
     def digest(self) -> str:
-        """Return the part of a cache key that tells whether ranks settle anything at all."""
+        """Return the part of a cache key that says whether ranks agree on orders at all."""
         return "settled" if self.can_meet() else "program"
 
 
@@ -338,9 +338,7 @@ _orders: dict[int, Orders] = {}
 
 
 def current() -> Orders | None:
-    """Return the orders settled in the job of this process; None where no group moves data
-    between processes.
-    """
+    """Return the orders of this process's job; None where no group moves data between processes."""
     group = c10d.default_group()
     if group is None or not c10d.moves_data(group):
         _orders.clear()

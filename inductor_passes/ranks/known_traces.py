@@ -17,12 +17,12 @@ from inductor_passes.ranks.collective_trace import (
 
 @dataclass(slots=True)
 class Known:
-    """A settled stream.
+    """Hold a stream that ranks have decided on, and its plan.
 
-    ``plan``: a plan's text. ``ours``: whether a graph of this process has it. ``ended``: whether
-    ranks could not agree: each launches it in the program's order, in graphs of its own.
-    ``settled_as``: the key by which all ranks know the plan, which is another one where this graph
-    was compiled from further outside or inside.
+    ``plan``: a plan's text. ``ours``: whether a graph of this process has the stream. ``ended``:
+    whether ranks could not agree: each launches it in the program's order, in graphs of its own.
+    ``settled_as``: the key by which all ranks know the plan. It differs from the stream's own key
+    where this graph was compiled from further outside or inside.
     """
 
     stream: Stream
@@ -38,7 +38,7 @@ class Known:
 
 
 class Register:
-    """Settled streams by key, and those that look the same from further outside or inside."""
+    """Hold decided streams by key, and find equal ones seen from further outside or inside."""
 
     def __init__(self) -> None:
         self._known: dict[str, Known] = {}
@@ -48,9 +48,7 @@ class Register:
         self._left_here: set[str] = set()  # as this rank does
 
     def get(self, stream: Stream, key: str) -> Known | None:
-        """Return the entry of this stream, or of the same one seen from elsewhere; None if it is
-        not settled.
-        """
+        """Return the entry of this stream, or the same seen from elsewhere; None if undecided."""
         if (exact := self._known.get(key)) is not None:
             return exact
         if key != stream.key:
@@ -59,7 +57,7 @@ class Register:
         return next((known for known in same if is_same(known.stream, stream)), None)
 
     def has(self, key: str) -> bool:
-        """Return whether this very stream was settled, by this rank or others."""
+        """Return whether this exact stream was decided, by this rank or by others."""
         return key in self._known
 
     def add(
@@ -72,9 +70,8 @@ class Register:
         ended: bool = False,
         settled_as: str = "",
     ) -> None:
-        """Note what was settled. A stream of another rank does not take the place of one of
-        ours.
-        """
+        """Record a decision. A stream of another rank does not replace a known one."""
+        # A graph of this process may already run by the known plan.
         if key in self._known and not ours:
             return
         if key not in self._known:
@@ -82,7 +79,7 @@ class Register:
         self._known[key] = Known(stream, plan, settled_as or key, ours, ended)
 
     def meeting(self, stream: Stream, but: str = "") -> list[Known]:
-        """Settled streams that other ranks may run while this rank runs ``stream``."""
+        """List decided streams that other ranks may run while this rank runs ``stream``."""
         return [
             known for key, known in self._known.items() if key != but and _may_meet(stream, known)
         ]
@@ -99,17 +96,16 @@ class Register:
         return cut or bool(self.meeting(stream, key))
 
     def reordered(self, stream: Stream, same: Known | None) -> list[Known]:
-        """Streams with a plan that ranks may run in the place of ``stream``; ``same``: one that
-        it cannot follow.
+        """List streams with a plan that ranks may run instead of ``stream``.
+
+        ``same``: the known entry of this stream, if this rank's graph cannot follow its plan.
         """
         meeting = [*self.meeting(stream), *([] if same is None else [same])]
         found = {known.settled_as: known for known in meeting if known.is_reordered}
         return list(found.values())
 
     def reordered_in(self, root: str, callers: Collection[str]) -> list[Known]:
-        """Streams with a plan that ranks may run in the place of a function that this rank calls
-        now.
-        """
+        """List streams with a plan that ranks may run instead of a function this rank calls now."""
         found = {
             known.settled_as: known
             for known in self._known.values()
@@ -128,8 +124,9 @@ class Register:
         return list(dict.fromkeys(known.plan for known in own if known.ours))
 
     def may_be_running(self, stream: Stream) -> Known | None:
-        """A reordered stream that ranks may run which do not come with ``stream``: its launches
-        begin alike.
+        """Return a reordered stream that ranks may run which never reach ``stream``, or None.
+
+        On each group of both streams, the launches of one are a prefix of the other's.
         """
         for known in self._known.values():
             if not known.is_reordered or known.stream.backward != stream.backward:
@@ -153,7 +150,7 @@ class Register:
         self._cut.add(root)
 
     def leaves_to_python(self, root: str) -> bool:
-        """Note a function that this rank leaves to Python; whether it did so before."""
+        """Record that this rank runs a function in eager fallback; return whether it did before."""
         before = root in self._left_here
         self._left_here.add(root)
         self._cut.add(root)
@@ -161,12 +158,13 @@ class Register:
         return before
 
     def note_in_python(self, root: str) -> None:
-        """Note a function that another rank leaves to Python."""
+        """Record a function that another rank runs in eager fallback."""
         self._in_python.add(root)
 
     def is_left_to_python(self, stream: Stream) -> bool:
-        """Return whether ``stream`` is of a function, or holds launches of one, that some rank
-        leaves to Python.
+        """Return whether some rank runs the function of ``stream`` in eager fallback.
+
+        It need not be the function that was compiled: ``stream`` may only hold launches of it.
         """
         return any(stream.is_of(root) for root in self._in_python)
 

@@ -1,19 +1,21 @@
-"""Agree with all ranks on one collective order for a graph that each of them compiles, through the
-job's store.
+"""Agree with all ranks on one collective order per graph, through the job's store.
 
-Whoever comes first with a stream of launches puts down its plan. Every rank that compiles a graph
-of the same stream votes whether its graph can follow; once all ranks have voted that are connected
-by groups, the last one writes the *fate* of the stream: the plan, or the program's order. One key
-holds it, changed by compare and set alone, so that no two ranks ever read two fates.
+Each rank compiles the graph. Its collective trace is a ``Stream``; a plan is an order of its
+launches. The first rank with a stream proposes its plan. Every rank that compiles a graph of the
+same stream votes whether its graph can follow. Voting ends once all ranks have voted that are
+connected by groups. The last voter then writes the *decision*: the plan, or the program's order.
+One key holds the decision. Only compare and set changes it, so that no two ranks ever read
+different decisions.
 
 Some rank may never come with that stream: a graph break made two streams of it there, which are
-launched in turn. Each group has a *board*: the stream that its ranks are settling now, and those
-that ended without a plan. A rank that comes with another stream while one is undecided ends both:
-they keep the program's order, which needs no agreement. What both launch on the group must then be
-the beginning of one another, or the program's ranks do not match at all. Who finds a stream on the
-board that may be launched in the place of its own does not wait either.
+launched in turn. Each group therefore has a *board*. It holds the stream that its ranks are
+deciding now, and the streams that ended without a plan. A rank that comes with another stream while
+one is undecided ends both: they keep the program's order, which needs no agreement. On that group,
+the launches of one must then be a prefix of the other's. Otherwise the program's ranks do not match
+at all. A rank does not wait either if it finds a stream on the board that may be launched instead
+of its own.
 
-Nobody waits beyond a deadline: then the stream keeps the program's order, on all ranks.
+No rank waits beyond a deadline. After it, the stream keeps the program's order, on all ranks.
 """
 
 from __future__ import annotations
@@ -185,11 +187,12 @@ class _Put:
 
 @dataclass(frozen=True, slots=True)
 class _Board:
-    """A group's board.
+    """Record a group's board: the stream that its ranks are deciding now, and those that ended.
 
-    ``now``: key of the stream last settled there, ``by`` whom first, whether it is ``partial``
-    there, and which of its groups this is (-1: none, it only stands behind launches here).
-    ``ended``: keys without a plan.
+    ``now``: key of the stream last posted there. ``by``: the rank that posted it first.
+    ``partial``: whether it is partial on that rank. ``number``: which of the stream's groups this
+    is. With -1 it is none of them: the stream only comes after launches here. ``ended``: keys
+    without a plan.
     """
 
     now: str = ""
@@ -213,9 +216,9 @@ class _Board:
 
 
 def leave(me: int, known: Known) -> Steps[tuple[int, ...]]:
-    """Leave the plan of a settled stream, and wait until all ranks of its groups have left it.
+    """Leave the plan of a decided stream, and wait until all ranks of its groups have left it.
 
-    Returns those that did not; they may go on launching by the plan.
+    Returns the ranks that did not leave; they may go on launching by the plan.
     """
     peers = sorted({rank for group in known.stream.groups for rank in group.ranks})
     key = known.settled_as
@@ -228,10 +231,10 @@ def leave(me: int, known: Known) -> Steps[tuple[int, ...]]:
 
 
 class Settling:
-    """One rank that settles one stream.
+    """Run the agreement of one rank on one stream.
 
-    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process, for a
-    stream whose turn may come only behind launches of other groups than its own.
+    ``key``: names the stream, the same on all ranks. ``around``: the groups of this process. They
+    matter for a stream that may come only after launches of groups other than its own.
     """
 
     def __init__(
@@ -246,10 +249,10 @@ class Settling:
         self.numbers = {group.id: number for number, group in enumerate(stream.groups)}
 
     def settle(self, plan: str, can_follow: Callable[[str], bool]) -> Steps[Outcome]:
-        """Settle on a plan with all ranks of the stream's groups; ``plan`` is what this rank would
-        do.
+        """Agree on a plan with all ranks of the stream's groups.
 
-        ``can_follow``: whether this rank's graph can launch as another's plan says.
+        ``plan``: what this rank would do. ``can_follow``: whether this rank's graph can launch as
+        another's plan says.
         """
         fate = yield from read(f"fate/{self.key}")
         if _is_settled(fate, [self.me]):
@@ -265,11 +268,13 @@ class Settling:
             if self.register.keeps_order(self.stream, self.key):
                 return (yield from self._end("streams differ"))
         follows = first.plan == plan or can_follow(first.plan)
+        # A vote carries its rank's groups: the last voter finds by them whose votes it needs.
         vote = json.dumps([[list(group.ranks) for group in self.stream.groups], follows])
         yield Write(((f"vote/{self.key}/{self.me}", vote),))
         votes = yield from self._all_votes()
         if votes is not None:
             return (yield from self._count(votes))
+        # After the deadline: ``_end`` appends by swap, so an agreement written before it wins.
         if not (yield Await(f"told/{self.key}/{self.me}")):
             return (yield from self._end("too late"))
         fate = yield from read(f"fate/{self.key}")
@@ -288,9 +293,9 @@ class Settling:
         yield from self._note()
 
     def _post(self, group: Group) -> Steps[_Board | None]:
-        """Put the stream on a group's board as what is settled now, and learn what ended there.
+        """Post the stream on a group's board as the one to decide now, and learn what ended there.
 
-        Returns the board if another one is undecided.
+        Returns the board if another stream is undecided there.
         """
         key = f"board/{group.id}"
         own = _Board(self.key, self.me, int(self.stream.partial), self.numbers.get(group.id, -1))
@@ -396,10 +401,10 @@ class Settling:
         return ""
 
     def _theirs(self, group: Group, number: int, put: _Put) -> list[Launch]:
-        """Return what others launch on a group by the stream that is put down, their ``number``th
-        there.
+        """Return what others launch on the proposed stream's ``number``th group, ``group`` here.
 
-        Who put it down may be of another row of the mesh, whose sizes say nothing of this group's.
+        The proposing rank may be of another row of the mesh. Its sizes then do not hold for this
+        group and are left out.
         """
         launches = put.stream.on(number)
         if put.rank in group.ranks:
@@ -422,9 +427,7 @@ class Settling:
         return (yield from self._outcome(fate))
 
     def _outcome(self, fate: str) -> Steps[Outcome]:
-        """Return the outcome of a fate for this rank; whoever waits beside it for the same is
-        told.
-        """
+        """Return a decision's outcome for this rank; without a plan, release peers that wait."""
         if _is_agreed(fate, [self.me]):
             put = _Put.unpack((yield from read(f"put/{self.key}")))
             return Outcome(put.plan, "agreed")
@@ -457,9 +460,10 @@ class Settling:
 
 
 def _add(key: str, entry: str, ranks: Iterable[int]) -> Steps[str]:
-    """Write a fate, unless ``ranks`` have one. Returns what stands there then."""
+    """Append an entry to a decision unless ``ranks`` have one; return what the key then holds."""
     fate, wanted = "", set(ranks)
     while True:
+        # Another rank may have written in between: try again on its text, so that none is lost.
         found = yield Swap(f"fate/{key}", fate, f"{fate}{entry}\n")
         if found == f"{fate}{entry}\n" or _is_settled(found, wanted):
             return str(found)
@@ -478,14 +482,14 @@ def _parsed(text: str) -> Any:
 
 
 def _is_settled(fate: str, ranks: Iterable[int]) -> bool:
-    """Return whether a fate says something for these ranks: a plan that all of them agreed on,
-    or an end.
-    """
+    """Return whether a decision covers these ranks: a plan that all of them agreed on or an end."""
     return _is_agreed(fate, ranks) or any(entry[0] != "agreed" for entry in _entries(fate))
 
 
 def _is_agreed(fate: str, ranks: Iterable[int]) -> bool:
     wanted = set(ranks)
+    # An agreement holds only for the ranks that voted for it; ranks that no group connects to
+    # them agree apart, under the same key.
     return any(entry[0] == "agreed" and wanted <= set(entry[1]) for entry in _entries(fate))
 
 

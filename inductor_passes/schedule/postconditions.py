@@ -29,10 +29,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Before:
-    """A graph before it was scheduled.
+    """Hold what a graph was before it was scheduled.
 
-    ``calls``: what each node calls, and with what. ``behind``: what each must stay behind.
-    ``launches``: what ranks must agree on of each launch, and its payload.
+    ``calls``: what each node calls, and with what. ``behind``: the nodes that each must come after.
+    ``launches``: what ranks must agree on for each launch, and its payload.
     """
 
     calls: dict[fx.Node, tuple[Any, Any, Any]]

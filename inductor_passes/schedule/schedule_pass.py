@@ -30,10 +30,9 @@ from inductor_passes.simulate import Timeline, simulate
 
 
 class FollowPlan(GraphPass):
-    """Put the launches in the order of a plan, and merge those that it merges; the rest keeps its
-    place.
+    """Put launches in a plan's order and merge those that it merges; the rest keeps its place.
 
-    Where compute goes is left to the scheduler, which runs behind and keeps the order of launches.
+    The scheduler runs afterwards. It decides where compute goes and keeps the order of launches.
 
     Requires: launches that bear the numbers of the program's (``ranks/collective_trace.py``).
     Ensures:  what ``Schedule`` ensures.
@@ -191,15 +190,15 @@ class _Room:
 class ScheduleGraph(GraphPass):
     """Choose the order of compute, launches and waits, and which launches to merge, all at once.
 
-    The graph becomes a schedule problem; the solution is applied if the predicted step gets shorter
-    by at least 1 %, and the graph is left as it is if not. Whatever has effects or writes memory
-    keeps its place among what touches the same; where ranks may hold different graphs, launches
-    keep the program's order and none is merged.
+    The graph becomes a schedule problem. The pass applies the solution if the predicted step gets
+    shorter by at least 1 %, and otherwise leaves the graph as it is. A node that has effects or
+    writes memory keeps its place among the nodes that touch the same. Where ranks may hold
+    different graphs, launches keep the program's order and none is merged.
 
     Requires: a graph whose collectives have a cost.
-    Ensures:  every node calls what it did, behind everything it was behind for a reason; launches
-              and waits of a bucket are replaced by one launch of their payload; ``promises.py``
-              checks all of it.
+    Ensures:  every node calls what it did, and comes after every node that it had to come after;
+              launches and waits of a bucket are replaced by one launch of their payload;
+              ``postconditions.py`` checks all of it.
     Stats:    ``launches``, ``buckets``, ``merged`` (launches in buckets).
     """
 

@@ -1,5 +1,5 @@
-"""Private names of torch, and nothing else, by torch's subsystems, each behind a feature probe.
+"""Hold all uses of private names of torch, by subsystem, each with a feature probe.
 
-A docstring says in which versions a name was seen. What stands here knows how to look into torch,
-not when or why.
+A docstring says in which versions a name was seen. The code here knows how to look into torch, not
+when or why.
 """

@@ -49,11 +49,10 @@ def with_memory_of_its_own(value: torch.Tensor) -> torch.Tensor:
 
 
 def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> torch.Tensor | None:
-    """Return a fake tensor like ``value``, which lies in the memory of ``source``, ``behind``
-    elements behind its start.
+    """Return a fake tensor like ``value``, ``behind`` elements into the memory of ``source``.
 
-    None for what is no fake tensor. ``FakeTensor`` was seen in 2.11 to 2.15, ``no_dispatch`` in
-    2.11 to 2.14.
+    ``behind`` counts from the start of ``source``. None if either is no fake tensor. ``FakeTensor``
+    was seen in 2.11 to 2.15, ``no_dispatch`` in 2.11 to 2.14.
     """
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._mode_utils import no_dispatch
@@ -63,6 +62,7 @@ def with_memory_of(value: torch.Tensor, source: torch.Tensor, behind: int) -> to
     place = int(source.storage_offset()) + behind
     with no_dispatch():
         elem = torch.empty(0, dtype=value.dtype, device="meta")
+        # It is the same storage, so that torch sees that the two tensors alias.
         elem.set_(source.untyped_storage(), place, value.shape, value.stride())
         return FakeTensor(value.fake_mode, elem, value.device)
 

@@ -61,13 +61,13 @@ PLACES = (
 
 
 def take(taker: Taker) -> Callable[[], None]:
-    """Let ``taker`` compile what ``backend="inductor"`` is asked to, from now on; returns the way
-    back.
+    """Let ``taker`` compile for ``backend="inductor"`` from now on; return the function to undo it.
 
     The object that ``torch.compile`` makes for each such call keeps its class, which asks the taker
-    instead; so does the function behind the name, for ``torch._dynamo.optimize("inductor")``.
-    Ahead-of-time compiles stay torch's. Call it inside ``while_nothing_compiles()``.
-    ``_TorchCompileInductorWrapper`` and ``_COMPILER_FNS`` were seen in 2.11 to 2.15.
+    instead. So does the function registered by that name, for
+    ``torch._dynamo.optimize("inductor")``. Ahead-of-time compiles stay torch's. Call it inside
+    ``while_nothing_compiles()``. ``_TorchCompileInductorWrapper`` and ``_COMPILER_FNS`` were seen
+    in 2.11 to 2.15.
     """
     import torch
     from torch._dynamo.backends import inductor as _  # noqa: F401 - registers the name

@@ -40,12 +40,12 @@ def process_group(group_name: str) -> object:
 def symmetric_buffers(
     nbytes: int, group_name: str, device: torch.device
 ) -> tuple[list[torch.Tensor], int, object]:
-    """A zeroed uint8 buffer of every rank of the group, mapped here; this rank; and what keeps the
-    mapping.
+    """Return every rank's zeroed uint8 buffer, mapped here; this rank; and the mapping's owner.
 
-    A collective: every rank of the group calls it alike. It runs in a thread and on a stream of its
-    own: while Inductor warms up for a CUDA graph, what this thread allocates on its stream is the
-    graph's. Raises RuntimeError where peers cannot map each other's memory.
+    The mapping lives as long as the last value. This is a collective: every rank of the group calls
+    it in the same way. It runs in a thread and on a stream of its own: while Inductor warms up for
+    a CUDA graph, what this thread allocates on its stream is the graph's. Raises RuntimeError where
+    peers cannot map each other's memory.
     """
     with ThreadPoolExecutor(1, "symmetric-memory") as thread:
         return thread.submit(_allocate, nbytes, group_name, device).result()
@@ -225,9 +225,7 @@ def job_store() -> Store | None:
 
 
 def comes_last(store: Store, key: str, ranks: int) -> bool:
-    """Return whether this rank is the last of so many to come to ``key``, each of which asks
-    once.
-    """
+    """Return whether this rank is the last of ``ranks`` to come to ``key``; each asks once."""
     return store.add(key, 1) == ranks
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 
 def artifact_logger(module: str, artifact: str) -> logging.Logger:
-    """The logger that ``TORCH_LOGS=artifact`` sets; the module's own, where torch was not told in
-    time.
+    """Return the logger that ``TORCH_LOGS=artifact`` sets, or else the module's own.
 
-    ``getArtifactLogger`` was seen in 2.11 to 2.15.
+    It is the module's own where torch did not know the artifact in time. ``getArtifactLogger`` was
+    seen in 2.11 to 2.15.
     """
     from torch._logging import _internal
 
@@ -69,8 +69,7 @@ def frame_number() -> int | None:
 
 
 def compile_again() -> None:
-    """Let what is being compiled be compiled once more: the first result has told its strides
-    already.
+    """Allow a second compile of the graph in work, whose first result has recorded its strides.
 
     ``TracingContext.output_strides`` was seen in 2.11 to 2.15.
     """
@@ -120,11 +119,10 @@ def source_of(code: Any) -> str | None:
 
 
 def frame_in_work() -> tuple[bool, str]:
-    """Of the frame that Dynamo compiles: whether it is part of a function, and ``root_of`` its
-    code.
+    """Return whether the frame in work is only part of a function, and ``root_of`` its code.
 
-    A frame is a part if a graph break ends its graph, or if it resumes behind one. Asked again
-    later in the same compile, in its backward graph too, the answer is the same.
+    A frame is a part if a graph break ends its graph, or if it resumes after one. Later calls in
+    the same compile, in its backward graph too, return the same answer.
     ``compile_subgraph_reason``, ``root_tx`` and ``f_locals`` were seen in 2.11 to 2.15.
     """
     trace = trace_in_work()
@@ -147,11 +145,10 @@ def frame_in_work() -> tuple[bool, str]:
 
 
 def root_of(code: types.CodeType) -> str:
-    """A function that Dynamo compiles, as ``name (file:first-last)``: its lines, and its file
-    without folders.
+    """Return a function that Dynamo compiles, as ``name (file:first-last)``.
 
-    What goes on behind a graph break is of the function that was broken.
-    ``generated_code_metadata`` was seen in 2.11 to 2.15.
+    These are its lines, and its file without folders. A frame that resumes after a graph break
+    counts as the function that was broken. ``generated_code_metadata`` was seen in 2.11 to 2.15.
     """
     from torch._dynamo.resume_execution import ContinueExecutionCache
 
@@ -190,8 +187,9 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 def without_resuming(name: str) -> str:
-    """A function's name in the program, of one that Dynamo made to go on behind a graph break.
-    Seen in 2.11 to 2.15.
+    """Return a function's name in the program, given one that Dynamo made to resume a graph break.
+
+    Any other name is returned as it is. Seen in 2.11 to 2.15.
     """
     while found := _RESUMED.fullmatch(name):
         name = found[1]

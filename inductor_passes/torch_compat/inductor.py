@@ -1,8 +1,8 @@
-"""Inductor: its configuration, passes attached, orders pinned, graphs compiled.
+"""Reach Inductor: its configuration, passes attached, orders pinned, graphs compiled.
 
-Without them this file goes, and what calls it: passes then derive from
-``CustomInferenceAwareGraphPass`` and are told. Elsewhere ``call_pass`` (``inductor.py``) then no
-longer asks whether torch has that class.
+Torch 2.11 lacks ``CustomInferenceAwareGraphPass``. Once no such torch is supported, passes derive
+from that class and receive the phase as an argument. ``pass_base`` and ``is_inference`` then go,
+and ``call_pass`` no longer asks whether torch has the class.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def config_keys() -> frozenset[str]:
 def is_config_set(key: str) -> bool:
     """Return whether the dotted key has another value in this process than torch gives it.
 
-    Torch's own record of who set what is no help: a patch leaves behind that everything in it was
-    set. ``_config`` was seen in 2.11 to 2.15.
+    Torch's own record of who set what is no help: after a patch, it says that everything in the
+    patch was set. ``_config`` was seen in 2.11 to 2.15.
     """
     return bool(get_config(key) != inductor_config()._config[key].default)
 
@@ -84,7 +84,7 @@ def mode_options(mode: str | None) -> dict[str, Any]:
 
 
 def pass_base() -> type:
-    """The class to derive an Inductor graph pass from, told whether the graph is for inference.
+    """Return the base class of an Inductor graph pass, which receives whether it is inference.
 
     ``CustomInferenceAwareGraphPass`` was seen in 2.13 and 2.15; 2.11 has ``CustomGraphPass`` only.
     """
@@ -121,8 +121,9 @@ def reorder_for_locality(graph: fx.Graph) -> None:
 
 
 def sort_by_data(graph: fx.Graph) -> None:
-    """Put nodes behind what they read, where patterns have left them before it. Seen in 2.11 to
-    2.15.
+    """Move nodes after what they read, where patterns have left them before it.
+
+    Seen in 2.11 to 2.15.
     """
     from torch._inductor.pattern_matcher import stable_topological_sort
 

@@ -60,7 +60,8 @@ def content(mesh: DeviceMesh, *, of_rank: bool = True) -> str:
 
 
 def mesh_of(value: object) -> DeviceMesh | None:
-    """Return a mesh, or the one that stands behind an input of a graph.
+    """Return a mesh, or the mesh that an input of a graph wraps; None for anything else.
+
     ``FakeScriptObject.real_obj`` was seen in 2.12 to 2.14.
     """
     inner = getattr(value, "real_obj", value)

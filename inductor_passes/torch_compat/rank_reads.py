@@ -60,8 +60,9 @@ def _here() -> list[RankReads]:
 
 @contextlib.contextmanager
 def as_a_key() -> Iterator[None]:
-    """What is read in the block only tells entries of a cache apart, or makes no difference to
-    what is traced.
+    """Permit reads of the rank in the block: they do not change what is traced.
+
+    They only distinguish entries of a cache, or make no difference.
     """
     token = _permitted.set(True)
     try:
@@ -105,10 +106,10 @@ def is_known(function: Any) -> bool:
 
 @contextlib.contextmanager
 def noticed() -> Iterator[RankReads]:
-    """Notice in the block who asks on this thread for the rank: of the job, of a group, of a mesh.
+    """Notice in the block each read of the rank on this thread: of the job, a group or a mesh.
 
-    That a mesh is asked whether this rank is in it counts only where its place is looked at; nor
-    does the shape of a shard that all ranks have alike. AOTAutograd traces on one thread.
+    The query whether this rank is in a mesh counts only where its place is looked at. The shape of
+    a shard does not count if it is the same on all ranks. AOTAutograd traces on one thread.
     ``DeviceMesh._sym_get_coordinate`` was seen in 2.12 to 2.14,
     ``_compute_local_shape_and_global_offset`` in 2.13.
     """

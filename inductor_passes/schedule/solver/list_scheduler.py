@@ -89,10 +89,10 @@ PORTFOLIO = (
 
 
 class Channels:
-    """One channel per group. ``free[c]``: when it is free (us).
+    """Hold one channel per group. ``free[c]``: when channel c is free (us).
 
     Launches that have waited for something (bound) and those that could go at any time (loose)
-    queue apart. Those that have been launched from elsewhere (``done``) stay behind and are
+    queue apart. Launches that were started from elsewhere (``done``) stay in the queue and are
     skipped.
     """
 
@@ -341,8 +341,9 @@ class RiseAhead:
         self.peak = memory.peak
 
     def within(self, horizon_us: float) -> list[int]:
-        """Per task, the rise over the tasks that start within ``horizon_us`` of compute; 0
-        behind the last.
+        """Return, per task, the rise over the tasks that start within ``horizon_us`` of compute.
+
+        The entry after the last task is 0.
         """
         highest: deque[int] = deque()  # tasks of the horizon, later ones higher
         rises = [0] * (self._tasks.count + 1)
@@ -509,7 +510,7 @@ class Arrivals:
         heappush(self._coming, (at, number))
 
     def complete(self, t: int, at: float) -> None:
-        """Task t ends at some time (us): it keeps those behind it no longer than that."""
+        """Record that task t ends at some time (us); its successors wait for it until then."""
         missing, ready_at = self._missing, self._ready_at
         for s in self._tasks.succs[t]:
             missing[s] -= 1
@@ -699,7 +700,7 @@ class _ListScheduler:
         return bound if takes_bound else loose if takes_loose else None
 
     def _gather(self, queue: list[Entry], c: int) -> Bucket:
-        """The first launch of a queue, with those behind it that are worth merging."""
+        """Return the first launch of a queue, with later ones that are worth merging."""
         first = heappop(queue)[1]
         bucket = self.merger.alone(first)
         key = self.merger.key[first]

@@ -1,24 +1,24 @@
 """Bound the makespan of every schedule of a problem from below, whatever its order and buckets.
 
-One machine at a time: the compute stream, and each group's link. Every job on it has a head (the
-longest path of work that must come before), a body and a tail (what must come after). Run with
-preemption by longest tail, the jobs end no later than in any schedule (J. R. Jackson, "Scheduling a
-production line to minimize maximum tardiness", 1955; J. Carlier, "The one-machine sequencing
-problem", European Journal of Operational Research 11, 1982). The longest path through the whole
-graph bounds too.
+The bound looks at one machine at a time: the compute stream, and each group's link. Every job on it
+has a head (the longest path of work that must come before), a body and a tail (what must come
+after). Run with preemption by longest tail, the jobs end no later than in any schedule (J. R.
+Jackson, "Scheduling a production line to minimize maximum tardiness", 1955; J. Carlier, "The
+one-machine sequencing problem", European Journal of Operational Research 11, 1982). The longest
+path through the whole graph bounds too.
 
-On a path a launch counts its time alone: in a bucket it can only end later. As work on its channel
-it counts the least that its bytes can cost in any bucket.
+On a path, a launch counts its time alone, because in a bucket it can only end later. On its
+channel, it counts the least that its bytes can cost in any bucket.
 
 All compute runs on one stream, and all bytes of a group on one channel, at the best rate that its
-link ever reaches. A cut adds kernels, reads weights again and starts more launches; it takes none
+link ever reaches. A split adds kernels, reads weights again and starts more launches; it takes none
 of this away.
 
 A task can start only after everything before it. Any set of tasks before it that share one machine
-takes at least its one-machine bound, with each task's way to the one in question as its tail.
-Taking the nearest tasks before it, on each machine, raises its head above the longest path wherever
-two products feed one collective; the same backwards gives tails. The certificate is
-``Certificate``: the heads and tails, each of which can be checked from its neighbours' alone.
+takes at least its one-machine bound, with each task's way to the one in question as its tail. On
+each machine, the bound takes the nearest tasks before it. This raises its head above the longest
+path wherever two products feed one collective. The same backwards gives tails. The certificate is
+``Certificate``: the heads and tails. Each can be checked from its neighbours' alone.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def one_machine_bound(jobs: list[Job]) -> float:
 
 
 def _bound_of_two(first: Job, second: Job) -> float:
-    """The same of two jobs of which ``first`` is the earlier: it goes on, or the second one
-    interrupts it.
+    """Return the same for two jobs: the earlier goes on, or the second one interrupts it.
+
+    ``first`` is the earlier.
     """
     (start, body, tail), (head, other, other_tail) = first, second
     left = body - (head - start)

@@ -74,15 +74,15 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``nodes`` in program order, so that each stands behind its dependencies.
+    """Hold a schedule problem: ``nodes`` in program order, each after its dependencies.
 
-    ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear, the
-        first point being the floor. An operation without a table of its own takes the first of its
+    ``links``: group -> operation -> points (payload in MiB, microseconds), piecewise linear. The
+        first point is the latency. An operation without a table of its own takes the first of its
         group's, by name.
     ``copy_bytes_per_us``: rate of packing and unpacking buckets, over bytes read plus bytes
         written.
-    ``group_size``: ranks of each group. ``compute_stretch``: how many times as long compute takes
-        beside a collective; at least 1.
+    ``group_size``: ranks of each group.
+    ``compute_stretch``: slowdown factor of compute beside a collective; at least 1.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""Find equal layers, and make a problem with a few of them that a solver tries in a fraction of the
-time.
+"""Find equal layers, and make a problem with a few of them that a solver tries much faster.
 
-Whoever folds a program numbers its nodes, equal where they are alike, and leaves out what repeats:
-``split/price.py`` does so with a graph, ``folded.py`` with a schedule problem.
+Code that folds a program numbers its nodes, with equal numbers for equal nodes, and leaves out what
+repeats. ``split/price.py`` does so with a graph, and ``folded`` here with a schedule problem.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ ALIKE = 2  # stretches whose counts of layers differ by no more lose equally man
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """``layers`` periods of ``period`` nodes each, from place ``start`` on; ``gone`` of them,
-    behind the ``first``, are left out.
+    """Describe ``layers`` periods of ``period`` nodes each, from place ``start`` on.
+
+    ``gone`` of the layers, after the ``first`` ones, are left out.
     """
 
     start: int
@@ -33,7 +33,7 @@ class Stretch:
 
     @property
     def end(self) -> int:
-        """The place behind its last node."""
+        """Return the place after its last node."""
         return self.start + self.period * self.layers
 
     @property
@@ -43,11 +43,10 @@ class Stretch:
         return range(start, start + self.gone * self.period)
 
     def stand_in(self, place: int, before: int) -> int:
-        """The place of a node that is kept, looks like the one at ``place``, and stands above place
-        ``before``.
+        """Return the place of a kept node that looks like that at ``place``, above ``before``.
 
-        It is the one that the reader would have if the first layer behind the gap were the next
-        after the last before it.
+        It is the node that the reader would have if the first layer after the gap came directly
+        after the last layer before it.
         """
         step = self.gone * self.period
         middle = self.start + (self.first * self.period + step // 2)

@@ -155,8 +155,9 @@ class Search:
                 self._better(found, how, worth_us=self._worth_us())
 
     def follow(self, ways: Iterable[Found]) -> None:
-        """Fill ``found`` by what led to the best drafts of a problem that is alike; as ``run``
-        does if none of them fits.
+        """Fill ``found`` by the ways to the best candidate schedules of a similar problem.
+
+        Do as ``run`` does if no result fits the memory budget.
         """
         left = WAYS
         for way in ways:
@@ -209,7 +210,7 @@ class Search:
         return latest
 
     def best(self, count: int) -> list[Found]:
-        """The shortest drafts within the cap; behind them, the leanest of the others."""
+        """Return the shortest candidates in the memory budget; after them, the leanest others."""
 
         def rank(found: Found) -> tuple[int, float]:
             over = max(0, found.draft.peak_bytes - self.cap_bytes)

@@ -22,9 +22,9 @@ from inductor_passes.schedule.solver.tasks import Tasks
 
 
 def hoist_and_sink(problem: Problem) -> Schedule:
-    """Compute in program order; launches right behind their inputs, waits right before their users.
+    """Keep compute in program order; put launches right after inputs, and waits right before users.
 
-    No launch passes a collective of its group that blocks compute: that would wait for it.
+    No launch passes a collective of its group that blocks compute, because that would wait for it.
     """
     nodes = problem.nodes
     count = len(nodes)

@@ -103,21 +103,22 @@ def _follow(into: dict[int, int], g: int) -> int:
 
 
 class Tasks:
-    """The tasks of a problem, as parallel lists indexed by task number.
+    """Hold the tasks of a problem, as parallel lists indexed by task number.
 
     Tasks are numbered in an order they can run in, which follows the program.
-    ``at_start``: nodes that stand in front of all tasks. ``before[t]``: node ids that run on the
-        compute stream in task t, in order; for a launch, ahead of it. ``launch[t]``: node id of its
-        launch, or -1.
-    ``behind[t]``: of a launch, its waits and views of them. ``us[t]``: compute time.
-    ``link_us[t]``: time of the launch alone. ``blocks[t]``: the group whose channel its compute
-        holds, or "".
+    ``at_start``: nodes that stand in front of all tasks.
+    ``before[t]``: node ids that run on the compute stream in task t, in order. If the task has a
+        launch, they run ahead of it.
+    ``launch[t]``: node id of its launch, or -1.
+    ``behind[t]``: the waits of a launch, and views of them.
+    ``us[t]``: compute time. ``link_us[t]``: time of the launch alone.
+    ``blocks[t]``: the group whose channel its compute holds, or "".
     ``preds[t]``, ``succs[t]``: tasks.
-    ``alloc[t]``: bytes that outlive the task. ``transient[t]``: most bytes above what was live
-        before.
-    ``uses[t]``: values it makes or reads; ``kept[t]``: of a launch, those of them that its wait
-        names and that so live until then, and ``kept_inside[t]``, bytes of such values that no
-        other task holds.
+    ``alloc[t]``: bytes that outlive the task.
+    ``transient[t]``: most bytes above what was live before.
+    ``uses[t]``: values it makes or reads.
+    ``kept[t]``: of a launch, those values that its wait names and that therefore live until then.
+    ``kept_inside[t]``: bytes of such values that no other task holds.
     ``value_bytes[v]``, ``value_users[v]``: bytes of value v, and how many tasks hold it.
     """
 
@@ -249,7 +250,7 @@ class Tasks:
 
 
 def _split(problem: Problem, members: list[int]) -> tuple[list[int], int, list[int]]:
-    """The members of a task that run before its launch, the launch, and those behind its wait."""
+    """Return a task's members that run before its launch, the launch, and those after it."""
     launch = next((i for i in members if problem.nodes[i].kind == "launch"), -1)
     if launch < 0:
         return members, -1, []
